@@ -11,8 +11,8 @@ from benchmarks.seal import SCHEMA, rows
 from benchmarks.timing import alternate, show
 from dagster_adjunct import Lake, open_lake
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
-from dagster_adjunct.resources.bucketing.bucket_files import Generation
+from dagster_adjunct.assets.versions.version import SealedVersion, layout_of
+from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def compare(rounds: int, old: VersionReader, new: VersionReader) -> None:
     import pyarrow.parquet as pq
 
     from dagster_adjunct.assets.exchange.handover import parquet_files
-    from dagster_adjunct.assets.reading.diff_versions import diff_versions
+    from dagster_adjunct.assets.reading.diff import diff_versions
 
     def read(_: int) -> None:
         for view in (old, new):

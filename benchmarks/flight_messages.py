@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.operation import (
+    Changes,
     Conditions,
     Mark,
     Operation,

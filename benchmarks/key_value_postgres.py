@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.key_value_sides import Compared, Entries, Store
-from dagster_adjunct.resources.key_value_backends import PostgresSegments
+from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
 
 if TYPE_CHECKING:
     import psycopg

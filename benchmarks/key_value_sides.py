@@ -17,7 +17,7 @@ from dagster_adjunct.key_value import (
     KeyValueTableConfiguration,
     KeyVersion,
 )
-from dagster_adjunct.resources.key_value.table_segment import SegmentBackend, TableId
+from dagster_adjunct.resources.key_value.segment import SegmentBackend, TableId
 
 FAMILY = "benchmark"
 IN_A_LOOP = "in a loop"

@@ -21,15 +21,22 @@ from threading import Barrier
 from unittest.mock import patch
 
 from benchmarks.timing import alternate, show
-from dagster_adjunct.resources.key_value.addressing import KeyRange, family_prefix, table_key
-from dagster_adjunct.resources.key_value.key_version import new_token, version_of
-from dagster_adjunct.resources.key_value.table_segment import ABSENT, ANYTHING, SegmentChange, TableId
-from dagster_adjunct.resources.key_value_backends import ObjectSegments
-from dagster_adjunct.resources.key_value_backends.object_runs.run_blocks import read_block
-from dagster_adjunct.resources.key_value_backends.object_runs.run_format import read_footer
-from dagster_adjunct.resources.key_value_backends.object_runs.segment_pointer import read_pointer
-from dagster_adjunct.resources.objects import ObjectStore
+from dagster_adjunct.resources.key_value.segment import (
+    ABSENT,
+    ANYTHING,
+    KeyRange,
+    SegmentChange,
+    TableId,
+    family_prefix,
+    new_token,
+    table_key,
+    version_of,
+)
+from dagster_adjunct.resources.key_value_backends.objects.pointer import read_pointer
+from dagster_adjunct.resources.key_value_backends.objects.runs import read_block, read_footer
+from dagster_adjunct.resources.key_value_backends.objects.segment import ObjectSegments
 from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.store import ObjectStore
 from tests.servers.s3 import serve_versitygw, versitygw_binary
 
 WRITERS, OUTSTANDING, SECONDS = 8, 8, 8.0

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.seal import SCHEMA, rows
 from dagster_adjunct import Lake, open_dataset, open_lake
-from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef, layout_of
-from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
-from dagster_adjunct.resources.bucketing.bucket_files import Generation
+from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.version import DatasetDeclaration, SealedVersion, VersionRef, layout_of
+from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.objects.lake import lake_in
 from tests.faulty_store import FaultyStore

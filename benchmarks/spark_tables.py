@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.timing import Measured, alternate, show
-from dagster_adjunct.resources.backends import PostgresTable
-from dagster_adjunct.resources.tables.partial_update import UpdateContract
-from dagster_adjunct.resources.tables.record_marks import Marking
-from dagster_adjunct.resources.tables.remote_table import RemoteTable
-from dagster_adjunct.resources.tables.spark_write import TableWrite, write_table
+from dagster_adjunct.resources.backends.postgres import PostgresTable
+from dagster_adjunct.resources.tables.arrow import Marking
+from dagster_adjunct.resources.tables.operation import UpdateContract
+from dagster_adjunct.resources.tables.spark import TableWrite, write_table
+from dagster_adjunct.resources.tables.table import RemoteTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,17 +12,16 @@ from typing import Any, cast
 
 from benchmarks.timing import Measured
 from dagster_adjunct import Application, LakeStreams, Schema, open_lake
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.positions.input_positions import input_positions
-from dagster_adjunct.orchestration.startpoints.positions.stream_snapshots import look_at_streams
-from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
-from dagster_adjunct.orchestration.startpoints.start_of_run import start_of_run
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.planner.catalog import plan_application
+from dagster_adjunct.orchestration.startpoints.coordinator import start_of_run
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+from dagster_adjunct.orchestration.startpoints.positions import input_positions, look_at_streams
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.store import startpoints_of
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.streams.interface.startpoint import StartpointTimestamp
-from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+from dagster_adjunct.resources.streams.startpoint import StartpointTimestamp
+from dagster_adjunct.resources.streams.system import StreamSystem
 from tests.faulty_store import FaultyStore
 from tests.orchestration.offsets.fake_streams import FakeStreams
 

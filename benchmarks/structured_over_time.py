@@ -21,7 +21,7 @@ def main(what: str, folder: Path) -> None:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import functions as F
 
-    from dagster_adjunct.resources.spark.quick_jvm import is_quick
+    from dagster_adjunct.resources.spark.tuning import is_quick
 
     spark = (
         SparkSession.builder.master("local[2]")

@@ -24,12 +24,11 @@ from dagster_adjunct import (
     unbounded_dataset,
 )
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.writing.runtime import Runtime
+from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.changes import DeltaCompaction
-from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
-from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
-from dagster_adjunct.orchestration.step.context.step_context import StepContext
+from dagster_adjunct.orchestration.planner.catalog import plan_application
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

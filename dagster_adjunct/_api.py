@@ -6,40 +6,27 @@ import importlib
 
 from dagster_adjunct import _MODULES, _MODULES_FOR_DAGSTER
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
-from dagster_adjunct.assets.advancing.dataset_manager import AdjunctDatasetManager
-from dagster_adjunct.assets.bounded.advance_versions import advance_version_set
-from dagster_adjunct.assets.declaration.dataset import (
-    AdjunctDataset,
-    bounded_dataset,
-    unbounded_dataset,
-    version_set,
-)
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy, VersionPartitions
-from dagster_adjunct.assets.reading.dataset_names import list_datasets
-from dagster_adjunct.assets.reading.open_dataset import current_versions, open_dataset
-from dagster_adjunct.assets.versions.advance_report import AdvanceReport, StageEvent
-from dagster_adjunct.assets.versions.sealed_version import VersionRef
+from dagster_adjunct.assets.advancing.advance_dataset import AdjunctDatasetManager, advance_dataset
+from dagster_adjunct.assets.bounded.advance import advance_version_set
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset, version_set
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy, VersionPartitions
+from dagster_adjunct.assets.reading.dataset import current_versions, open_dataset
+from dagster_adjunct.assets.reading.stored_versions import list_datasets
+from dagster_adjunct.assets.versions.reports import AdvanceReport, StageEvent
+from dagster_adjunct.assets.versions.version import VersionRef
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.message_stream import MessageStream
-from dagster_adjunct.orchestration.application.update_expressions import update_message
-from dagster_adjunct.orchestration.batchlog.batch_log import (
-    ApplicationState,
-    application_state,
-    served_versions,
-)
-from dagster_adjunct.orchestration.operators.spec.sink_context import SinkContext
-from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent, StepReport
-from dagster_adjunct.orchestration.step.run_application import RunReport, run_application
-from dagster_adjunct.orchestration.step.session_scope import session_scope
-from dagster_adjunct.resources.objects import Lake, LakeSettings
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.orchestration.application.message_stream import MessageStream, update_message
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, application_state, served_versions
+from dagster_adjunct.orchestration.operators.batch_context import SinkContext
+from dagster_adjunct.orchestration.planner.catalog import plan_application, systems_for
+from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
+from dagster_adjunct.orchestration.step.run import RunReport, run_application, session_scope
+from dagster_adjunct.resources.objects.lake import Lake, LakeSettings, open_lake
 from dagster_adjunct.resources.schemas.schema import Field, Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.tables import UpdateContract
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.tables.operation import UpdateContract
 
 __all__ = [
     "IN_PROCESS",

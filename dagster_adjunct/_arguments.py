@@ -119,7 +119,7 @@ def _guard_model(cls: type[Any]) -> None:
     """Say what pydantic finds wrong with a setting as an error of ours; values are its to check."""
     from pydantic import ValidationError
 
-    from dagster_adjunct.resources.stored_documents import problems
+    from dagster_adjunct.resources.common import problems
 
     made = cls.__init__
 

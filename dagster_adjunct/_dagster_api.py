@@ -6,9 +6,9 @@ import importlib
 
 from dagster_adjunct import _MODULES_FOR_DAGSTER
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.orchestration.code_location.build_definitions import build_definitions
-from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
-from dagster_adjunct.resources.spark.resource import SparkResource
+from dagster_adjunct.orchestration.code_location.definitions import build_definitions
+from dagster_adjunct.orchestration.code_location.resources import LakeResource
+from dagster_adjunct.resources.spark.session import SparkResource
 
 __all__ = ["LakeResource", "SparkResource", "build_definitions"]
 

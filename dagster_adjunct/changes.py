@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.assets.declaration.changes.change_formats import (
+from dagster_adjunct.assets.declaration.change_formats import (
     ArrowChangeFormat,
     ChangeFormat,
     DebeziumUnwrapped,
     OperationColumn,
     Upserts,
 )
-from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.declaration.changes.maxwell import MaxwellEnvelope
 from dagster_adjunct.assets.declaration.dataset import BY_OFFSET
-from dagster_adjunct.assets.declaration.extractors.extractor import (
-    KeyValueExtractor,
-    Projection,
-    PythonExtractor,
-)
-from dagster_adjunct.assets.declaration.following_changes import DeadLetters, DeltaCompaction
+from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.extractors import KeyValueExtractor, Projection, PythonExtractor
+from dagster_adjunct.assets.declaration.maxwell import MaxwellEnvelope
+from dagster_adjunct.assets.declaration.policies import DeadLetters, DeltaCompaction
 
 __all__ = [
     "BY_OFFSET",

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.orchestration.code_location.dagster_home import prepare_dagster_home
-from dagster_adjunct.orchestration.code_location.nodes.asset_subject import AssetSubject
-from dagster_adjunct.orchestration.code_location.nodes.translator import AdjunctTranslator
-from dagster_adjunct.orchestration.code_location.sensing.launch_when import LaunchWhen
-from dagster_adjunct.orchestration.code_location.shared.key_value_rows_resource import KeyValueRowsResource
-from dagster_adjunct.orchestration.code_location.shared.key_value_table_resource import KeyValueTableResource
-from dagster_adjunct.resources.backends.table_resources import (
+from dagster_adjunct.orchestration.code_location.definitions import prepare_dagster_home
+from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator, AssetSubject
+from dagster_adjunct.orchestration.code_location.resources import KeyValueRowsResource, KeyValueTableResource
+from dagster_adjunct.orchestration.code_location.sensors import LaunchWhen
+from dagster_adjunct.resources.backends.resources import (
     DynamoDbTableResource,
     HttpTableResource,
     PostgresTableResource,

@@ -1,5 +1,5 @@
 """All errors that Adjunct raises on purpose. `dagster_adjunct.resources.errors` draws them as one tree, and
-`dagster_adjunct.resources.key_value_errors` those of key-value tables."""
+`dagster_adjunct.resources.errors` those of key-value tables."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ from dagster_adjunct.resources.errors import (
     AdjunctError,
     ApplicationBusyError,
     BadChangeError,
+    BatchTooLargeError,
     CommitConflictError,
     CommitStateUnknownError,
     ConditionalWritesUnsupportedError,
+    ConditionsNotMetError,
     ConfigurationError,
     DatasetError,
     DatasetNotFoundError,
     InvalidNameError,
+    IteratorStateError,
+    KeyTooLongError,
+    KeyValueTableError,
+    KeyValueTableExistsError,
+    KeyValueTableNotFoundError,
+    KeyValueTableSealedError,
     LakeNotFoundError,
     LeaseLostError,
     MalformedDocumentError,
@@ -25,6 +33,7 @@ from dagster_adjunct.resources.errors import (
     ObjectNotFoundError,
     OffsetOutOfRangeError,
     OperatorFailedError,
+    OutcomeUnknownError,
     PartitionCountMismatchError,
     PermanentError,
     PlanningError,
@@ -33,6 +42,9 @@ from dagster_adjunct.resources.errors import (
     RecordNotFoundError,
     RunLeaseLostError,
     SchemaMismatchError,
+    ScopeNotEmptyError,
+    ScopeNotFoundError,
+    SerializationError,
     SourceChangedError,
     StaleDatasetError,
     StillReadError,
@@ -46,22 +58,8 @@ from dagster_adjunct.resources.errors import (
     TableUnavailableError,
     TransientError,
     ValidatorError,
-    VersionDiscardedError,
-)
-from dagster_adjunct.resources.key_value_errors import (
-    BatchTooLargeError,
-    ConditionsNotMetError,
-    IteratorStateError,
-    KeyTooLongError,
-    KeyValueTableError,
-    KeyValueTableExistsError,
-    KeyValueTableNotFoundError,
-    KeyValueTableSealedError,
-    OutcomeUnknownError,
-    ScopeNotEmptyError,
-    ScopeNotFoundError,
-    SerializationError,
     ValueTooLongError,
+    VersionDiscardedError,
 )
 
 __all__ = [

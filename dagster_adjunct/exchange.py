@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
+from dagster_adjunct.assets.exchange.handover import (
+    StreamView,
+    duckdb_view,
+    parquet_files,
+    polars_frame,
+    pyarrow_dataset,
+    stream_view,
+)
 from dagster_adjunct.assets.exchange.iceberg import (
     IcebergSnapshot,
     IcebergTable,
@@ -11,7 +18,6 @@ from dagster_adjunct.assets.exchange.iceberg import (
     register_in_iceberg,
     release_from_iceberg,
 )
-from dagster_adjunct.assets.exchange.stream_view import StreamView, stream_view
 
 __all__ = [
     "IcebergSnapshot",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.resources.streams.kafka import KafkaSettings, KafkaTopic, kafka_system
-from dagster_adjunct.resources.streams.kafka.avro_format import Avro
-from dagster_adjunct.resources.streams.kafka.json_format import Json
-from dagster_adjunct.resources.streams.kafka.protobuf_format import Protobuf
-from dagster_adjunct.resources.streams.kafka.raw_format import KeyText, Raw, Text
+from dagster_adjunct.resources.streams.kafka.avro import Avro
+from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText, Raw, Text
+from dagster_adjunct.resources.streams.kafka.protobuf import Protobuf
 from dagster_adjunct.resources.streams.kafka.schema_registry import SchemaRegistry
+from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaTopic, kafka_system
 
 __all__ = [
     "Avro",

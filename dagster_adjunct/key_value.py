@@ -3,40 +3,36 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.resources.key_value.avro_serializer import AvroSerializer
-from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
-from dagster_adjunct.resources.key_value.changes_of_keys import (
+from dagster_adjunct.resources.errors import FailedCondition
+from dagster_adjunct.resources.key_value.entries import (
     Insert,
     MustBeAbsent,
     MustHaveVersion,
     Put,
     Remove,
     Replace,
+    TableEntry,
+    TableKey,
 )
-from dagster_adjunct.resources.key_value.iterator_state import IteratorState
-from dagster_adjunct.resources.key_value.json_serializers import JsonSerializer, ModelSerializer
-from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
-from dagster_adjunct.resources.key_value.key_version import KeyVersion
-from dagster_adjunct.resources.key_value.listed_tables import SegmentInfo, TableInfo
+from dagster_adjunct.resources.key_value.iterators import IteratorPage, IteratorState
+from dagster_adjunct.resources.key_value.manager import KeyValueTableManager, SegmentInfo, TableInfo
+from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration, KeyVersion
 from dagster_adjunct.resources.key_value.serializers import (
+    AvroSerializer,
     BytesSerializer,
     FunctionSerializer,
     IntegerSerializer,
+    JsonSerializer,
+    ModelSerializer,
     Serializer,
     TextSerializer,
 )
-from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
-from dagster_adjunct.resources.key_value.table_entries import TableEntry, TableKey
-from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
-from dagster_adjunct.resources.key_value.table_pages import IteratorPage
-from dagster_adjunct.resources.key_value_backends import (
-    DynamoDbSegments,
-    ObjectSegments,
-    PostgresSegments,
-    SqliteSegments,
-)
-from dagster_adjunct.resources.key_value_errors import FailedCondition
-from dagster_adjunct.resources.key_value_frames import FrameWritten, read_key_value_table, write_key_value_table
+from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable, KeyValueTable
+from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
+from dagster_adjunct.resources.key_value_backends.objects.segment import ObjectSegments
+from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
+from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
+from dagster_adjunct.resources.key_value_frames.frames import FrameWritten, read_key_value_table, write_key_value_table
 
 __all__ = [
     "AvroSerializer",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.orchestration.planner.plans.execution_plan import ExecutionPlan
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 
 __all__ = [
     "ExecutionPlan",

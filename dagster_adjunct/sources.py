@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.assets.declaration.initial_load import (
+from dagster_adjunct.assets.declaration.snapshots import (
     InitialLoad,
     ParquetSnapshot,
+    PostgresSnapshot,
     QuerySnapshot,
     Snapshot,
 )
-from dagster_adjunct.assets.declaration.inputs_besides_streams import Computation, FileSource, QuerySource
-from dagster_adjunct.assets.declaration.postgres_snapshot import PostgresSnapshot
+from dagster_adjunct.assets.declaration.sources import Computation, FileSource, QuerySource
 
 __all__ = [
     "Computation",

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.orchestration.operators.event_times.event_time import ARRIVAL
-from dagster_adjunct.resources.streams.interface.checksum import records_checksum
-from dagster_adjunct.resources.streams.interface.registered_systems import register_system
-from dagster_adjunct.resources.streams.interface.source_ranges import SourceRange, Sources
-from dagster_adjunct.resources.streams.interface.stream_system import (
+from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
+from dagster_adjunct.resources.streams.checksum import records_checksum
+from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy, Retention
+from dagster_adjunct.resources.streams.lake.readers import NewRecords, ReaderInfo, forget_reader, list_readers, read_new
+from dagster_adjunct.resources.streams.registry import open_system
+from dagster_adjunct.resources.streams.system import (
     RECORD_META,
     AppendResult,
     Marker,
     NewStreams,
     OffsetRange,
+    SourceRange,
+    Sources,
     StreamInfo,
     StreamSystem,
+    register_system,
 )
-from dagster_adjunct.resources.streams.lake.named_readers import (
-    NewRecords,
-    ReaderInfo,
-    forget_reader,
-    list_readers,
-    read_new,
-)
-from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
-from dagster_adjunct.resources.streams.registry import open_system
 
 __all__ = [
     "ARRIVAL",

@@ -3,60 +3,44 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.assets.reading.dataset_table import DatasetTable
-from dagster_adjunct.resources.backends import (
-    DynamoDbTable,
-    HttpExtra,
-    HttpTable,
-    PostgresTable,
-    RedisTable,
-    SqliteTable,
-    register_backend,
-)
-from dagster_adjunct.resources.key_value_rows import KeyValueRows
-from dagster_adjunct.resources.tables import (
-    Backoff,
-    Batch,
-    BatchProvider,
-    BlockingTable,
-    Cache,
-    MemoryTable,
-    MetricsHook,
-    PrometheusTables,
-    RateLimit,
-    RemoteTable,
-    RetryPolicy,
-    TableMetrics,
+from dagster_adjunct.assets.reading.dataset import DatasetTable
+from dagster_adjunct.resources.backends.columns import register_backend
+from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
+from dagster_adjunct.resources.backends.http import HttpExtra, HttpTable
+from dagster_adjunct.resources.backends.postgres import PostgresTable
+from dagster_adjunct.resources.backends.redis import RedisTable
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
+from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
+from dagster_adjunct.resources.tables.arrow import ArrowEntries
+from dagster_adjunct.resources.tables.batching import Batch, BatchHandler, BatchLayer, BatchProcessor, BatchProvider
+from dagster_adjunct.resources.tables.cache import Cache, CacheLayer
+from dagster_adjunct.resources.tables.functions import (
+    FunctionLayer,
+    LayerAsFunction,
+    StoreFunction,
     TableReadFunction,
     TableWriteFunction,
-    UpdateMessage,
-    per_byte,
-    per_capacity_unit,
-    report_tables_to,
 )
-from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
-from dagster_adjunct.resources.tables.attempt_layer import AttemptLayer
-from dagster_adjunct.resources.tables.batch_handler import BatchHandler
-from dagster_adjunct.resources.tables.batch_layer import BatchLayer
-from dagster_adjunct.resources.tables.batch_processor import BatchProcessor
-from dagster_adjunct.resources.tables.cache_layer import CacheLayer
-from dagster_adjunct.resources.tables.column_changes import Changes
-from dagster_adjunct.resources.tables.function_layer import FunctionLayer
-from dagster_adjunct.resources.tables.layer import Capabilities, Layer
-from dagster_adjunct.resources.tables.layer_as_function import LayerAsFunction
+from dagster_adjunct.resources.tables.layers import Capabilities, Layer
+from dagster_adjunct.resources.tables.memory import MemoryTable
+from dagster_adjunct.resources.tables.metrics import MetricsHook, PrometheusTables, TableMetrics, report_tables_to
 from dagster_adjunct.resources.tables.operation import (
+    Changes,
     Conditions,
     Mark,
     Operation,
     OperationKind,
+    Outcomes,
+    Problem,
     RowEntries,
+    State,
+    UpdateMessage,
     position_of,
 )
-from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
-from dagster_adjunct.resources.tables.rate_layer import RateLayer
-from dagster_adjunct.resources.tables.retry_layer import RetryLayer
-from dagster_adjunct.resources.tables.table_functions import StoreFunction
-from dagster_adjunct.resources.tables.update_contract_layer import UpdateContractLayer
+from dagster_adjunct.resources.tables.rate import RateLayer, RateLimit, per_byte, per_capacity_unit
+from dagster_adjunct.resources.tables.retry import AttemptLayer, Backoff, RetryLayer, RetryPolicy
+from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
+from dagster_adjunct.resources.tables.update_contract import UpdateContractLayer
 
 __all__ = [
     "ArrowEntries",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.orchestration.testing.assert_plannable import assert_plannable
-from dagster_adjunct.orchestration.testing.given_streams import TestStream
-from dagster_adjunct.orchestration.testing.tested_application import TestApplication, TestResult
+from dagster_adjunct.orchestration.testing.application import TestApplication, TestResult, assert_plannable
+from dagster_adjunct.orchestration.testing.fakes import TestStream
 
 __all__ = [
     "TestApplication",

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.assets.bounded.advance_versions import abandon_version
-from dagster_adjunct.assets.rebucketing.rebucket_report import RebucketReport
+from dagster_adjunct.assets.bounded.advance import abandon_version
+from dagster_adjunct.assets.rebucketing.rebucketing import RebucketReport
 from dagster_adjunct.assets.retention.discard import DiscardReport
-from dagster_adjunct.assets.retention.erasing.erasure import ErasureReport, find_keys, forget
-from dagster_adjunct.assets.retention.erasing.key_search import KeySearch
-from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
-from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
-from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
-from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
-from dagster_adjunct.assets.unbounded.rewind_plan import RewindPlan, plan_rewind
-from dagster_adjunct.orchestration.upkeep.delete_unread import DeletionReport, delete_dataset, delete_stream
-from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard, discard_all
-from dagster_adjunct.orchestration.upkeep.renaming import RenameReport, rename_application
-from dagster_adjunct.orchestration.upkeep.repartitioning import (
+from dagster_adjunct.assets.retention.erasure import ErasureReport, find_keys, forget
+from dagster_adjunct.assets.retention.key_search import KeySearch
+from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
+from dagster_adjunct.assets.unbounded.compaction import CompactionReport, compact_dataset
+from dagster_adjunct.assets.unbounded.rewind import RewindPlan, plan_rewind, rewind_dataset
+from dagster_adjunct.orchestration.maintenance.delete import DeletionReport, delete_dataset, delete_stream
+from dagster_adjunct.orchestration.maintenance.discard import discard, discard_all
+from dagster_adjunct.orchestration.maintenance.rename import RenameReport, rename_application
+from dagster_adjunct.orchestration.maintenance.repartition import (
     RepartitionReport,
     repartition_dataset,
     repartition_stream,

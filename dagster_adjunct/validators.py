@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.assets.declaration.validator import Validator
-from dagster_adjunct.assets.validation.candidate_version import Candidate
+from dagster_adjunct.assets.declaration.policies import Validator
 from dagster_adjunct.assets.validation.checks import Finding
 from dagster_adjunct.assets.validation.validators import (
+    Candidate,
     custom,
     evaluate,
     min_rows,
@@ -18,7 +18,7 @@ from dagster_adjunct.assets.validation.validators import (
     unique_keys,
     values_in,
 )
-from dagster_adjunct.assets.versions.sealed_version import Verdict
+from dagster_adjunct.assets.versions.version import Verdict
 
 __all__ = [
     "Candidate",

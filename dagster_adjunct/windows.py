@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.orchestration.operators.windows.window_aggregates import (
+from dagster_adjunct.orchestration.operators.windows.aggregates import (
     Aggregate,
     Count,
     Distinct,
     Max,
     Mean,
     Min,
+    Session,
+    Sliding,
     Sum,
+    Tumbling,
 )
-from dagster_adjunct.orchestration.operators.windows.window_kinds import Session, Sliding, Tumbling
 
 __all__ = ["Aggregate", "Count", "Distinct", "Max", "Mean", "Min", "Session", "Sliding", "Sum", "Tumbling"]
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 
-from dagster_adjunct.orchestration.application.load_application import load_application
-from dagster_adjunct.orchestration.code_location.build_definitions import build_definitions
+from dagster_adjunct.orchestration.application.application import load_application
+from dagster_adjunct.orchestration.code_location.definitions import build_definitions
 
 _EXAMPLES = ("pipeline", "disruptions", "over_time")
 DEFAULT_APP = ",".join(f"dagster_adjunct.examples.flights.{name}:app" for name in _EXAMPLES)

@@ -11,7 +11,7 @@ from inspect import getattr_static, isasyncgenfunction, iscoroutinefunction, sig
 from pathlib import Path
 from typing import Any
 
-from dagster_adjunct.resources.declared_place import Place, is_ours
+from dagster_adjunct.resources.common import Place, is_ours
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError
 
 MASKED = "***"

@@ -66,8 +66,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One session for all tests of a run: starting it takes 6-10 s."""
-    from dagster_adjunct.resources.spark.early_workers import begin_workers, wait_for_workers
     from dagster_adjunct.resources.spark.session import new_session
+    from dagster_adjunct.resources.spark.tuning import begin_workers, wait_for_workers
 
     # Hardly a query is run twice, and none over many rows: compiling each takes longer than interpreting it. Sessions
     # that examples, pages and runs start are as they are for users.

@@ -13,12 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from dagster_adjunct.resources.objects.object_store import (
-        ObjectInfo,
-        ObjectStore,
-        Stored,
-        StoreDescriptor,
-    )
+    from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore, Stored, StoreDescriptor
 
 T = TypeVar("T")
 

@@ -43,7 +43,7 @@ _IMPORTED = (
     "dagster",
     "dagster_adjunct._dagster_api",
     "dagster_adjunct.orchestration.cli.main",
-    "dagster_adjunct.resources.bucketing.write_buckets",
+    "dagster_adjunct.resources.bucketing.writer",
 )
 
 

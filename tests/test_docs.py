@@ -13,7 +13,7 @@ import pytest
 
 from dagster_adjunct import errors
 from dagster_adjunct.orchestration.cli.main import root
-from dagster_adjunct.resources.objects import LakeSettings
+from dagster_adjunct.resources.objects.lake import LakeSettings
 from tests.doc_blocks import ROOT, PageReader, blocks_of, printed
 from tests.kept_processes import without_kept_processes
 

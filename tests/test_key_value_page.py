@@ -15,8 +15,7 @@ from dagster_adjunct.key_value import (
     SqliteSegments,
 )
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.key_value.addressing import family_prefix, partition_of, table_key
-from dagster_adjunct.resources.key_value.table_segment import SegmentBackend
+from dagster_adjunct.resources.key_value.segment import SegmentBackend, family_prefix, partition_of, table_key
 from tests.doc_blocks import ROOT
 
 PAGE = (ROOT / "docs" / "key-value-tables.md").read_text(encoding="utf-8")

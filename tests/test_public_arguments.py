@@ -63,8 +63,8 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dagster_adjunct.resources.backends import backend_registry as registry
-    from dagster_adjunct.resources.streams.interface import registered_systems as systems
+    from dagster_adjunct.resources.backends import columns as registry
+    from dagster_adjunct.resources.streams import system as systems
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(systems, "_registered", dict(systems._registered))

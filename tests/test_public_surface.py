@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import dagster_adjunct
-from dagster_adjunct.resources import errors, key_value_errors
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources import errors as key_value_errors
 from tests.public_names import public_modules
 
 SURFACE = Path(__file__).with_name("public_surface.txt")

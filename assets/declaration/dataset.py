@@ -10,30 +10,70 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 
-from dagster_adjunct.assets.declaration.changes.change_formats import ChangeFormat, Upserts
-from dagster_adjunct.assets.declaration.dataset_arguments import descriptions, names, spread_by
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy, VersionPartitions
-from dagster_adjunct.assets.declaration.extractors.extractor import KeyValueExtractor
-from dagster_adjunct.assets.declaration.following_changes import (
+from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upserts
+from dagster_adjunct.assets.declaration.extractors import KeyValueExtractor
+from dagster_adjunct.assets.declaration.policies import (
     DeadLetters,
     DeltaCompaction,
+    DiscardPolicy,
     Following,
     History,
     OnLostOffset,
+    VersionPartitions,
+    check_valid_from,
+    check_validators,
 )
-from dagster_adjunct.assets.declaration.inputs_besides_streams import Input, OwnedBy, QuerySource
-from dagster_adjunct.assets.declaration.validator import check_validators
-from dagster_adjunct.assets.declaration.version_times import check_valid_from
-from dagster_adjunct.resources.declared_place import Place, caller
-from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.names import check_name, split_stream_name
-from dagster_adjunct.resources.schemas.schema import repeated
+from dagster_adjunct.assets.declaration.sources import Input, OwnedBy, QuerySource
+from dagster_adjunct.resources.common import Place, caller, check_name, split_stream_name
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import Schema, check_key_types, repeated
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.initial_load import InitialLoad
-    from dagster_adjunct.assets.declaration.validator import Validator
+    from dagster_adjunct.assets.declaration.policies import Validator
+    from dagster_adjunct.assets.declaration.snapshots import InitialLoad
+
+
+def spread_by(
+    name: str,
+    key: str | Sequence[str],
+    partitions: int | None,
+    partition_by: str | Sequence[str] | None,
+    broadcast: bool,
+) -> tuple[str, ...]:
+    """Return the columns that choose the bucket: the whole key unless given, none of a broadcast copy."""
+    if broadcast == (partitions is not None):
+        given = "both partitions and broadcast=True" if broadcast else "neither partitions nor broadcast=True"
+        raise ConfigurationError(
+            f"dataset {name!r} has {given}: expected exactly one.",
+            "Write partitions=N to spread it by key, or broadcast=True for one copy on every task.",
+            argument="partitions",
+            dataset=name,
+        )
+    if partition_by is not None:
+        return names(partition_by)
+    return () if broadcast else names(key)
+
+
+def names(value: str | Sequence[str]) -> tuple[str, ...]:
+    """Return names given as one text or several."""
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def descriptions(name: str, given: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    """Return the columns' descriptions as a declaration keeps them."""
+    if given is None:
+        return ()
+    if not isinstance(given, Mapping) or not all(isinstance(text, str) for text in given.values()):
+        raise ConfigurationError(
+            f"dataset {name!r} has column_descriptions={given!r}: expected a text for each column.",
+            'Write {"seats": "Seats, as the manufacturer tells", …}.',
+            argument="column_descriptions",
+            dataset=name,
+        )
+    return tuple(given.items())
+
 
 Kind = Literal["bounded", "unbounded"]
 BY_OFFSET = ("source_partition", "source_offset")
@@ -396,3 +436,69 @@ def version_set(name: str, *members: AdjunctDataset) -> tuple[AdjunctDataset, ..
                 dataset=member.name,
             )
     return tuple(replace(member, version_set=name) for member in members)
+
+
+class LocalTableOptions(TypedDict, total=False):
+    """What can be said of a local table beside its columns and where they lie; as of any unbounded dataset."""
+
+    compaction: DeltaCompaction
+    discard: DiscardPolicy
+    description: str
+    owners: str | Sequence[str]
+    group: str
+    column_descriptions: Mapping[str, str]
+    sensitive: str | Sequence[str]
+
+
+def local_table(
+    name: str,
+    *,
+    application: str,
+    key: tuple[str, ...],
+    schema: Schema,
+    partitions: int,
+    partition_by: tuple[str, ...] = (),
+    compaction: DeltaCompaction | None = None,
+    discard: DiscardPolicy | None = None,
+    description: str = "",
+    owners: str | Sequence[str] = (),
+    group: str | None = None,
+    column_descriptions: Mapping[str, str] | None = None,
+    sensitive: str | Sequence[str] = (),
+    expires: str | None = None,
+    kept_for: str = "",
+) -> AdjunctDataset:
+    """Return the table `name` of an application, with these columns; see `Application.local_table`.
+
+    With `expires`, a timestamp column, it is a table of an operator's state, and `kept_for` says for what.
+
+    Raises ConfigurationError.
+    """
+    what = f"local table {name!r}"
+    if not isinstance(schema, Schema):
+        raise ConfigurationError(
+            f"{what} has schema={schema!r}: expected its columns.",
+            'Write schema=Schema.of(shop="string", visits="bigint"), say.',
+            argument="schema",
+            dataset=name,
+        )
+    try:
+        check_key_types(schema, key, what)
+    except SchemaMismatchError as error:
+        raise ConfigurationError(error.problem, error.next_step, argument="key", dataset=name) from error
+    return AdjunctDataset(
+        name,
+        "unbounded",
+        OwnedBy(application, schema, expires, kept_for),
+        key,
+        partition_by or key,
+        partitions,
+        bootstrap=False,
+        description=description,
+        owners=names(owners),
+        group=group,
+        discard=DiscardPolicy() if discard is None else discard,
+        following=Following(compaction=DeltaCompaction() if compaction is None else compaction),
+        column_descriptions=descriptions(name, column_descriptions),
+        sensitive=names(sensitive),
+    )

@@ -11,24 +11,26 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.exchange.files_over_time import SHOWN, timed
 from dagster_adjunct.assets.exchange.handover import (
+    SHOWN_OVER_TIME,
     Held,
+    StreamView,
     View,
     arrow_schema_of,
     columns_of,
     engine,
     lent,
     parquet_files,
+    timed,
     whole_files,
 )
-from dagster_adjunct.assets.exchange.stream_view import StreamView
-from dagster_adjunct.assets.reading.entries_over_time import EntriesAt, EntriesOverTime
+from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.kept_history import FIRST
-from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE
-from dagster_adjunct.assets.versions.version_holds import hold, let_go
+from dagster_adjunct.assets.versions.leases import hold, let_go
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
+from dagster_adjunct.resources.bucketing.write_over_time import FIRST
+from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     CommitStateUnknownError,
@@ -36,11 +38,10 @@ from dagster_adjunct.resources.errors import (
     DatasetError,
     ManifestMismatchError,
 )
-from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.spark.given_session import starter_of
-from dagster_adjunct.resources.streams.lake import file_holds as stream_holds
-from dagster_adjunct.resources.streams.lake.stream_manifest import HIDDEN
+from dagster_adjunct.resources.spark.in_process import starter_of
+from dagster_adjunct.resources.streams.lake import maintenance as stream_holds
+from dagster_adjunct.resources.streams.lake.manifest import HIDDEN
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -167,8 +168,8 @@ def publish_to_iceberg(
     NoSealedVersionError while nothing is served.
     """
     spark = starter_of(spark)
-    from dagster_adjunct.assets.reading.open_dataset import open_dataset
-    from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
+    from dagster_adjunct.assets.reading.dataset import open_dataset
+    from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 
     catalog = table.open()
     with open_dataset(lake, dataset) as opened:
@@ -376,7 +377,7 @@ def _hidden(view: Held) -> dict[str, str]:
     if isinstance(view, StreamView):
         return view.hidden
     if isinstance(view, EntriesOverTime | EntriesAt):
-        return {name: kind for name, kind in view.reader.sealed.layout.hidden if name not in SHOWN}
+        return {name: kind for name, kind in view.reader.sealed.layout.hidden if name not in SHOWN_OVER_TIME}
     return dict(view.sealed.layout.hidden)
 
 

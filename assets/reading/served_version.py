@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
-from dagster_adjunct.assets.reading.version_in_use import HeldVersion, Holding
+from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime
-from dagster_adjunct.assets.versions.choose_version import previous
-from dagster_adjunct.assets.versions.dataset_log import redirect_of
-from dagster_adjunct.assets.versions.leases import check_retained
+from dagster_adjunct.assets.versions.dataset_log import previous, redirect_of
+from dagster_adjunct.assets.versions.leases import Lease, check_retained
 from dagster_adjunct.assets.versions.manifest import as_bounded
+from dagster_adjunct.resources.common import utc_now
 from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
     DatasetError,
     ManifestMismatchError,
     NoSealedVersionError,
@@ -25,9 +30,124 @@ if TYPE_CHECKING:
     from threading import RLock
 
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-    from dagster_adjunct.assets.versions.leases import Lease
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.resources.objects.commit_log import Commit
+    from dagster_adjunct.resources.objects.lake import Lake
+
+
+@dataclass(slots=True, eq=False)
+class HeldVersion:
+    """One version that is read, by how many calls, and the lease that keeps it from being discarded."""
+
+    reader: VersionReader
+    lease: Lease | None = None
+    users: int = 0
+
+    @property
+    def leased(self) -> bool:
+        """Whether a lease is held on it, and not lost."""
+        return self.lease is not None and not self.lease.lost
+
+
+class Holding:
+    """One version at a time. Whoever changes it holds `moving`; calls that run keep the one that they entered.
+
+    A lease is given back when its version has been replaced and the last call has left it.
+    """
+
+    def __init__(
+        self, lake: Lake, name: str, first: VersionReader | AdjunctError, *, leases: bool, holder: str
+    ) -> None:
+        """Begin with `first`, or with the error that calls raise while there is nothing to read."""
+        self._lake, self._name = lake, name
+        self.leases, self._holder = leases, holder
+        self._held: HeldVersion | None = None if isinstance(first, AdjunctError) else HeldVersion(first)
+        self._ended: AdjunctError | None = first if isinstance(first, AdjunctError) else None
+        self._lock = threading.Lock()  # never held over a request
+        self.moving = threading.RLock()
+
+    @property
+    def held(self) -> HeldVersion | None:
+        """The version that the next call enters; None where there is none any more."""
+        return self._held
+
+    def require(self) -> HeldVersion:
+        """Return the version that the next call enters, or raise why there is none."""
+        held, ended = self._held, self._ended
+        if held is None:
+            assert ended is not None
+            raise ended.reworded(ended.problem, ended.next_step)
+        return held
+
+    def enter(self, *, leased: bool) -> HeldVersion:
+        """Return the version for a call, which leaves it in the end; with a lease on it if that is asked for.
+
+        Raises VersionDiscardedError where it was discarded before it could be leased.
+        """
+        leased = leased and self.leases
+        while True:
+            with self._lock:
+                held = self.require()
+                if not leased or held.leased:
+                    held.users += 1
+                    return held
+            with self.moving:
+                if held is self._held and not held.leased:
+                    held.lease = self._acquire(held.reader.version)
+
+    def leave(self, held: HeldVersion) -> None:
+        """End a call."""
+        with self._lock:
+            held.users -= 1
+            idle = not held.users and held is not self._held
+        if idle:
+            _let_go(held)
+
+    def move_to(self, reader: VersionReader) -> None:
+        """Let calls that begin from now on read this version; it is leased first if the one before was."""
+        with self.moving:
+            leased = self._held is not None and self._held.lease is not None
+            self._replace(HeldVersion(reader, self._acquire(reader.version) if leased else None), None)
+
+    def end(self, why: AdjunctError) -> None:
+        """Let calls that begin from now on raise this error."""
+        with self.moving:
+            self._replace(None, why)
+
+    def hold_all(self, versions: Sequence[str]) -> Lease | None:
+        """Return a lease on these versions; None without leases. Raises VersionDiscardedError."""
+        return self._acquire(*versions) if self.leases else None
+
+    def drop(self) -> None:
+        """Let go of the version, waiting for nothing: nobody is left who could enter it. What was lent stays leased."""
+        held, self._held = self._held, None
+        if held is not None and not held.users and held.lease is not None:
+            held.lease.release_later()
+
+    def _replace(self, held: HeldVersion | None, why: AdjunctError | None) -> None:
+        with self._lock:
+            before, self._held, self._ended = self._held, held, why
+            idle = before is not None and not before.users
+        if before is not None and idle:
+            _let_go(before)
+
+    def _acquire(self, *versions: str) -> Lease:
+        try:
+            return Lease.acquire(self._lake, self._name, versions, holder=self._holder)
+        except ConfigurationError as error:
+            raise DatasetError(
+                f"dataset {self._name!r}: a reader could not write its lease: {error.problem}",
+                f"Allow it to write below datasets/{self._name}/leases, or open with lease=False: versions may then "
+                "be discarded while they are read.",
+                dataset=self._name,
+            ) from error
+
+
+def _let_go(held: HeldVersion) -> None:
+    lease, held.lease = held.lease, None
+    if lease is not None:
+        lease.release()
+
 
 T = TypeVar("T")
 OnDamage = Literal["fail", "previous"]
@@ -292,3 +412,81 @@ class ServedVersion:
         while ref is not None and ref.id in self.damaged:
             ref = previous(as_bounded(manifest), ref)
         return None if ref is None else self._stored.version(ref.id)
+
+
+_LONGEST_STOP = 10.0
+
+
+class Watch:
+    """Calls what `refresh()` gives every `interval` seconds, once started until stopped; a `with` does both.
+
+    `Dataset.watch` gives one that is started. Where `refresh()` gives None the reader is gone, and the watch ends.
+
+    A refresh that fails leaves the reader at its version and is tried again: `error` holds what it raised until one
+    succeeds, `failing_since` when that began, and the log says so once. Whatever is not an AdjunctError ends the
+    watch: `running` is False then.
+    """
+
+    def __init__(self, name: str, refresh: Callable[[], Callable[[], object] | None], interval: float) -> None:
+        if not interval > 0:
+            raise ConfigurationError(
+                f"dataset {name!r} is to be watched every {interval} seconds.",
+                "Give an interval above 0.",
+                argument="interval",
+                dataset=name,
+            )
+        self.error: Exception | None = None
+        self.failing_since: datetime | None = None
+        self.refreshed_at: datetime | None = None
+        self._name, self._refresh, self._interval = name, refresh, interval
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"watch-{name}", daemon=True)
+
+    @property
+    def running(self) -> bool:
+        """Whether refreshes go on."""
+        return self._thread.is_alive() and not self._stopped.is_set()
+
+    def start(self) -> Self:
+        """Begin to refresh, once. Not done when it is made: what is refused then must have begun nothing."""
+        if self._thread.ident is None:
+            self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """End the watch; a refresh that waits for its store is not waited for beyond 10 s."""
+        self._stopped.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_LONGEST_STOP)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._interval):
+            refresh = self._refresh()
+            if refresh is None:
+                return
+            try:
+                refresh()
+            except AdjunctError as error:
+                self._failed(error)
+            except Exception as error:
+                self._failed(error)
+                raise
+            else:
+                self.error = self.failing_since = None
+                self.refreshed_at = utc_now()
+            finally:
+                del refresh  # or this thread would keep the reader while it waits
+
+    def _failed(self, error: Exception) -> None:
+        if self.error is None or str(self.error) != str(error):
+            _log.warning("dataset %s: can't look for a new version, the one held is read on: %s", self._name, error)
+        self.error = error
+        self.failing_since = self.failing_since or utc_now()

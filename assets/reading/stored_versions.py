@@ -6,39 +6,532 @@ or a batch does, or says what was discarded where a file is missing.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from dagster_adjunct.assets.reading.chosen_version import chosen_version, version_of_batch
-from dagster_adjunct.assets.reading.dataset_names import dataset_not_found
+from dagster_adjunct.assets.declaration.sources import QuerySource
 from dagster_adjunct.assets.reading.file_cache import FileCache
-from dagster_adjunct.assets.reading.no_version import (
-    is_delivered,
-    nothing_computed,
-    nothing_delivered,
-    waiting_for,
-)
-from dagster_adjunct.assets.reading.version_operations import VersionOperations
+from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime
-from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import as_bounded
-from dagster_adjunct.assets.versions.stored_declaration import check_declaration
+from dagster_adjunct.assets.versions.actions import (
+    HistoryEntry,
+    drop_version,
+    force_version,
+    pin_version,
+    roll_back,
+    unpin_version,
+    withdraw_version,
+)
+from dagster_adjunct.assets.versions.dataset_log import (
+    NAMES,
+    SHORT_ID,
+    DatasetLog,
+    members_of,
+    readable_version,
+    redirect_of,
+    require_version,
+    set_log,
+)
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_bounded, parse_manifest, stored_body
+from dagster_adjunct.assets.versions.version import SealedVersion, check_declaration, version_number
 from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    DatasetError,
+    DatasetNotFoundError,
+    MalformedDocumentError,
     ManifestMismatchError,
     NoSealedVersionError,
+    ObjectNotFoundError,
+    VersionDiscardedError,
 )
+from dagster_adjunct.resources.objects.commit_log import is_deleted
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.reading.chosen_version import AsOf
-    from dagster_adjunct.assets.reading.diff_versions import VersionDiff
+    from dagster_adjunct.assets.reading.diff import VersionDiff
     from dagster_adjunct.assets.sources.version_source import Awaiting
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.assets.versions.sealed_version import SealedVersion
+    from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
+    from dagster_adjunct.assets.versions.version import VersionRef
     from dagster_adjunct.resources.objects.commit_log import Commit
     from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.resources.streams.system import StreamSystem
+
+# Which stored version somebody means: by id, by the beginning of one, by name, or as it was served at a time.
+#
+# Of what was served at a time or after a commit, also whether it can still be read.
+
+
+AsOf: TypeAlias = datetime | int | str
+"""A time with its zone, or a commit by its number or id."""
+
+
+def chosen_version(
+    log: DatasetLog, current: Commit, manifest: DatasetManifest, version: str | None, as_of: AsOf | None = None
+) -> SealedVersion:
+    """Return any retained version by its id, or the newest of a name, or what was served `as_of` a time or commit.
+
+    One of the two is given. `manifest` is that of the `current` commit. Times are those of the commits, by the clocks
+    of those who made them. Raises DatasetError for a version or commit that is not there or withdrawn,
+    NoSealedVersionError where nothing was served yet, and VersionDiscardedError for a version of an unbounded dataset
+    that can't be read any more.
+    """
+    _check_asked(log.name, version, as_of)
+    if version is not None and manifest.version is not None and manifest.version.id == version:
+        return manifest.version
+    if isinstance(manifest, UnboundedManifest):
+        return _of_table(log, current, manifest, version, as_of)
+    if version is not None:
+        return log.read_version(readable_version(manifest, version))
+    served = next((then.version for commit, then in log.history() if _is_then(commit, as_of)), None)
+    if served is None:
+        raise NoSealedVersionError(
+            f"dataset {log.name!r}: nothing was served {_told(as_of)}, as far back as its history goes.",
+            f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}.",
+            dataset=log.name,
+        )
+    readable_version(manifest, served.id)  # which says so, where it was withdrawn or is not retained
+    return served
+
+
+def _check_asked(dataset: str, version: str | None, as_of: AsOf | None) -> None:
+    if (version is None) == (as_of is None):
+        asked = "at no version and as of nothing" if version is None else f"at version {version!r} and as of {as_of}"
+        raise ConfigurationError(
+            f"dataset {dataset!r} is to be read {asked}.",
+            "Give version= or as_of=, one of them.",
+            argument="as_of",
+            dataset=dataset,
+        )
+    if isinstance(as_of, datetime) and as_of.tzinfo is None:
+        raise ConfigurationError(
+            f"dataset {dataset!r} is to be read as of {as_of}, a time without its zone.",
+            "Give one: tzinfo=UTC.",
+            argument="as_of",
+            dataset=dataset,
+        )
+
+
+def _is_then(commit: Commit, as_of: AsOf | None) -> bool:
+    """Whether it is the commit that is asked for, or, newest first, one that was there at that time."""
+    return commit.created_at <= as_of if isinstance(as_of, datetime) else as_of in (commit.number, commit.id)
+
+
+def _told(as_of: AsOf | None) -> str:
+    return f"at {as_of:%Y-%m-%d %H:%M:%S %Z}" if isinstance(as_of, datetime) else f"after commit {as_of}"
+
+
+def _of_table(
+    log: DatasetLog, current: Commit, manifest: UnboundedManifest, version: str | None, as_of: AsOf | None
+) -> SealedVersion:
+    if as_of is not None:
+        return _Past(log, current, manifest).served(as_of)
+    assert version is not None, "one of them is given"
+    if version_number(version):
+        manifest.check_kept(version)
+    return _Past(log, current, manifest).begun(version) or committed_version(log, manifest, version)
+
+
+def version_of_batch(log: DatasetLog, manifest: DatasetManifest, version: str) -> SealedVersion:
+    """Return the version of this id that a batch was begun with.
+
+    Also one that was withdrawn since, or that an erasure has rewritten, which is kept as it was until that batch
+    has ended: a part of its output may be written already, and the batch could never end with another version.
+    """
+    if manifest.version is not None and manifest.version.id == version:
+        return manifest.version
+    if isinstance(manifest, UnboundedManifest):
+        return committed_version(log, manifest, version)
+    ref = manifest.ref(version)
+    if ref is not None:
+        return log.read_version(ref)
+    document = f"{log.prefix}/versions/{version}-"
+    for entry in manifest.doomed:
+        if entry.startswith(document):
+            with suppress(ObjectNotFoundError):
+                return SealedVersion.model_validate_json(log.lake.store.get(entry).data)
+    return log.read_version(require_version(manifest, version))
+
+
+def committed_version(log: DatasetLog, manifest: UnboundedManifest, version: str) -> SealedVersion:
+    """Return an unbounded dataset's version by its id, whose number is that of the commit that holds it."""
+    number, dash, commit_id = version.removeprefix("v").partition("-")
+    sealed = None
+    if dash and number.isdecimal() and commit_id:
+        with suppress(ObjectNotFoundError, MalformedDocumentError):
+            own = log.log
+            sealed = parse_manifest(log.name, own.read(own.manifest_key(int(number), commit_id))).version
+    if sealed is None or sealed.id != version:
+        newest = manifest.version.id if manifest.version else "none"
+        raise DatasetError(
+            f"dataset {log.name!r} has no version {version!r}; the current one is {newest}, and those from "
+            f"number {manifest.retained_from} on can be read.",
+            f"See adjunct dataset history {log.name}.",
+            dataset=log.name,
+            version=version,
+        )
+    return sealed
+
+
+@dataclass
+class _Past:
+    """The commits of an unbounded dataset that can be read: listed once, and looked into where they are asked for.
+
+    `manifest` is that of the `current` commit.
+    """
+
+    log: DatasetLog
+    current: Commit
+    manifest: UnboundedManifest
+    read: dict[int, Commit] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.read[self.current.number] = self.current
+
+    @cached_property
+    def keys(self) -> dict[int, list[str]]:
+        """The manifests that are there, by the number of their commit."""
+        keys: dict[int, list[str]] = {}
+        for item in self.log.lake.store.list(f"{self.log.prefix}/manifests/"):
+            number = int(item.key.rsplit("/", 1)[1].partition("-")[0])
+            keys.setdefault(number, []).append(item.key)
+        return keys
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The numbers of the commits that can be read, in order."""
+        bounds = self.manifest.retained_from, self.current.number
+        return [number for number in sorted(self.keys) if bounds[0] <= number <= bounds[1]]
+
+    def served(self, as_of: AsOf) -> SealedVersion:
+        """Return what was served then; raises as `chosen_version`."""
+        then = self.before(as_of) if isinstance(as_of, datetime) else self.by_commit(as_of)
+        if then is None or then.version is None:
+            self.refuse(_told(as_of))
+        self.manifest.check_kept(then.version.id)
+        return then.version
+
+    def begun(self, version: str) -> SealedVersion | None:
+        """Return the version whose id begins so, with its whole number at least, which is that of a commit."""
+        number = version_number(version) if SHORT_ID.fullmatch(version) else 0
+        if not self.manifest.retained_from <= number <= self.current.number:
+            return None
+        with suppress(DatasetError):  # nothing was served after that commit
+            sealed = self.served(number)
+            return sealed if sealed.id.startswith(version) else None
+        return None
+
+    def at(self, number: int) -> Commit:
+        """Return a commit by its number. An attempt that lost may have left a manifest of the same number."""
+        if number not in self.read:
+            keys = self.keys[number]
+            if len(keys) > 1:
+                keys = [self.log.log.manifest_key(number, str(self.at(number + 1).parent))]
+            try:
+                self.read[number] = self.log.log.read(keys[0])
+            except ObjectNotFoundError as error:
+                raise VersionDiscardedError(
+                    f"dataset {self.log.name!r}: commit {number} was discarded just now.",
+                    "Ask again for what is left.",
+                    dataset=self.log.name,
+                ) from error
+        return self.read[number]
+
+    def manifest_at(self, number: int) -> DatasetManifest:
+        return parse_manifest(self.log.name, self.at(number))
+
+    def before(self, when: datetime) -> DatasetManifest | None:
+        place = bisect_right(self.numbers, when, key=lambda number: self.at(number).created_at)
+        return self.manifest_at(self.numbers[place - 1]) if place else None
+
+    def by_commit(self, asked: int | str) -> DatasetManifest | None:
+        """Return the manifest of a commit that is readable. Raises DatasetError for one that never was."""
+        if isinstance(asked, str):
+            ours = (candidate for candidate in self.numbers if any(_is_of(key, asked) for key in self.keys[candidate]))
+            number = next((candidate for candidate in ours if self.at(candidate).id == asked), None)
+        else:
+            number = asked if asked in self.numbers else None
+            if number is None and 1 <= asked < self.manifest.retained_from:
+                return None
+        if number is None:
+            raise DatasetError(
+                f"dataset {self.log.name!r} has no commit {asked!r}; those that can be read are numbered "
+                f"{self.numbers[0]} to {self.numbers[-1]}.",
+                f"See adjunct dataset history {self.log.name}.",
+                dataset=self.log.name,
+            )
+        return self.manifest_at(number)
+
+    def refuse(self, asked: str) -> NoReturn:
+        """Say that nothing can be read as of what was asked for, and what the oldest is that can be."""
+        name = self.log.name
+        place = bisect_left(self.numbers, True, key=lambda number: self.manifest_at(number).version is not None)
+        if place == len(self.numbers):
+            raise NoSealedVersionError(
+                f"dataset {name!r} has no version to read yet: its bootstrap is not finished.",
+                "Advance the dataset.",
+                dataset=name,
+            )
+        commit = self.at(self.numbers[place])
+        oldest = f"the oldest that can be read was committed at {commit.created_at:%Y-%m-%d %H:%M:%S} UTC, as number "
+        oldest += f"{commit.number}"
+        if self.manifest.retained_from > 1:
+            raise VersionDiscardedError(
+                f"dataset {name!r}: what was served {asked} has been discarded; {oldest}.",
+                f"See adjunct dataset history {name}. A longer grace keeps more: discard=DiscardPolicy(grace=…).",
+                dataset=name,
+            )
+        raise NoSealedVersionError(
+            f"dataset {name!r} served nothing {asked}; {oldest}.", f"See adjunct dataset history {name}.", dataset=name
+        )
+
+
+def _is_of(key: str, commit_id: str) -> bool:
+    return key.endswith(f"-{commit_id}.json")
+
+
+def list_datasets(lake: Lake) -> list[str]:
+    """Return the names of all datasets that have a commit, sorted; not members of a set that never advanced.
+
+    Manifests are not looked into: a dataset whose commit can't be read is listed, and says so when it is opened.
+    """
+    names = [item.key.rsplit("/", 1)[-1] for item in lake.store.list(f"{NAMES}/")]
+    return sorted(name for name in names if _has_commit(lake, name))
+
+
+def dataset_not_found(lake: Lake, name: str) -> DatasetNotFoundError:
+    """Return the error that says which datasets there are instead."""
+    known = ", ".join(list_datasets(lake)) or "none"
+    return DatasetNotFoundError(
+        f"there is no dataset {name!r} in {lake.url}; there are: {known}.",
+        "Check the name and the lake, or advance the dataset a first time.",
+        dataset=name,
+    )
+
+
+def _has_commit(lake: Lake, name: str) -> bool:
+    """Whether a dataset has a manifest, of its own or in its version set, whatever is in it."""
+    try:
+        own = DatasetLog(lake, name).log.current()
+        set_name = redirect_of(own) if own is not None else None
+        if own is None or set_name is None:
+            return own is not None and not is_deleted(own)
+        shared = set_log(lake, set_name).current()
+        members = members_of(shared) if shared is not None else {}
+        return members.get(name, own.body.get("manifest")) is not None
+    except MalformedDocumentError:
+        return True
+
+
+def is_delivered(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
+    """Whether versions of this bounded dataset are delivered and nothing else explains why none is served."""
+    withdrawn = manifest is not None and any(ref.state == "withdrawn" for ref in manifest.listed)
+    return not _is_followed(spec, manifest) and not withdrawn and not _is_computed(spec, manifest)
+
+
+def nothing_computed(
+    name: str, spec: AdjunctDataset | None, manifest: DatasetManifest | None
+) -> NoSealedVersionError | None:
+    """Return the error for a dataset that a query computes, which waits for nobody's delivery; None for any other."""
+    if not _is_computed(spec, manifest):
+        return None
+    by_name = _is_by_name(spec, manifest)
+    return NoSealedVersionError(
+        f"dataset {name!r} has no version to read yet: {_computation(manifest, by_name)}.",
+        f"Materialise {_to_materialise(spec, by_name)} in Dagster, or run adjunct dataset advance {name} "
+        f"MODULE:APP{' --partition NAME' if by_name else ''}.",
+        dataset=name,
+    )
+
+
+def nothing_delivered(
+    name: str, spec: AdjunctDataset | None, manifest: DatasetManifest | None, waiting: str | None = None
+) -> NoSealedVersionError:
+    """Return the error for any other dataset; `waiting` is what is known of the next version's delivery."""
+    return NoSealedVersionError(
+        f"dataset {name!r} has no version to read yet: {_cause(spec, manifest, waiting)}.",
+        "Deliver what is missing and advance the dataset (materialise its asset, or adjunct run).",
+        dataset=name,
+    )
+
+
+def nothing_whole(spec: AdjunctDataset, manifest: DatasetManifest | None, awaiting: Awaiting) -> NoSealedVersionError:
+    """Return the error for a declared dataset of which no version is delivered whole; it waits for this."""
+    waiting = waiting_for(awaiting, manifest) if is_delivered(spec, manifest) else None
+    return nothing_computed(spec.name, spec, manifest) or nothing_delivered(spec.name, spec, manifest, waiting)
+
+
+def waiting_for(awaiting: Awaiting | None, manifest: DatasetManifest | None, others: Sequence[str] = ()) -> str:
+    """Return what the next version waits for; None stands for one that is delivered whole.
+
+    `others` are the markers that the other members of its version set wait for.
+    """
+    if awaiting is None:
+        lacks = (
+            f", and other members of its version set wait for the end-of-dataset markers of {', '.join(others)}"
+            if others
+            else ""
+        )
+        return f"one is delivered whole and not sealed yet{lacks}"
+    version = f"version {awaiting.version!r}" if awaiting.version else "the first version"
+    begun = manifest.awaited if manifest is not None else None
+    since = f" since {begun.since:%Y-%m-%d %H:%M} UTC" if begun else ""
+    return f"{version} waits{since} for the end-of-dataset markers of {', '.join(awaiting.missing)}"
+
+
+def _cause(spec: AdjunctDataset | None, manifest: DatasetManifest | None, waiting: str | None) -> str:
+    if (spec is not None and spec.is_local) or (manifest is not None and manifest.declaration.owner is not None):
+        return "no batch of its application has written it"
+    if _is_followed(spec, manifest):
+        return "its bootstrap is not finished"
+    refs = manifest.listed if manifest is not None else ()
+    if any(ref.state == "withdrawn" for ref in refs):
+        return "all that were sealed are withdrawn"
+    rejected = [ref for ref in refs if ref.state == "rejected"]
+    refused = f"; version {rejected[-1].name!r} was rejected ({rejected[-1].reason})" if rejected else ""
+    if waiting is not None:
+        return f"{waiting}{refused}"
+    source = manifest.declaration.input if manifest else spec.input if spec else "its input"
+    return f"no version has been marked as complete in every partition of {source} and sealed{refused}"
+
+
+def _is_followed(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
+    """Whether it follows a change stream, and has no versions that are delivered."""
+    if manifest is not None:
+        return manifest.versions_are_commits
+    return spec is not None and spec.follows_changes
+
+
+def _is_computed(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
+    """Whether the versions are answers to a query."""
+    if spec is not None:
+        return isinstance(spec.input, QuerySource)
+    return manifest is not None and manifest.declaration.computed
+
+
+def _is_by_name(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
+    """Whether versions are partitions."""
+    if spec is not None:
+        return spec.versions is not None
+    return manifest is not None and manifest.declaration.order == "name"
+
+
+def _computation(manifest: DatasetManifest | None, by_name: bool) -> str:
+    refs = manifest.listed if manifest is not None else ()
+    rejected = [ref for ref in refs if ref.state == "rejected"]
+    if any(ref.state == "withdrawn" for ref in refs):
+        return "all that were sealed are withdrawn"
+    if rejected:
+        return f"version {rejected[-1].name!r} was rejected ({rejected[-1].reason})"
+    if by_name:
+        return "it is computed by a query for each of its partitions, and none has been asked for"
+    return "it is computed by a query, which has not been asked yet"
+
+
+def _to_materialise(spec: AdjunctDataset | None, by_name: bool) -> str:
+    versions = spec.versions if spec is not None else None
+    if versions is not None and versions.start is not None:
+        return f"the partition of a day of its asset ({versions.start} is the first)"
+    if versions is not None and versions.names:
+        return f"one of the partitions of its asset ({', '.join(versions.names[:5])}, …)"
+    return "a partition of its asset" if by_name else "its asset"
+
+
+_HIDDEN = {"format", "version", "delivered", "known", "next_generation", "next_number", "doomed"}
+
+
+class VersionOperations(ABC):
+    """The part of a dataset that reads and writes its log. Every call reads the pointer anew.
+
+    What changes something is one commit, and for a member of a version set one of the whole set. It needs a `reason`
+    and who did it (`by`), which the history keeps.
+    """
+
+    @property
+    @abstractmethod
+    def _log(self) -> DatasetLog:
+        """The dataset's commits."""
+
+    @abstractmethod
+    def _newest(self) -> DatasetManifest:
+        """Return the newest manifest. Raises DatasetNotFoundError before the first commit."""
+
+    # -- what is known
+
+    def versions(self) -> tuple[VersionRef, ...]:
+        """Return all retained versions of a bounded dataset, in the order in which they were made."""
+        return self._newest().listed
+
+    def history(self, limit: int | None = 100) -> list[HistoryEntry]:
+        """Return the newest commits, newest first: what was done to which version, by whom, when and why.
+
+        Each says what was served after it, and whether that can still be read.
+        """
+        commits = list(self._log.history(limit))
+        now = commits[0][1] if commits else None
+        return [
+            HistoryEntry(
+                number=commit.number,
+                at=commit.created_at,
+                by=commit.by,
+                action=manifest.change.action if manifest.change else "commit",
+                version=manifest.change.version if manifest.change else None,
+                reason=manifest.change.reason if manifest.change else "",
+                served=manifest.version.id if manifest.version else None,
+                readable=now is not None and manifest.version is not None and now.retains(manifest.version.id),
+            )
+            for commit, manifest in commits
+        ]
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the dataset is and holds, as JSON-able values. Raises DatasetNotFoundError."""
+        manifest = self._newest()
+        described = {name: value for name, value in stored_body(manifest).items() if name not in _HIDDEN}
+        version = manifest.version
+        described["version"] = None
+        if version is not None:
+            described["version"] = {
+                **version.model_dump(mode="json", exclude={"generations", "digest", "positioned"}),
+                "stored_rows": version.stored_rows,
+                "bytes": sum(generation.size for generation in version.generations),
+                "files": sum(len(generation.files) for generation in version.generations),
+                "generations": len(version.generations),
+            }
+        return described
+
+    # -- what operators do
+
+    def pin(self, version: str, *, reason: str, by: str, expires_at: datetime | None = None) -> BoundedManifest:
+        """Serve this version, by id or name, whatever seals meanwhile, until `unpin` or expiry."""
+        return pin_version(self._log, version, reason=reason, by=by, expires_at=expires_at)
+
+    def unpin(self, *, reason: str, by: str) -> BoundedManifest:
+        """Serve again what the last switch chose."""
+        return unpin_version(self._log, reason=reason, by=by)
+
+    def rollback(self, to: str | None = None, *, reason: str, by: str) -> BoundedManifest:
+        """Serve an earlier version, by id or name (None: the one before), until the next one seals."""
+        return roll_back(self._log, to, reason=reason, by=by)
+
+    def withdraw(self, version: str, *, reason: str, by: str) -> BoundedManifest:
+        """Never serve this version, by id or name, again; what was served before it takes its place."""
+        return withdraw_version(self._log, version, reason=reason, by=by)
+
+    def force(self, version: str, *, reason: str, by: str, make_current: bool = False) -> BoundedManifest:
+        """Publish a rejected version, by id or name, after all; one that is older than what is served beside it.
+
+        `make_current` serves it all the same, as `rollback` to it does later.
+        """
+        return force_version(self._log, version, reason=reason, by=by, make_current=make_current)
+
+    def drop(self, version: str, *, reason: str, by: str) -> BoundedManifest:
+        """Forget a rejected or withdrawn version, by id or name; the next discard deletes its files."""
+        return drop_version(self._log, version, reason=reason, by=by)
 
 
 class StoredVersions(VersionOperations):
@@ -112,7 +605,7 @@ class StoredVersions(VersionOperations):
 
         `manifest` is the dataset's. Builds and commits nothing. Needs the declaration, not only the name.
         """
-        from dagster_adjunct.assets.sources.open_source import open_source
+        from dagster_adjunct.assets.sources.stream_source import open_source
         from dagster_adjunct.assets.sources.version_source import Awaiting
 
         assert self.spec is not None
@@ -157,7 +650,7 @@ class StoredVersions(VersionOperations):
 
         Raises VersionDiscardedError where one is discarded meanwhile: a `Lease` on both keeps that from happening.
         """
-        from dagster_adjunct.assets.reading.diff_versions import diff_versions
+        from dagster_adjunct.assets.reading.diff import diff_versions
 
         views = self.version(old), self.version(new)
         try:

@@ -7,31 +7,163 @@ takes no lease: whoever reads by it while others may discard holds the version, 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import groupby
 from operator import and_, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_adjunct.assets.reading.entry_keys import coerce_key
 from dagster_adjunct.assets.reading.file_cache import FileCache
-from dagster_adjunct.assets.reading.key_files import Key, KeyFiles
-from dagster_adjunct.assets.reading.key_ranges import key_range
-from dagster_adjunct.assets.reading.rows_of_key import Validity, history_of_key, newest_row, without_history
-from dagster_adjunct.assets.reading.rows_over_time import RowsOverTime
-from dagster_adjunct.assets.versions.kept_history import FIRST, VALID_FROM, VALID_TO, moment_of
-from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE, SealedVersion
+from dagster_adjunct.assets.reading.key_lookup import Key, KeyFiles, coerce_key
+from dagster_adjunct.assets.reading.rows_over_time import (
+    RowsOverTime,
+    Validity,
+    history_of_key,
+    newest_row,
+    without_history,
+)
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, moment_of
 from dagster_adjunct.resources.bucketing.hashing import bucketer
-from dagster_adjunct.resources.schemas.plain_values import to_plain
+from dagster_adjunct.resources.bucketing.write_over_time import FIRST, VALID_FROM, VALID_TO
+from dagster_adjunct.resources.errors import AdjunctError, ManifestMismatchError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import column
-from dagster_adjunct.resources.spark.given_session import session_of
-from dagster_adjunct.resources.spark.spark_errors import unwrapped
+from dagster_adjunct.resources.schemas.schema import Field, Plain, to_plain
+from dagster_adjunct.resources.spark.errors import adjunct_error, unwrapped
+from dagster_adjunct.resources.spark.in_process import session_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from dagster_adjunct.resources.objects.object_store import ObjectStore
+    from dagster_adjunct.assets.reading.served_version import HeldVersion, ServedVersion
+    from dagster_adjunct.resources.objects.store import ObjectStore
     from dagster_adjunct.resources.schemas.schema import Schema
+
+
+class EntriesInOrder(Iterator[tuple[Any, "Entry"]]):
+    """Yields (key, entry) of the version that is read when this is made.
+
+    Where a file turns out to be damaged or discarded before the first entry, another version may take its place;
+    after it the iteration fails.
+    """
+
+    def __init__(self, served: ServedVersion, read: Callable[[VersionReader], Iterator[tuple[Any, Entry]]]) -> None:
+        self._served, self._read = served, read
+        self._begun = False
+        self._held: HeldVersion | None = None
+        self._open()
+
+    def __next__(self) -> tuple[Any, Entry]:
+        while self._held is not None:
+            try:
+                item = next(self._rows)
+            except StopIteration:
+                break
+            except ManifestMismatchError as error:
+                held = self._held
+                self.close()
+                if self._begun:
+                    self._served.explain(held.reader.version)
+                    raise
+                self._served.take_another(held, error)
+                self._open()
+            else:
+                self._begun = True
+                return item
+        self.close()
+        raise StopIteration
+
+    def close(self) -> None:
+        """Leave the version."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._served.leave(held)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        self._held = self._served.enter(leased=True)
+        try:
+            self._rows = self._read(self._held.reader)
+        except AdjunctError:
+            self.close()
+            raise
+
+
+# Ranges of keys, from what a caller gives to bounds in stored form.
+#
+# Bounds may be leading parts of keys: as tuples they order before all keys that they begin.
+
+
+Bounds = tuple[tuple[Plain, ...], tuple[Plain, ...] | None]
+
+
+def key_range(what: str, fields: Sequence[Field], prefix: object, start: object, end: object) -> Bounds:
+    """Return (first key, first key after or None) of a prefix, or of `start` (included) to `end` (excluded).
+
+    `prefix` is a text or bytes with which the first key column begins, or a tuple of whole values of leading key
+    columns. `start` and `end` are keys or tuples of leading values. `what` names the dataset in errors.
+    """
+    if prefix is None:
+        first = () if start is None else _leading(what, fields, start)
+        return first, None if end is None else _leading(what, fields, end)
+    if start is not None or end is not None:
+        raise SchemaMismatchError(
+            f"{what}: both a prefix and a range are given.",
+            "Give prefix=, or start= and end=, not both.",
+            argument="prefix",
+        )
+    if not isinstance(prefix, tuple | list):
+        if fields[0].type not in ("string", "binary"):
+            raise SchemaMismatchError(
+                f"{what}: key column {fields[0].name!r} is {fields[0].type}, and the prefix {prefix!r} is given: only "
+                "texts and binaries have a beginning.",
+                "Give a tuple of whole values of leading key columns, or start= and end=.",
+                argument="prefix",
+                column=fields[0].name,
+            )
+        (begin,) = _leading(what, fields, prefix)
+        assert isinstance(begin, bytes)
+        return (begin,), _after_all_beginning_with(begin)
+    values = _leading(what, fields, prefix)
+    if not values:
+        return (), None
+    *before, last = values
+    return values, (*before, last + b"\0" if isinstance(last, bytes) else last + 1)
+
+
+def _leading(what: str, fields: Sequence[Field], values: object) -> tuple[Plain, ...]:
+    """Return values of leading key columns in stored form."""
+    given = tuple(values) if isinstance(values, tuple | list) else (values,)
+    known = fields[: len(given)] if len(given) <= len(fields) else fields
+    coerced = coerce_key(what, known, given)
+    return tuple(to_plain(field.type)(value) for field, value in zip(known, coerced, strict=True))
+
+
+def _after_all_beginning_with(begin: bytes) -> tuple[Plain, ...] | None:
+    """Return the least bytes that are greater than all that begin so; None where there are none."""
+    kept = begin.rstrip(b"\xff")
+    return (kept[:-1] + bytes([kept[-1] + 1]),) if kept else None
+
+
+def unread_version(
+    error: BaseException | None, readers: Iterable[VersionReader]
+) -> tuple[ManifestMismatchError, VersionReader] | None:
+    """Return Spark's error as one of ours, and the version of these whose file Spark could not read.
+
+    None for any other error, and for files that are none of these versions'.
+    """
+    translated = None if error is None else adjunct_error(error)
+    if translated is error or not isinstance(translated, ManifestMismatchError) or translated.url is None:
+        return None
+    for reader in readers:
+        for generation in reader.sealed.generations:
+            if f"/{generation.folder}/" in translated.url:
+                key = f"{generation.folder}/{translated.url.rpartition('/')[2]}"
+                about = {"dataset": reader.dataset, "version": reader.version, "key": key}
+                return translated.reworded(translated.problem, translated.next_step, **about), reader
+    return None
+
 
 K = TypeVar("K", bound=Hashable)
 Entry = dict[str, Any]
@@ -127,7 +259,7 @@ class VersionReader:
 
     def _scan_all(self, spark: SparkSession) -> DataFrame:
         """Return all rows of all generations, as they are stored."""
-        from dagster_adjunct.resources.bucketing.bucketed_tables import bucketed_frame
+        from dagster_adjunct.resources.bucketing.files import bucketed_frame
 
         return bucketed_frame(spark, self._store, self._what, self._layout, self.sealed.generations)
 

@@ -12,36 +12,341 @@ goes on.
 
 from __future__ import annotations
 
+import json
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
-from dagster_adjunct.assets.retention.discard_plan import (
-    DiscardPlan,
-    Judged,
-    Listing,
-    doomed_by,
-    holders_of,
-    is_of,
-    plan_discard,
-    spared_of,
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.versions.actions import expire_pin, expire_pins
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog, order_of, redirect_of, set_log
+from dagster_adjunct.assets.versions.leases import RUNNING, all_leases, attempts, live_leases, store_now
+from dagster_adjunct.assets.versions.manifest import (
+    BoundedManifest,
+    Change,
+    DatasetManifest,
+    Retired,
+    UnboundedManifest,
+    as_unbounded,
 )
-from dagster_adjunct.assets.retention.retired_generations import oldest_kept
-from dagster_adjunct.assets.versions.build_attempts import RUNNING, attempts
-from dagster_adjunct.assets.versions.common_manifest import Change
-from dagster_adjunct.assets.versions.dataset_log import DatasetLog, set_log
-from dagster_adjunct.assets.versions.leases import all_leases, store_now
-from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_unbounded
-from dagster_adjunct.assets.versions.operator_actions import expire_pin, expire_pins
-from dagster_adjunct.resources.errors import DatasetNotFoundError
-from dagster_adjunct.resources.times import before
+from dagster_adjunct.assets.versions.version import version_number
+from dagster_adjunct.resources.common import before
+from dagster_adjunct.resources.errors import DatasetError, DatasetNotFoundError, ObjectNotFoundError
+from dagster_adjunct.resources.objects.commit_log import (
+    Swept,
+    commit_deletion,
+    deletion,
+    is_deleted,
+    objects_of,
+    older_than,
+)
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.commit_log import CommitLog
+    from dagster_adjunct.assets.versions.leases import LeaseInfo
+    from dagster_adjunct.assets.versions.version import VersionRef
+    from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
     from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.objects.object_store import ObjectInfo
+    from dagster_adjunct.resources.objects.store import ObjectInfo
+
+# Deletes a dataset for good: its versions, manifests and leases. What is made anew under its name begins with nothing.
+#
+#     datasets/{name}/deleting-….json     the objects that were there when it was deleted
+#
+# They are listed before the pointer says that all is deleted: what is written after it may be of a new one already.
+
+
+def check_deletable(dataset: str, seen: Commit) -> None:
+    """Refuse a member of a version set."""
+    version_set = redirect_of(seen)
+    if version_set is not None:
+        raise DatasetError(
+            f"dataset {dataset!r} is a member of the version set {version_set!r}, whose versions are one commit.",
+            "A member can't be deleted alone: withdraw its versions, and discard them.",
+            dataset=dataset,
+        )
+
+
+def delete(lake: Lake, dataset: str, seen: Commit, *, reason: str, by: str) -> Swept:
+    """Delete the dataset as it was `seen`, or what an interrupted deletion has left; return what went.
+
+    Raises CommitConflictError where it has changed since, and DatasetError while somebody who began to read before
+    still holds a version: nobody new can read it then, and the objects go when this is repeated.
+    """
+    check_deletable(dataset, seen)
+    log = DatasetLog(lake, dataset).log
+    last = seen
+    if not is_deleted(seen):
+        key = f"{log.prefix}/deleting-{uuid.uuid4().hex}.json"
+        lake.store.put_if_absent(key, json.dumps(objects_of(log, {f"{log.prefix}/clock"})).encode())
+        last = commit_deletion(log, seen, reason=reason, by=by, listed=key)
+    held = live_leases(lake, dataset, store_now(lake, dataset))
+    if held:
+        raise DatasetError(
+            f"dataset {dataset!r} is deleted, and {held[0].holder} still reads {', '.join(held[0].versions)}.",
+            f"Its objects stay until then: repeat adjunct dataset delete {dataset} after {held[0].expires_at}.",
+            dataset=dataset,
+        )
+    listed = str(deletion(last)["listed"])
+    try:
+        sizes = dict(json.loads(lake.store.get(listed).data))
+    except ObjectNotFoundError:
+        return Swept(0, 0)
+    keys = older_than(log, last, sizes)
+    lake.store.delete_many(keys)
+    lake.store.delete(listed)  # the last one: without it there is nothing to repeat
+    return Swept(len(keys), sum(sizes[key] for key in keys))
+
+
+# Which generations of an unbounded dataset go: those that only versions read which the policy lets go.
+#
+# A compaction or rebuild retires what it replaces: versions before it still read that. It goes when it was retired
+# longer ago than the policy's grace, none of the newest versions needs it, and nobody holds a version that does. From
+# then on the versions before that number are gone.
+
+
+@dataclass(frozen=True, slots=True)
+class RetiredPlan:
+    """What goes and why the rest stays, by folder; `retained_from` is the first version that can be read then."""
+
+    go: tuple[tuple[Retired, str], ...]
+    stay: tuple[tuple[Retired, str], ...]
+    retained_from: int
+
+
+def plan_retired(
+    manifest: UnboundedManifest,
+    policy: DiscardPolicy,
+    held: Mapping[str, str],
+    kept_from: int,
+    committed: Mapping[int, datetime],
+    now: datetime,
+) -> RetiredPlan:
+    """Decide from values alone.
+
+    `held` says of versions why they are needed, `kept_from` is the number of the oldest of the newest versions that
+    the policy keeps, and `committed` are the times of commits, by number and by the store's clock.
+    """
+    needed = {version_number(version): why for version, why in held.items()}
+    go: list[tuple[Retired, str]] = []
+    stay: list[tuple[Retired, str]] = []
+    retained_from, blocked = manifest.retained_from, ""
+    for retired in sorted(manifest.retired, key=lambda generation: generation.until):
+        holder = next((why for number, why in needed.items() if number < retired.until), "")
+        kept = (
+            "all versions are kept" if policy.keep is None else f"version {kept_from} is among the newest {policy.keep}"
+        )
+        reasons = (
+            f"younger than {policy.grace}" if now - _retired_at(retired, committed, now) < policy.grace else "",
+            kept if kept_from < retired.until else "",
+            holder,
+            blocked,
+        )
+        why = next((reason for reason in reasons if reason), "")
+        if why:
+            blocked = blocked or f"versions from {retained_from} on can be read"
+            stay.append((retired, why))
+        else:
+            retained_from = max(retained_from, retired.until)
+            go.append((retired, f"generation {retired.generation}: no version from {retired.until} on reads it"))
+    return RetiredPlan(tuple(go), tuple(stay), retained_from)
+
+
+def oldest_kept(log: DatasetLog, manifest: UnboundedManifest, policy: DiscardPolicy) -> int:
+    """Return the number of the oldest of the newest versions that the policy keeps; 0 where it keeps them all.
+
+    The manifest knows their numbers. Where a very long history leaves some of them out, commits are
+    read back from the newest, no further than anything is retired.
+    """
+    if policy.keep is None:
+        return 0
+    lowest = min((retired.until for retired in manifest.retired), default=0)
+    oldest, left = 0, policy.keep
+    for first, last in reversed(manifest.numbers):
+        oldest = max(first, last - left + 1)
+        left -= last - oldest + 1
+        if left == 0 or oldest < lowest:
+            return oldest
+    kept: set[int] = set()
+    for _, manifest_then in log.history():
+        if manifest_then.version is not None:
+            kept.add(manifest_then.version.number)
+        if kept and (len(kept) == policy.keep or min(kept) < lowest):
+            break
+    return min(kept, default=0)
+
+
+def _retired_at(retired: Retired, committed: Mapping[int, datetime], now: datetime) -> datetime:
+    """Return when the commit that retired it was made; one that no listing had yet was made just now."""
+    if retired.until in committed:
+        return committed[retired.until]
+    return now if committed and retired.until > max(committed) else retired.at
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A version, a folder or a document, and why it stays or goes."""
+
+    what: str
+    name: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What lies below a dataset, as one listing saw it; times are the store's.
+
+    `folders` are those of attempts, with the time of the newest object or renewal; `documents` those of versions.
+    `running` are the ids of attempts whose builds are going on: their record was renewed a short while ago.
+    `commits` are the times of an unbounded dataset's commits, by number.
+    """
+
+    now: datetime
+    folders: Mapping[str, datetime] = field(default_factory=dict)
+    documents: Mapping[str, datetime] = field(default_factory=dict)
+    running: frozenset[str] = frozenset()
+    commits: Mapping[int, datetime] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardPlan:
+    """Which versions go and which stay, and what no version needs, each with the reason.
+
+    Of an unbounded dataset they are the folders of retired generations, and `retained_from` is the number of the
+    first version that can be read when they have gone.
+    """
+
+    go: tuple[Judged, ...]
+    stay: tuple[Judged, ...]
+    garbage: tuple[Judged, ...]
+    retained_from: int | None = None
+
+
+def plan_discard(
+    manifest: DatasetManifest,
+    policy: DiscardPolicy,
+    leases: Sequence[LeaseInfo],
+    roots: Mapping[str, str],
+    listing: Listing,
+    kept_from: int = 0,
+) -> DiscardPlan:
+    """Decide what goes and what stays, from values alone. `roots` says of version ids why they are needed.
+
+    `kept_from` is the number of the oldest version that an unbounded dataset keeps for being new.
+    """
+    held = holders_of(leases, roots, listing.now)
+    reached = manifest.reachable()
+    limit = before(listing.now, policy.grace)
+    garbage = [
+        Judged(folder, None, f"no version reaches it, untouched since {at:%Y-%m-%d %H:%M} UTC")
+        for folder, at in sorted({**listing.folders, **listing.documents}.items())
+        if folder not in reached and folder not in manifest.doomed and at <= limit and not _is_running(folder, listing)
+    ]
+    if isinstance(manifest, UnboundedManifest):
+        plan = plan_retired(manifest, policy, held, kept_from, listing.commits, listing.now)
+        go, stay = (
+            tuple(Judged(retired.folder, None, why) for retired, why in judged) for judged in (plan.go, plan.stay)
+        )
+        return DiscardPlan(go, stay, tuple(garbage), plan.retained_from)
+    go, stay = _judge_versions(manifest, policy, held, listing)
+    return DiscardPlan(go, stay, tuple(garbage))
+
+
+def _judge_versions(
+    manifest: BoundedManifest, policy: DiscardPolicy, held: Mapping[str, str], listing: Listing
+) -> tuple[tuple[Judged, ...], tuple[Judged, ...]]:
+    """Return which versions go, and which stay."""
+    newest = _newest(manifest, policy)
+    head = manifest.ref(manifest.head) if manifest.head else None
+    # After a rollback that is an older one than others that stay, and these must not take its place.
+    next_best = head.replaced if head is not None and policy.keep != 1 else None
+    go, stay = [], []
+    for ref in manifest.versions:
+        age = listing.now - listing.documents.get(ref.document or "", ref.sealed_at)
+        pinned = manifest.pin is not None and manifest.pin.version == ref.id
+        served = manifest.version is not None and manifest.version.id == ref.id
+        sealed = ref.state == "sealed"
+        reasons = (
+            ("pinned" if pinned else ""),
+            ("served" if served else ""),
+            ("what the last switch chose" if manifest.head == ref.id else ""),
+            ("served again if the current one is withdrawn" if next_best == ref.id and sealed else ""),
+            newest.get(ref.id, ""),
+            held.get(ref.id, held.get("*", "")),
+            (f"younger than {policy.grace}" if age < policy.grace else ""),
+        )
+        why = next((reason for reason in reasons if reason), "")
+        if why:
+            stay.append(Judged(ref.id, ref.name, why))
+        else:
+            go.append(Judged(ref.id, ref.name, _why_gone(manifest, ref, policy)))
+    return tuple(go), tuple(stay)
+
+
+def doomed_by(manifest: DatasetManifest, plan: DiscardPlan) -> DatasetManifest | None:
+    """Return the manifest from which what goes is taken out, and named as doomed; None where nothing goes."""
+    gone, garbage = [judged.what for judged in plan.go], [judged.what for judged in plan.garbage]
+    return manifest.without(gone, garbage) if gone or garbage else None
+
+
+def holders_of(leases: Sequence[LeaseInfo], roots: Mapping[str, str], now: datetime) -> dict[str, str]:
+    held = {
+        version: f"leased by {lease.holder} until {lease.expires_at:%Y-%m-%d %H:%M:%S} UTC"
+        for lease in leases
+        if lease.expires_at > now
+        for version in lease.versions
+    }
+    return {**held, **roots}
+
+
+def spared_of(
+    manifest: DatasetManifest, leases: Sequence[LeaseInfo], roots: Mapping[str, str], now: datetime
+) -> list[Judged]:
+    """Return what is doomed and still held."""
+    held = holders_of(leases, roots, now)
+    reached = manifest.reachable()
+    earlier = {version for version in held if manifest.may_have_needed(version)}
+    spared = []
+    for entry in manifest.doomed:
+        why = next((reason for version, reason in held.items() if version in earlier or is_of(version, entry)), "")
+        if entry in reached:
+            why = "a version reaches it"  # never by our own hand; better garbage than a hole
+        if why:
+            spared.append(Judged(entry, None, why))
+    return spared
+
+
+def is_of(version: str, entry: str) -> bool:
+    """Whether a folder, document or manifest may be of a version, whose id ends with its attempt's."""
+    return version == "*" or version.partition("-")[2] in entry
+
+
+def _newest(manifest: BoundedManifest, policy: DiscardPolicy) -> dict[str, str]:
+    """Return the versions that stay for being new; of versions ordered by name only the newest build of each name."""
+    order = order_of(manifest)
+    sealed = sorted((ref for ref in manifest.versions if ref.state == "sealed"), key=order, reverse=True)
+    if manifest.declaration.order == "name":
+        newest_build = {ref.name: ref for ref in reversed(sealed)}
+        sealed = [ref for ref in sealed if newest_build[ref.name] is ref]
+    kept = sealed if policy.keep is None else sealed[: policy.keep]
+    why = "all are kept" if policy.keep is None else f"among the newest {policy.keep}"
+    return {ref.id: why for ref in kept}
+
+
+def _why_gone(manifest: BoundedManifest, ref: VersionRef, policy: DiscardPolicy) -> str:
+    if ref.state != "sealed":
+        return f"{ref.state}, older than {policy.grace}"
+    later = [other for other in manifest.versions if (other.name, other.state) == (ref.name, "sealed")]
+    if manifest.declaration.order == "name" and later[-1].number > ref.number:
+        return f"built again since, as {later[-1].id}"
+    return f"not among the newest {policy.keep}"
+
+
+def _is_running(entry: str, listing: Listing) -> bool:
+    """Whether a folder or document is of a build that is going on: it is nobody's garbage, however short the grace."""
+    return any(attempt in entry for attempt in listing.running)
+
 
 COMMITS_KEPT = 200
 Roots = Callable[[], Mapping[str, str]]

@@ -10,38 +10,264 @@ the completion object says, the list also tells one delivery from another under 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.discard_policy import natural_order
-from dagster_adjunct.assets.declaration.version_times import MARKER
-from dagster_adjunct.assets.sources.entries_of_records import entries_of
-from dagster_adjunct.assets.sources.folder_contents import FolderContents
-from dagster_adjunct.assets.sources.folder_records import FolderRecords
-from dagster_adjunct.assets.sources.folders import Folder, Promise, folders_in, promise_in
-from dagster_adjunct.assets.sources.records_in_process import (
+from dagster_adjunct.assets.declaration.policies import MARKER, natural_order
+from dagster_adjunct.assets.sources.entries import (
     entries_in_arrow,
+    entries_of,
     refuse_in_process,
     what_only_spark_extracts,
 )
-from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
-from dagster_adjunct.assets.sources.versions_of_no_stream import VersionsOfNoStream
-from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionsOfNoStream
+from dagster_adjunct.assets.versions.deliveries import Delivered, MarkerFacts
+from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError
-from dagster_adjunct.resources.files import DeclaredFiles, open_tree, place_in
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.streams.interface.checksum import promised_checksum
-from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
+from dagster_adjunct.resources.files.formats import DeclaredFiles, count_records, files_frame, files_table, place_in
+from dagster_adjunct.resources.files.tree import FoundFile, open_tree
+from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.checksum import NOTHING, checksum_in_arrow, promised_checksum, records_checksum
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource
-    from dagster_adjunct.assets.sources.folder_contents import Copies
+    from dagster_adjunct.assets.declaration.sources import FileSource
+    from dagster_adjunct.resources.files.tree import FileTree
+
+# What a listing of files says: which folders there are, which are complete, and what completion objects promise.
+#
+# Pure decisions over what was listed, without I/O.
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder as it was listed. `path` is "" for the place itself; `complete` is its completion object."""
+
+    path: str
+    files: tuple[FoundFile, ...]
+    complete: FoundFile | None
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a completion object says of the files; `problem` says why it can't be understood.
+
+    `valid_from` is since when the version is valid; a time without its zone is UTC.
+    """
+
+    rows: int | None = None
+    checksum: str | None = None
+    problem: str = ""
+    valid_from: datetime | None = None
+
+
+def folders_in(files: list[FoundFile], complete: str) -> list[Folder]:
+    """Return the folders that hold files, and "" where files lie beside them.
+
+    The place itself is one folder with all that is below it where the completion object lies there. Files called
+    `_…` or `.…`, and what is in folders called so, are no data.
+    """
+    by_name: dict[str, list[FoundFile]] = {}
+    for file in files:
+        name = file.path.partition("/")[0] if "/" in file.path else ""
+        if not _hidden(name):
+            by_name.setdefault(name, []).append(file)
+    folders = []
+    for name, inside in by_name.items():
+        marker = f"{name}/{complete}" if name else complete
+        data = [file for file in inside if file.path != marker and not any(map(_hidden, file.path.split("/")))]
+        ending = next((file for file in inside if file.path == marker), None)
+        if name or data or ending:
+            folders.append(Folder(name, _by_name(data), ending))
+    whole = next((folder for folder in folders if not folder.path and folder.complete), None)
+    if whole is None:
+        return folders
+    rest = [folder for folder in folders if folder.path]
+    everything = [file for folder in folders for file in folder.files]
+    return [Folder("", _by_name(everything), whole.complete), *rest]
+
+
+def promise_in(data: bytes) -> Promise:
+    """Return what a completion object says: nothing unless it is a JSON object; unknown fields are others' own."""
+    try:
+        promised = json.loads(data)
+    except ValueError:
+        return Promise(problem="is neither empty nor JSON") if data.strip() else Promise()
+    if not isinstance(promised, dict):
+        return Promise(problem=f"holds a JSON {type(promised).__name__} where an object is expected")
+    rows, checksum = promised.get("rows"), promised.get("checksum")
+    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 0):
+        return Promise(problem=f"says rows {rows!r}: expected a whole number")
+    if checksum is not None and not isinstance(checksum, str):
+        return Promise(problem=f"says checksum {checksum!r}: expected a text")
+    valid_from = promised.get("valid_from")
+    try:
+        told = None if valid_from is None else datetime.fromisoformat(valid_from)
+    except (ValueError, TypeError):
+        return Promise(problem=f"says valid_from {valid_from!r}: expected a time such as 2026-01-31T00:00:00Z")
+    return Promise(rows, checksum, valid_from=told if told is None or told.tzinfo else told.replace(tzinfo=UTC))
+
+
+def _by_name(files: Iterable[FoundFile]) -> tuple[FoundFile, ...]:
+    return tuple(sorted(files, key=lambda file: natural_order(file.path)))
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(("_", "."))
+
+
+# What tells a delivered folder from another one of its name: the contents of its files, not when or where they lie.
+#
+# Listing costs nothing, and a folder that is listed as before is what it was. Only one that was copied, restored or
+# completed anew is read.
+
+
+Markers = Mapping[str, MarkerFacts]
+# By version name, what the markers of a delivery are that lies there anew with the same contents.
+Copies = Mapping[str, Markers]
+
+
+class FolderContents:
+    """What the folders of one tree hold. Folders given are complete."""
+
+    def __init__(self, tree: FileTree) -> None:
+        self._tree = tree
+
+    def delivered(self, folder: Folder, rows: int | None) -> dict[str, MarkerFacts]:
+        """Return what is kept of a delivery."""
+        return self._now(folder, MarkerFacts(offset=0, rows=rows, contents=_contents(self._tree, folder)))
+
+    def markers(self, folder: Folder, before: Markers) -> dict[str, MarkerFacts]:
+        """Return what is kept of a delivery whose copy lies there now."""
+        assert folder.complete is not None
+        return self._now(folder, before[folder.complete.path])
+
+    def differs(self, markers: Markers, folder: Folder, *, asked: bool = False) -> bool:
+        """Whether a folder is another delivery than the one that was taken.
+
+        Files that are replaced are no delivery before the completion object is written again, unless the version is
+        asked for: they may be copied, or on their way. A delivery whose contents were not kept is told by its listing.
+        """
+        before = self._before(markers, folder)
+        assert folder.complete is not None
+        if before is None:
+            return False
+        if before.checksum != self._tree.content_tag(folder.complete):
+            return True
+        again = asked or before.completed != folder.complete.modified
+        if not again or before.listing is None or before.listing == _listing(folder):
+            return False
+        return before.contents is None or before.contents != _contents(self._tree, folder)
+
+    def original(self, folder: Folder, deliveries: Iterable[Delivered]) -> str | None:
+        """Return the name of the delivery that a folder of another name holds, too."""
+        assert folder.complete is not None
+        for done in deliveries:
+            for marker in done.markers.values():
+                kept = marker.contents is not None and marker.checksum == self._tree.content_tag(folder.complete)
+                if kept and marker.contents == _contents(self._tree, folder):
+                    return done.name
+        return None
+
+    def is_known(self, markers: Markers, folder: Folder) -> bool:
+        """Whether a folder lies there as it was looked at last."""
+        before = self._before(markers, folder)
+        assert folder.complete is not None
+        now = (folder.complete.modified, _listing(folder))
+        return before is not None and (before.completed, before.listing) == now
+
+    def is_copy(self, markers: Markers, folder: Folder) -> bool:
+        """Whether a folder that was completed anew holds what was delivered."""
+        before = self._before(markers, folder)
+        assert folder.complete is not None
+        if before is None or before.contents is None or before.completed == folder.complete.modified:
+            return False
+        if before.checksum != self._tree.content_tag(folder.complete):
+            return False
+        return before.listing == _listing(folder) or before.contents == _contents(self._tree, folder)
+
+    def _before(self, markers: Markers, folder: Folder) -> MarkerFacts | None:
+        assert folder.complete is not None
+        return markers.get(folder.complete.path)
+
+    def _now(self, folder: Folder, known: MarkerFacts) -> dict[str, MarkerFacts]:
+        complete = folder.complete
+        assert complete is not None
+        tag = self._tree.content_tag(complete)
+        now = {"checksum": tag, "listing": _listing(folder), "completed": complete.modified}
+        return {complete.path: known.model_copy(update=now)}
+
+
+@lru_cache(maxsize=1024)  # sensors look again and again at folders as they were listed
+def _contents(tree: FileTree, folder: Folder) -> str:
+    """Return what folders with the same data files have in common. Local files are read for it."""
+    prefix = f"{folder.path}/" if folder.path else ""
+    return _digest([(file.path.removeprefix(prefix), file.size, tree.content_tag(file)) for file in folder.files])
+
+
+def _listing(folder: Folder) -> str:
+    """Return what tells a folder's data files from others: their names, sizes and ETags."""
+    return _digest([(file.path, file.size, file.etag) for file in folder.files])
+
+
+def _digest(told: list[tuple[str, int, str]]) -> str:
+    return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
+
+
+# Text up to this many bytes is counted here: starting Spark for it would take longer.
+_READ_HERE = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class FolderRecords:
+    """Files and what they are declared to hold; `completed_by` names their completion object in errors."""
+
+    declared: DeclaredFiles
+    files: tuple[FoundFile, ...]
+    completed_by: str
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        return files_frame(spark, self.declared, self.files)
+
+    def table(self) -> pa.Table:
+        return files_table(self.declared, self.files)
+
+    def count(self, spark: Callable[[], SparkSession], *, must: bool) -> int | None:
+        """Return how many they are; None where only reading much text tells, unless it `must` be known."""
+        if self.declared.format == "parquet" or sum(file.size for file in self.files) <= _READ_HERE:
+            return count_records(self.declared, self.files)
+        if not must:
+            return None
+        if spark is IN_PROCESS:
+            return int(self.table().num_rows)
+        with unwrapped():
+            return self.frame(spark()).count()
+
+    def check_checksum(self, expected: str, spark: Callable[[], SparkSession] | None) -> None:
+        """Raise MarkerConflictError where the records have another checksum; without `spark` there are none."""
+        schema, checksum = self.declared.schema, NOTHING
+        if spark is IN_PROCESS:
+            checksum = checksum_in_arrow(self.table(), schema)
+        elif spark is not None:
+            checksum = records_checksum(self.frame(spark()), schema)
+        if checksum != expected:
+            raise MarkerConflictError(
+                f"{self.completed_by} expects records with the checksum {expected}, the files hold {checksum}.",
+                "The version is not published and what is served stays. Deliver the right content under a new name.",
+                expected=expected,
+                found=checksum,
+            )
 
 
 class FileVersions(VersionsOfNoStream):

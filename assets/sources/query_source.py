@@ -7,30 +7,29 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.inputs_besides_streams import Computation
-from dagster_adjunct.assets.sources.entries_of_records import entries_of
-from dagster_adjunct.assets.sources.records_in_process import (
+from dagster_adjunct.assets.declaration.sources import Computation
+from dagster_adjunct.assets.sources.entries import (
     entries_in_arrow,
+    entries_of,
     refuse_in_process,
     what_only_spark_extracts,
 )
-from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
-from dagster_adjunct.assets.sources.versions_of_no_stream import VersionsOfNoStream
-from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionsOfNoStream
+from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.quoted_columns import column, literal
 from dagster_adjunct.resources.schemas.records import ArrowFrame, spark_frame_of, table_of
 from dagster_adjunct.resources.schemas.schema import Schema, conform, repeated
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.spark.spark_errors import first_line
-from dagster_adjunct.resources.streams.interface.stream_system import META
+from dagster_adjunct.resources.spark.errors import first_line
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.system import META
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.declaration.inputs_besides_streams import QuerySource
+    from dagster_adjunct.assets.declaration.sources import QuerySource
 
 
 class QueryVersions(VersionsOfNoStream):

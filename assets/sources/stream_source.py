@@ -7,52 +7,77 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.sources.end_of_dataset_markers import (
+from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
+from dagster_adjunct.assets.sources.entries import entries_in_arrow, entries_of, refuse_in_process, what_needs_spark
+from dagster_adjunct.assets.sources.markers import (
     Complete,
     MarkedSegment,
+    Unknown,
+    after_lost,
     check_counts,
     check_repeats,
+    cut_partitions,
     next_delivery,
+    settled_versions,
+    told_again,
 )
-from dagster_adjunct.assets.sources.entries_of_records import entries_of
-from dagster_adjunct.assets.sources.lost_versions import Unknown, after_lost, cut_partitions
-from dagster_adjunct.assets.sources.opened_stream import Source, as_stored
-from dagster_adjunct.assets.sources.records_in_process import entries_in_arrow, refuse_in_process, what_needs_spark
-from dagster_adjunct.assets.sources.redelivery import told_again
-from dagster_adjunct.assets.sources.settled_versions import settled_versions
-from dagster_adjunct.assets.sources.source_made_anew import SameStream
+from dagster_adjunct.assets.sources.opened_stream import SameStream, Source, as_stored
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
-from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
-from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carried_over, grown
 from dagster_adjunct.assets.versions.deliveries import Lost
-from dagster_adjunct.assets.versions.manifest import taken_up
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, taken_up
+from dagster_adjunct.assets.versions.reports import carried_over, grown
+from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import MarkerConflictError, SchemaMismatchError
-from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.streams.interface.checksum import (
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.checksum import (
     NOTHING,
     checksums_by_partition,
     checksums_in_arrow,
     promised_checksum,
 )
-from dagster_adjunct.resources.streams.interface.stream_system import (
+from dagster_adjunct.resources.streams.system import (
     FIRST_OFFSET,
     META,
     OFFSET,
     PARTITION,
     Marker,
+    SystemStreamPartition,
 )
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.sources.version_source import VersionSource
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
-    from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo, StreamSystem
+    from dagster_adjunct.assets.versions.version import DatasetDeclaration
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.streams.system import StreamInfo, StreamSystem
+
+
+def open_source(
+    systems: Mapping[str, StreamSystem],
+    spec: AdjunctDataset,
+    lake: Lake,
+    *,
+    partition: str | None = None,
+) -> VersionSource:
+    """Return the versions that a bounded dataset is made from, whatever they arrive by.
+
+    `partition` is the name of the one version that is asked for, where the dataset declares version partitions; a
+    stream gives its versions in its own order. Raises DatasetError for an input that can't make the dataset.
+    """
+    if isinstance(spec.input, FileSource):
+        from dagster_adjunct.assets.sources.file_source import FileVersions
+
+        return FileVersions(spec, spec.input, partition)
+    if isinstance(spec.input, QuerySource):
+        from dagster_adjunct.assets.sources.query_source import QueryVersions
+
+        return QueryVersions(spec, spec.input, partition, now=lake.now)
+    return StreamSource.of(systems, spec, now=lake.now)
 
 
 class StreamSource:

@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dagster_adjunct.assets.sources.entries import schema_of_entries
 from dagster_adjunct.assets.versions.deliveries import Lost, MarkerFacts
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, taken_up
+from dagster_adjunct.assets.versions.version import declaration_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
+    from dagster_adjunct.assets.versions.version import DatasetDeclaration
     from dagster_adjunct.resources.schemas.schema import Schema
 
 
@@ -126,3 +128,35 @@ class VersionSource(Protocol):
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         """Say where the record lies that `read` gave this `__partition` and `__offset`; "" where it lies nowhere."""
         ...
+
+
+class VersionsOfNoStream:
+    """The dataset that versions are made for, and what follows from it: no partitions and no offsets to begin with."""
+
+    def __init__(self, spec: AdjunctDataset, records: Schema) -> None:
+        self._spec, self._schema = spec, schema_of_entries(spec, records)
+
+    @property
+    def spec(self) -> AdjunctDataset:
+        return self._spec
+
+    @property
+    def schema(self) -> Schema:
+        return self._schema
+
+    @property
+    def declaration(self) -> DatasetDeclaration:
+        return declaration_of(self._spec, self._schema)
+
+    @property
+    def copartitioned(self) -> bool:
+        return False
+
+    def first_manifest(self) -> BoundedManifest:
+        return BoundedManifest(name=self._spec.name, declaration=self.declaration, offsets={})
+
+    def carried_over(self, stored: DatasetManifest) -> None:
+        return None
+
+    def taken_up(self, stored: DatasetManifest) -> BoundedManifest:
+        return taken_up(stored, self.declaration)

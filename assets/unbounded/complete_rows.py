@@ -20,26 +20,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.declaration.changes.change_formats import KEPT, kept_marks
-from dagster_adjunct.assets.declaration.changes.change_order import SNAPSHOT_ROWS
-from dagster_adjunct.assets.reading.arrow_comparison import key_codes
-from dagster_adjunct.assets.reading.stored_files import StoredFile
-from dagster_adjunct.assets.sources.decode_changes import bad_change
-from dagster_adjunct.assets.versions.sealed_version import POSITION
-from dagster_adjunct.resources.bucketing.bucket_files import unpack_footer
+from dagster_adjunct.assets.declaration.change_formats import KEPT, kept_marks
+from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
+from dagster_adjunct.assets.reading.diff import key_codes
+from dagster_adjunct.assets.reading.key_lookup import StoredFile
+from dagster_adjunct.assets.sources.changes import bad_change
+from dagster_adjunct.assets.versions.version import POSITION
+from dagster_adjunct.resources.bucketing.files import unpack_footer
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP
-from dagster_adjunct.resources.objects.object_file import open_object
+from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.schemas.schema import arrow_type
-from dagster_adjunct.resources.spark.spark_errors import wrapped
-from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TOMBSTONE
+from dagster_adjunct.resources.spark.errors import wrapped
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout, Generation
-    from dagster_adjunct.resources.objects.object_store import ObjectStore
+    from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
+    from dagster_adjunct.resources.objects.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,21 +5,255 @@ Both make the same tables of the same streams; tests run random histories throug
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic
+from datetime import datetime
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
-from dagster_adjunct.assets.sources.change_decoder import ChangeDecoder, Rows
-from dagster_adjunct.assets.sources.changes_by_spark import SparkDecoder
-from dagster_adjunct.assets.sources.changes_in_arrow import ArrowDecoder
-from dagster_adjunct.assets.unbounded.table_rows import TableRows
-from dagster_adjunct.assets.unbounded.table_rows_by_spark import SparkRows
-from dagster_adjunct.assets.unbounded.table_rows_in_arrow import ArrowRows
-from dagster_adjunct.assets.writing.generation_writer import ARROW, SPARK, GenerationWriter
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.assets.declaration.change_formats import PROBLEM
+from dagster_adjunct.assets.reading.diff import read_stored_file
+from dagster_adjunct.assets.reading.key_lookup import StoredFile
+from dagster_adjunct.assets.sources.arrow_changes import ArrowDecoder, with_problems
+from dagster_adjunct.assets.sources.change_stream import SparkDecoder
+from dagster_adjunct.assets.sources.changes import ChangeDecoder, Rows, too_late
+from dagster_adjunct.assets.versions.version import POSITION
+from dagster_adjunct.assets.writing.write_generation import ARROW, SPARK, GenerationWriter
+from dagster_adjunct.resources.common import microseconds
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
+    from dagster_adjunct.resources.objects.store import ObjectStore
+
+
+class TableRows(Protocol[Rows]):
+    """Works on the rows of generations, which have `__position`, `__tombstone` and the number `__gen` beside columns.
+
+    Of a key the row with the highest (position, generation) wins.
+    """
+
+    def stored(self, store: ObjectStore, what: str, layout: BucketLayout, generations: Sequence[Generation]) -> Rows:
+        """Return all rows of these generations. Raises ManifestMismatchError for files that are not as listed."""
+        ...
+
+    def positions(self, rows: Rows) -> tuple[int | None, int | None]:
+        """Return the lowest and the highest position of these rows, None where there are none."""
+        ...
+
+    def without_forgotten(
+        self, rows: Rows, key: tuple[str, ...], horizon: int | None
+    ) -> tuple[Rows, Callable[[], dict[str, int]]]:
+        """Return the winner of each key but for tombstones up to the horizon, and what counts them once written.
+
+        Counted are "keys", what is "forgotten", and the "tombstones" that stay.
+        """
+        ...
+
+    def not_expired(self, rows: Rows, expires: str, watermark: datetime) -> Rows:
+        """Return the rows whose time, in the column `expires`, the watermark has not reached."""
+        ...
+
+    def at_stored_positions(self, changes: Rows, stored: Rows, key: tuple[str, ...]) -> Rows:
+        """Return the changes with positions no lower than those that the table holds of their keys."""
+        ...
+
+    def late_beside(self, changes: Rows, stored: Rows, key: tuple[str, ...], horizon: int) -> tuple[Rows, Rows, int]:
+        """Return the changes that a forgotten deletion can't beat; all, with such a problem on the others; how many.
+
+        Beaten may be all changes of a key that the table does not hold, where the newest is not above the horizon.
+        Where it is a deletion they are left out: there is nothing to delete, and the deletion that counts may be
+        another.
+        """
+        ...
+
+
+_NEWER, _GENERATION = "__newer", "__gen"
+_STORED, _LATE, _NEWEST = "__stored", "__late", "__newest"
+
+
+@dataclass(frozen=True, slots=True)
+class SparkRows:
+    """TableRows over frames; the session is started by the first read."""
+
+    session: Callable[[], SparkSession]
+
+    def stored(
+        self, store: ObjectStore, what: str, layout: BucketLayout, generations: Sequence[Generation]
+    ) -> DataFrame:
+        """Return all rows of these generations; bucket i is partition i."""
+        from dagster_adjunct.resources.bucketing.files import bucketed_frame
+
+        rows = bucketed_frame(self.session(), store, what, layout, generations)
+        return rows if layout.bucket_by else rows.coalesce(1)
+
+    def positions(self, rows: DataFrame) -> tuple[int | None, int | None]:
+        from pyspark.sql import functions as F
+
+        lowest, highest = rows.agg(F.min(POSITION), F.max(POSITION)).collect()[0]
+        return lowest, highest
+
+    def without_forgotten(
+        self, rows: DataFrame, key: tuple[str, ...], horizon: int | None
+    ) -> tuple[DataFrame, Callable[[], dict[str, int]]]:
+        from pyspark.sql import Observation, Window
+        from pyspark.sql import functions as F
+
+        places = Window.partitionBy(*[column(name) for name in key]).orderBy(POSITION, _GENERATION)
+        winners = rows.withColumn(_NEWER, F.lead(F.lit(1)).over(places)).where(F.col(_NEWER).isNull()).drop(_NEWER)
+        tombstone = F.col(TOMBSTONE)
+        gone = tombstone & (F.col(POSITION) <= F.lit(horizon)) if horizon is not None else F.lit(False)
+        observed = Observation()
+
+        def count(condition: Column, name: str) -> Column:
+            return F.coalesce(F.sum(condition.cast("long")), F.lit(0)).alias(name)
+
+        watched = winners.observe(
+            observed,
+            F.count(F.lit(1)).alias("keys"),
+            count(gone, "forgotten"),
+            count(tombstone & ~gone, "tombstones"),
+        )
+        return watched.where(~gone), lambda: {name: int(value) for name, value in observed.get.items()}
+
+    def not_expired(self, rows: DataFrame, expires: str, watermark: datetime) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        return rows.where(column(expires) > F.lit(watermark))
+
+    def at_stored_positions(self, changes: DataFrame, stored: DataFrame, key: tuple[str, ...]) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        return _with_stored(changes, stored, key).withColumn(POSITION, F.greatest(POSITION, _STORED)).drop(_STORED)
+
+    def late_beside(
+        self, changes: DataFrame, stored: DataFrame, key: tuple[str, ...], horizon: int
+    ) -> tuple[DataFrame, DataFrame, int]:
+        from pyspark.sql import functions as F
+
+        changes = _above_forgotten(_with_stored(changes, stored, key), key, horizon).drop(_STORED)
+        reasons = F.coalesce(F.col(PROBLEM), F.when(F.col(_LATE), F.lit(too_late(horizon))))
+        in_time = changes.where(~F.col(_LATE)).drop(_LATE)
+        return in_time, changes.withColumn(PROBLEM, reasons).drop(_LATE), changes.where(_LATE).count()
+
+
+def _with_stored(changes: DataFrame, stored: DataFrame, key: tuple[str, ...]) -> DataFrame:
+    """Return the changes with the position of what the table holds of their key; null where it holds nothing."""
+    from pyspark.sql import functions as F
+
+    names = [f"__key_{index}" for index in range(len(key))]
+    keys = [column(own).alias(name) for own, name in zip(key, names, strict=True)]
+    held = stored.select(*keys, F.col(POSITION).alias(_STORED)).groupBy(*names).agg(F.max(_STORED).alias(_STORED))
+    same = reduce(and_, [column(own) == F.col(name) for own, name in zip(key, names, strict=True)])
+    return changes.join(held, same, "left").drop(*names)
+
+
+def _above_forgotten(changes: DataFrame, key: tuple[str, ...], horizon: int) -> DataFrame:
+    """Return the changes with a mark where a deletion that is forgotten might beat them; see `late_beside`."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    place = F.when(F.col(PROBLEM).isNull(), F.struct(POSITION, OFFSET, PARTITION, TOMBSTONE))
+    newest = F.max(place).over(Window.partitionBy(*[column(name) for name in key]))
+    changes = changes.withColumn(_NEWEST, newest)
+    last = F.col(_NEWEST)
+    below = F.col(_STORED).isNull() & F.col(PROBLEM).isNull() & (last[POSITION] <= F.lit(horizon))
+    return changes.where(~below | ~last[TOMBSTONE]).withColumn(_LATE, below).drop(_NEWEST)
+
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowRows:
+    """TableRows over Arrow tables."""
+
+    def stored(
+        self, store: ObjectStore, what: str, layout: BucketLayout, generations: Sequence[Generation]
+    ) -> pa.Table:
+        import pyarrow as pa
+
+        tables = [layout.arrow_schema().empty_table().append_column(_GENERATION, pa.array([], pa.int32()))]
+        for generation in generations:
+            for file in generation.files:
+                rows = read_stored_file(StoredFile(store, what, generation.folder, file), layout)
+                tables.append(rows.append_column(_GENERATION, pa.array([generation.id] * rows.num_rows, pa.int32())))
+        return pa.concat_tables(tables)
+
+    def positions(self, rows: pa.Table) -> tuple[int | None, int | None]:
+        import pyarrow.compute as pc
+
+        bounds = pc.min_max(rows.column(POSITION)).as_py()
+        return bounds["min"], bounds["max"]
+
+    def without_forgotten(
+        self, rows: pa.Table, key: tuple[str, ...], horizon: int | None
+    ) -> tuple[pa.Table, Callable[[], dict[str, int]]]:
+        order = [(name, "ascending") for name in (*key, POSITION, _GENERATION)]
+        rows = rows.sort_by(order)
+        last = {row: index for index, row in enumerate(_keys(rows, key))}
+        winners = rows.take(list(last.values()))
+        deleted, positions = (winners.column(name).to_pylist() for name in (TOMBSTONE, POSITION))
+        gone = [
+            mark and horizon is not None and position <= horizon
+            for mark, position in zip(deleted, positions, strict=True)
+        ]
+        counts = {"keys": len(last), "forgotten": sum(gone), "tombstones": sum(deleted) - sum(gone)}
+        return _where(winners, [not mark for mark in gone]), lambda: counts
+
+    def not_expired(self, rows: pa.Table, expires: str, watermark: datetime) -> pa.Table:
+        import pyarrow.compute as pc
+
+        return rows.filter(pc.greater(rows.column(expires).cast("int64"), microseconds(watermark)))
+
+    def at_stored_positions(self, changes: pa.Table, stored: pa.Table, key: tuple[str, ...]) -> pa.Table:
+        import pyarrow as pa
+
+        held = _held(stored, key)
+        rows = zip(_keys(changes, key), changes.column(POSITION).to_pylist(), strict=True)
+        positions = [max(position, held.get(own, position)) for own, position in rows]
+        return changes.set_column(changes.column_names.index(POSITION), POSITION, pa.array(positions, pa.int64()))
+
+    def late_beside(
+        self, changes: pa.Table, stored: pa.Table, key: tuple[str, ...], horizon: int
+    ) -> tuple[pa.Table, pa.Table, int]:
+        held, own = _held(stored, key), list(_keys(changes, key))
+        good = [problem is None for problem in changes.column(PROBLEM).to_pylist()]
+        names = (POSITION, OFFSET, PARTITION, TOMBSTONE)
+        places = list(zip(*(changes.column(name).to_pylist() for name in names), strict=True))
+        newest: dict[Key, tuple[int, int, int, bool]] = {}
+        for row, place, fine in zip(own, places, good, strict=True):
+            if fine:
+                newest[row] = max(place, newest.get(row, place))
+        late = [fine and row not in held and newest[row][0] <= horizon for row, fine in zip(own, good, strict=True)]
+        kept = [not (mark and newest[row][3]) for row, mark in zip(own, late, strict=True)]
+        changes, late = _where(changes, kept), [mark for mark, stays in zip(late, kept, strict=True) if stays]
+        reasons = [too_late(horizon) if mark else None for mark in late]
+        return _where(changes, [not mark for mark in late]), with_problems(changes, reasons), sum(late)
+
+
+def _keys(rows: pa.Table, key: tuple[str, ...]) -> Iterator[Key]:
+    return zip(*(rows.column(name).to_pylist() for name in key), strict=True)
+
+
+def _held(stored: pa.Table, key: tuple[str, ...]) -> dict[Key, int]:
+    """Return the highest position that is stored of each key."""
+    held: dict[Key, int] = {}
+    for own, position in zip(_keys(stored, key), stored.column(POSITION).to_pylist(), strict=True):
+        held[own] = max(position, held.get(own, position))
+    return held
+
+
+def _where(rows: pa.Table, mask: Sequence[bool]) -> pa.Table:
+    import pyarrow as pa
+
+    return rows.filter(pa.array(mask, pa.bool_()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from dagster_adjunct.assets.declaration.changes.change_order import order_in_words
-from dagster_adjunct.assets.unbounded.table_validity import SeenTable, TableContinuity, state_of
-from dagster_adjunct.assets.versions.kept_history import length_of
-from dagster_adjunct.assets.versions.stored_declaration import kept_history
-from dagster_adjunct.assets.versions.unbounded_state import Decision
+from dagster_adjunct.assets.declaration.change_values import order_in_words
+from dagster_adjunct.assets.unbounded.commit import SeenTable, TableContinuity, state_of
+from dagster_adjunct.assets.versions.manifest import Decision
+from dagster_adjunct.assets.versions.version import kept_history, length_of
 from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError
-from dagster_adjunct.resources.schemas.evolution import refused_changes
+from dagster_adjunct.resources.schemas.schema import refused_changes
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -6,42 +6,385 @@ The ids of startpoints are in the commit of their effect, so each is applied onc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from dagster_adjunct.assets.unbounded.advance_table import carry_out, compact, taken_up
-from dagster_adjunct.assets.unbounded.apply_changes import apply_changes, apply_ranges
-from dagster_adjunct.assets.unbounded.commit_table import Advance, AdvanceProgress
-from dagster_adjunct.assets.unbounded.reapply_changes import Rewinding
-from dagster_adjunct.assets.unbounded.recovery import decide
-from dagster_adjunct.assets.unbounded.rewind_plan import (
-    Force,
-    Positions,
-    RewindPlan,
-    check_goes_back,
-    decide_rewind,
-    not_valid,
-    open_startpoints,
-)
-from dagster_adjunct.assets.unbounded.table_report import report_of
-from dagster_adjunct.assets.unbounded.table_validity import SeenTable, look
-from dagster_adjunct.assets.versions.advance_report import OnStage, Stages, ignore
+from dagster_adjunct.assets.declaration.change_values import order_in_words
+from dagster_adjunct.assets.declaration.policies import DeadLetters
+from dagster_adjunct.assets.sources.changes import Rows
+from dagster_adjunct.assets.sources.opened_stream import by_partition
+from dagster_adjunct.assets.unbounded.advance import carry_out, compact, taken_up
+from dagster_adjunct.assets.unbounded.changes import apply_changes, apply_ranges
+from dagster_adjunct.assets.unbounded.commit import Advance, AdvanceProgress, SeenTable, look
+from dagster_adjunct.assets.unbounded.engine import TableRows
+from dagster_adjunct.assets.unbounded.progress import report_of
+from dagster_adjunct.assets.unbounded.recovery import check_complete, decide
+from dagster_adjunct.assets.versions.actions import explained
 from dagster_adjunct.assets.versions.leases import Lease
-from dagster_adjunct.assets.versions.operator_actions import explained
-from dagster_adjunct.assets.versions.unbounded_state import Decision
-from dagster_adjunct.assets.writing.runtime import Runtime
-from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
-from dagster_adjunct.resources.spark.given_session import starter_of
-from dagster_adjunct.resources.spark.spark_errors import unwrapped
+from dagster_adjunct.assets.versions.manifest import Change, Decision, UnboundedManifest
+from dagster_adjunct.assets.versions.reports import OnStage, Stages, ignore
+from dagster_adjunct.assets.writing.write_generation import Runtime
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    ConfigurationError,
+    DatasetError,
+    OffsetOutOfRangeError,
+)
+from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.spark.in_process import starter_of
+from dagster_adjunct.resources.streams.startpoint import (
+    Startpoint,
+    StartpointOldest,
+    StartpointUpcoming,
+    describe_startpoint,
+    resolve_startpoint_to_offset,
+)
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.advance_report import AdvanceReport
+    from dagster_adjunct.assets.sources.opened_stream import Ranges, Source
+    from dagster_adjunct.assets.versions.reports import AdvanceReport
+    from dagster_adjunct.assets.versions.version import SealedVersion
     from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.streams.system import StreamSystem
+
+# Changes that a table has taken in already, applied again over what it holds.
+#
+# Rows carry positions, and of a key the highest (position, generation) wins. So what is applied again
+# replaces what was made of the same changes, and never what is newer. Two cases need more than that:
+#
+#     by offset     a later change of the key makes no entry any more: an earlier one takes its position
+#     by a column   deletions up to the horizon are forgotten: changes below it are too late, but for keys that are
+# there
+
+
+@dataclass(frozen=True, slots=True)
+class Rewinding:
+    """A rewind that is being done: `ids` are its startpoints, by partition. `forced` sets late changes aside."""
+
+    plan: RewindPlan
+    ids: dict[str, str]
+    reason: str
+    forced: bool
+
+    @property
+    def ranges(self) -> Ranges:
+        """What is read again."""
+        rewound = (partition for partition in self.plan.partitions if partition.again)
+        return {partition.ssp: (partition.start, str(partition.taken)) for partition in rewound}
+
+    @property
+    def told(self) -> tuple[object, ...]:
+        """What tells this rewind from others."""
+        return sorted(self.ids.items()), sorted((str(ssp), span) for ssp, span in self.ranges.items())
+
+    def onto(
+        self,
+        changes: Rows,
+        table: TableRows[Rows],
+        store: ObjectStore,
+        spec: AdjunctDataset,
+        manifest: UnboundedManifest,
+    ) -> tuple[Rows, Callable[[], int] | None]:
+        """Return the changes as they are written over what the table holds, and what counts those that come too late.
+
+        Raises DatasetError for changes that come too late, unless it is forced.
+        """
+        horizon, version = manifest.horizon, manifest.version
+        assert version is not None
+        by_offset = spec.following.order is None
+        if horizon is None and not by_offset:
+            return changes, None
+        what = f"dataset {spec.name!r}, version {version.id}"
+        stored = table.stored(store, what, version.layout, version.generations)
+        if by_offset or horizon is None:
+            return table.at_stored_positions(changes, stored, spec.key), None
+        in_time, with_reasons, late = table.late_beside(changes, stored, spec.key, horizon)
+        if late and not self.forced:
+            raise DatasetError(
+                f"dataset {spec.name!r}: {late:,} of the changes to apply again are at or below position {horizon}, up "
+                "to which deletions are forgotten, and of keys that it does not hold: they may have been deleted.",
+                f"Build it anew: adjunct dataset rebuild {spec.name} MODULE:APP --reason …. Forced, these changes are "
+                "set aside as too late.",
+                dataset=spec.name,
+            )
+        if isinstance(spec.following.on_bad_change, DeadLetters):
+            return with_reasons, None
+        return in_time, lambda: late
+
+    def onto_history(
+        self, changes: Rows, table: TableRows[Rows], store: ObjectStore, spec: AdjunctDataset, version: SealedVersion
+    ) -> Rows:
+        """Return the changes as they are written over rows over time: in the place of what has their key and moment."""
+        if spec.following.order is not None:
+            return changes
+        what = f"dataset {spec.name!r}, version {version.id}"
+        stored = table.stored(store, what, version.layout, version.generations)
+        return table.at_stored_positions(changes, stored, version.layout.key)
+
+    def recorded(self, after: UnboundedManifest, system: StreamSystem) -> UnboundedManifest:
+        """Return the manifest with this rewind in it: its startpoints, and from and up to where the table has read."""
+        bootstrap = after.bootstrap
+        begins, offsets = dict(bootstrap.start), dict(after.offsets)
+        for partition in self.plan.partitions:
+            name = str(partition.ssp)
+            if partition.skipped:
+                offsets[name] = partition.start
+            elif partition.again and system.compare(partition.start, begins[name]) < 0:
+                begins[name] = partition.start
+        return after.after(
+            offsets=offsets,
+            bootstrap=bootstrap.model_copy(update={"start": begins}),
+            applied=after.with_applied(self.ids),
+            change=Change(action="rewind", reason=self.reason),
+        )
+
+
+# What startpoints on a dataset's own stream come to: decided on the manifest and the stream's ends, before any change.
+#
+# oldest, in every partition      the table is built anew
+# earlier than what is taken in   [startpoint, offset) is applied again
+# later, or upcoming              the offsets between are passed over: refused, unless it is forced
+
+
+Positions = Mapping[SystemStreamPartition, Startpoint]
+Force = bool | Collection[SystemStreamPartition]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRewind:
+    """What a startpoint comes to in one partition, at offset `start`.
+
+    `taken` is the next offset that the table reads, None where there is no table. `again` is how many offsets are
+    applied again (in a rebuild, read), `skipped` how many never would be.
+    """
+
+    ssp: SystemStreamPartition
+    startpoint: str
+    taken: str | None
+    start: str
+    again: int = 0
+    skipped: int = 0
+
+    def summary(self) -> str:
+        """Return it in one line."""
+        taken = "there is no table yet" if self.taken is None else f"taken in up to {self.taken}"
+        counts = [f"{self.again:,} offsets again"] if self.again else []
+        counts += [f"{self.skipped:,} offsets never"] if self.skipped else []
+        at = f"{self.ssp}: {self.startpoint}: starts at {self.start}"
+        return f"{at}, {taken}: {', '.join(counts) or 'nothing to apply'}"
+
+
+@dataclass(frozen=True, slots=True)
+class RewindPlan:
+    """What startpoints on a dataset's stream come to; "applied" says that all of them are in the table already.
+
+    `refusal` says why they would not be followed. Changes that come too late, by a column's order, are found only when
+    they are read.
+    """
+
+    dataset: str
+    action: Literal["rebuild", "rewind", "applied"]
+    partitions: tuple[PartitionRewind, ...] = ()
+    refusal: DatasetError | None = None
+
+    def summary(self) -> str:
+        """Return the plan in a few lines, one a partition."""
+        lines = [f"dataset {self.dataset}: {'refused' if self.refusal else self.action}"]
+        lines += [f"  {partition.summary()}" for partition in self.partitions]
+        return "\n".join([*lines, *([f"  {self.refusal}"] if self.refusal else [])])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON-able values."""
+        partitions = [{name: getattr(rewind, name) for name in rewind.__slots__} for rewind in self.partitions]
+        return {
+            "dataset": self.dataset,
+            "action": self.action,
+            "partitions": [values | {"ssp": str(values["ssp"])} for values in partitions],
+            "refusal": None if self.refusal is None else str(self.refusal),
+        }
+
+
+def plan_rewind(
+    lake: Lake, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, positions: Positions, force: Force = False
+) -> RewindPlan:
+    """Return what `rewind_dataset` would do with these startpoints, or why it would refuse them; changes nothing.
+
+    Raises DatasetError for a dataset that can't be rewound at all and for partitions that are not of its stream, and
+    OffsetOutOfRangeError for a startpoint that the stream does not hold.
+    """
+    check_goes_back(spec)
+    seen = look(Runtime(lake, systems, _no_session, "plan"), spec)
+    plan = decide_rewind(seen, positions, force)
+    if plan.action != "rewind" or plan.refusal is not None:
+        return plan
+    decision = decide(seen).decision
+    return plan if decision.action == "continue" else replace(plan, refusal=not_valid(seen, decision))
+
+
+def check_goes_back(spec: AdjunctDataset) -> None:
+    """Refuse a dataset that has no table to be rewound."""
+    if not spec.follows_changes:
+        raise DatasetError(
+            f"dataset {spec.name!r} is bounded: what it goes back to are versions, and not positions of its stream.",
+            f"Serve an earlier version: adjunct dataset rollback {spec.name} VERSION --reason …; or one that was "
+            f"rejected: adjunct dataset force {spec.name} VERSION --reason …. Other content comes as a new version.",
+            dataset=spec.name,
+        )
+    if not spec.following.persistent:
+        raise DatasetError(
+            f"dataset {spec.name!r} is declared persistent=False: it lives for one run, and has no table to rewind.",
+            "Run the application again: with bootstrap=True it reads the stream from its oldest offset in each run.",
+            dataset=spec.name,
+        )
+
+
+def decide_rewind(seen: SeenTable, positions: Positions, force: Force) -> RewindPlan:
+    """Return what these startpoints come to for the table that was seen.
+
+    Those that are applied already, by their ids, do not count. Raises DatasetError for partitions of other streams, and
+    OffsetOutOfRangeError for a startpoint that the stream does not hold.
+    """
+    source, manifest, spec = seen.source, seen.manifest, seen.spec
+    foreign = sorted(set(positions) - set(source.ssps))
+    if foreign or not positions:
+        named = f"{foreign[0]} is none of them" if foreign else "no partition is named"
+        raise DatasetError(
+            f"dataset {spec.name!r} is made from {len(source.ssps)} partitions of {spec.input}, and {named}.",
+            f"Name partitions from {source.ssps[0]} to {source.ssps[-1]}.",
+            dataset=spec.name,
+        )
+    pending = open_startpoints(manifest, positions)
+    if not pending:
+        return RewindPlan(spec.name, "applied")
+    forced = frozenset(pending if force is True else force or ())
+    oldest = all(isinstance(startpoint, StartpointOldest) for startpoint in pending.values())
+    partitions = tuple(_partition(seen, ssp, pending[ssp]) for ssp in sorted(pending))
+    if oldest and len(pending) == len(source.ssps):
+        return RewindPlan(spec.name, "rebuild", partitions, _incomplete(seen, forced))
+    return RewindPlan(spec.name, "rewind", partitions, _refusal(source, manifest, pending, partitions, forced))
+
+
+def open_startpoints(
+    manifest: UnboundedManifest | None, positions: Positions
+) -> dict[SystemStreamPartition, Startpoint]:
+    """Return the startpoints that the table has not applied."""
+    return {
+        ssp: startpoint
+        for ssp, startpoint in positions.items()
+        if manifest is None or not manifest.has_applied(str(ssp), startpoint.id)
+    }
+
+
+def _partition(seen: SeenTable, ssp: SystemStreamPartition, startpoint: Startpoint) -> PartitionRewind:
+    system, name = seen.source.system, seen.spec.name
+    try:
+        start = resolve_startpoint_to_offset(system, ssp, startpoint)
+    except (ConfigurationError, OffsetOutOfRangeError) as error:
+        raise error.reworded(f"dataset {name!r}: {error.problem}", error.next_step) from error
+    taken = _taken(seen.manifest).get(ssp)
+    end = seen.ends[ssp] if taken is None else taken
+    later = system.compare(start, end) > 0
+    return PartitionRewind(
+        ssp,
+        describe_startpoint(startpoint),
+        taken,
+        start,
+        again=0 if later else system.distance(ssp, start, end),
+        skipped=system.distance(ssp, end, start) if later else 0,
+    )
+
+
+def _taken(manifest: UnboundedManifest | None) -> dict[SystemStreamPartition, str]:
+    """Return the next offset to read of each partition, once a bootstrap that was begun has ended."""
+    if manifest is None:
+        return {}
+    running = manifest.bootstrap.state == "running"
+    return by_partition(manifest.bootstrap.target if running else manifest.offsets)
+
+
+def _incomplete(seen: SeenTable, forced: frozenset[SystemStreamPartition]) -> DatasetError | None:
+    try:
+        check_complete(seen, "a startpoint at the oldest offset of every partition")
+    except DatasetError as error:
+        step = f"{error.next_step} Forced, the rebuild keeps only the keys that the stream still tells of."
+        return None if forced >= set(seen.source.ssps) else error.reworded(error.problem, step)
+    return None
+
+
+def _refusal(
+    source: Source,
+    manifest: UnboundedManifest | None,
+    positions: Positions,
+    partitions: tuple[PartitionRewind, ...],
+    forced: frozenset[SystemStreamPartition],
+) -> DatasetError | None:
+    """Return why these startpoints are not followed, None where they are."""
+    spec = source.spec
+    what, rebuild = f"dataset {spec.name!r}", f"adjunct dataset rebuild {spec.name} MODULE:APP --reason …"
+    if manifest is None:
+        return DatasetError(
+            f"{what} has no table yet that a startpoint could go back in.",
+            "Advance it a first time; startpoints at the oldest offset of every partition build it from there.",
+            dataset=spec.name,
+        )
+    if manifest.version is not None and manifest.version.order_by != spec.following.order:
+        was, wanted = map(order_in_words, (manifest.version.order_by, spec.following.order))
+        return DatasetError(
+            f"{what} is ordered by {was}, and declared to be ordered by {wanted}: its changes can't be applied again "
+            "over the others.",
+            f"Build it anew: {rebuild}.",
+            dataset=spec.name,
+        )
+    for partition in partitions:
+        skips = partition.skipped or isinstance(positions[partition.ssp], StartpointUpcoming)
+        if skips and partition.ssp not in forced:
+            return DatasetError(
+                f"{what}: the startpoint of {partition.ssp} ({partition.startpoint}) is at offset {partition.start}, "
+                f"and its table goes on at {partition.taken}: it would never have the changes between.",
+                "Write a startpoint at or before that offset. To pass over changes on purpose, force it.",
+                dataset=spec.name,
+            )
+    extractor = spec.extractor
+    if extractor is not None and not extractor.keeps(spec.key):
+        unforced = [rewind for rewind in partitions if rewind.again and rewind.ssp not in forced]
+        if unforced:
+            return DatasetError(
+                f"{what}: its extractor computes the key ({', '.join(spec.key)}), so nothing tells which entries the "
+                f"changes of {unforced[0].ssp} from offset {unforced[0].start} on had made: entries that they do not "
+                "make any more would stay.",
+                f"Build it anew: {rebuild}. Forced, they stay.",
+                dataset=spec.name,
+            )
+    return None
+
+
+def not_valid(seen: SeenTable, decision: Decision) -> DatasetError:
+    """Return the refusal to rewind a table that the next advance would not continue."""
+    spec = seen.spec
+    return DatasetError(
+        f"dataset {spec.name!r} can't be rewound, for its table is not valid ({decision.reason}): the next advance "
+        f"would {_INSTEAD[decision.action]}.",
+        "Take the startpoints back and advance it, or ask for the oldest offset of every partition: it is built anew.",
+        dataset=spec.name,
+    )
+
+
+_INSTEAD = {
+    "bootstrap": "build it anew",
+    "create": "create it",
+    "recreate": "empty it",
+    "serve-stale": "leave it as it is",
+}
+
+
+def _no_session() -> NoReturn:
+    raise AssertionError("a plan reads no records")
 
 
 @unwrapped()

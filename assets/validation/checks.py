@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.assets.reading.stored_files import count_nulls, files_of
+from dagster_adjunct.assets.reading.key_lookup import count_nulls, files_of
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
-from dagster_adjunct.resources.spark.spark_errors import first_line
+from dagster_adjunct.resources.spark.errors import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.assets.validation.candidate_version import Candidate
+    from dagster_adjunct.assets.validation.validators import Candidate
     from dagster_adjunct.resources.schemas.schema import Schema
 
 Rule = Literal["exact", "additive", "any"]

@@ -13,25 +13,84 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import date
+from decimal import Decimal
+from numbers import Number
+from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.declaration.validator import NAME, Severity, Validator
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.policies import VALIDATOR_NAME, Severity, Validator
 from dagster_adjunct.assets.validation import checks
-from dagster_adjunct.assets.validation.candidate_version import Candidate
 from dagster_adjunct.assets.validation.checks import Finding, Rule, plain
-from dagster_adjunct.assets.versions.sealed_version import Verdict
-from dagster_adjunct.resources.checked_numbers import check_whole_number
+from dagster_adjunct.assets.versions.version import Verdict
+from dagster_adjunct.resources.common import check_whole_number
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
+    PlanningError,
     SchemaMismatchError,
     TransientError,
     ValidatorError,
 )
-from dagster_adjunct.resources.spark.spark_errors import first_line
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.errors import first_line
+from dagster_adjunct.resources.sql.checking import check_select, checked_expression, leaves_to_spark
+from dagster_adjunct.resources.sql.parser import beyond_a_record, parsed
+from dagster_adjunct.resources.sql.syntax_checks import did_you_mean
 from dagster_adjunct.resources.user_code import check_plain_function
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A version that is built and not published, beside the one that is served now (None before the first).
+
+    `view` reads it whole or by key; `view.sealed.counters` has `read`, `superseded` (records that a later one of
+    the same key replaced) and `deleted`. `spark` starts the session where a validator needs one.
+    """
+
+    view: VersionReader
+    current: VersionReader | None
+    spark: Callable[[], SparkSession]
+
+
+_WHOLE = frozenset({"tinyint", "smallint", "int", "bigint"})
+_FLOATS = frozenset({"float", "double"})
+_TRUTHS = frozenset({"t", "true", "y", "yes", "1", "f", "false", "n", "no", "0"})
+_NO_DIGITS = ("nan", "inf", "infinity")
+
+
+def impossible(values: Iterable[object], kind: str) -> list[object]:
+    """Return those of the values that a column of this type certainly can't hold: 'a' and True in an int column, say.
+
+    What a text column can be compared with depends on its rows, so nothing is impossible there.
+    """
+    return [value for value in values if not _may_be(value, kind)]
+
+
+def _may_be(value: object, kind: str) -> bool:
+    number = kind in _WHOLE or kind in _FLOATS or kind.startswith("decimal")
+    if isinstance(value, str):
+        text = value.strip().lower()
+        if kind == "boolean":
+            return text in _TRUTHS
+        if number and kind not in _WHOLE and text.lstrip("+-") in _NO_DIGITS:
+            return True
+        return any(letter.isdigit() for letter in text) or not (number or kind in ("date", "timestamp"))
+    if isinstance(value, bool):
+        return not number and kind not in ("date", "timestamp", "binary")
+    if isinstance(value, Number | Decimal):
+        return kind not in ("boolean", "date", "timestamp", "binary")
+    if isinstance(value, date):  # or a datetime
+        return not number and kind not in ("boolean", "binary")
+    return True
+
 
 _MESSAGE_LENGTH = 2_000
 # What an unknown column, a slip in SQL or in Python raises; Spark's AnalysisException (and ParseException) beside it.
@@ -61,7 +120,7 @@ class Check:
     severity: Severity = "error"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
+        if not isinstance(self.name, str) or not VALIDATOR_NAME.fullmatch(self.name):
             raise ConfigurationError(
                 f"a validator has the name {self.name!r}: expected letters, digits and underscores, as Dagster's "
                 "asset checks have them.",
@@ -147,7 +206,7 @@ def no_nulls(*columns: str, severity: Severity = "error") -> Check:
         raise ConfigurationError(
             "no_nulls() names no columns.", "Name those that must have a value in every entry.", argument="columns"
         )
-    return Check(f"no_nulls_{_named(columns)}", checks.no_nulls, tuple(columns), severity)
+    return Check(f"no_nulls_{_name_part(columns)}", checks.no_nulls, tuple(columns), severity)
 
 
 def schema_compatible(rule: Rule = "additive", *, severity: Severity = "error") -> Check:
@@ -192,7 +251,7 @@ def values_in(column: str, values: Sequence[Any], *, severity: Severity = "error
             "List them.",
             argument="values",
         )
-    return Check(f"values_in_{_named((column,))}", checks.values_in, (column, tuple(values)), severity)
+    return Check(f"values_in_{_name_part((column,))}", checks.values_in, (column, tuple(values)), severity)
 
 
 def sql_check(name: str, sql: str, *, severity: Severity = "error") -> Check:
@@ -323,6 +382,100 @@ def _whole_number(what: str, argument: str, value: object) -> None:
     check_whole_number(value, f"{what} has {argument}={value!r}", expected, argument=argument, least=0)
 
 
-def _named(columns: Sequence[str]) -> str:
+def _name_part(columns: Sequence[str]) -> str:
     """Return column names as part of a check's name; what is not safe in one is written as its code point."""
     return "_".join(re.sub(r"[^A-Za-z0-9_]", lambda letter: f"x{ord(letter[0]):x}", column) for column in columns)
+
+
+_SELECT = re.compile(r"\(*\s*(select|with)\b", re.IGNORECASE)
+
+
+def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
+    """Raise PlanningError for the first validator that names a column which the dataset will not have.
+
+    A condition of `sql_check` has to be boolean, as far as its type is certain. Of a SELECT that reads the new version
+    alone all names are judged, of one that joins others those that say that they are the version's; functions are not.
+    """
+    types: dict[str, str | None] = {field.name: field.type for field in stored.fields}
+    for validator in dataset.validators:
+        what = f"validator {validator.name!r} of dataset {dataset.name!r}"
+        for name in _checked_columns(validator):
+            if name not in types:
+                raise PlanningError(
+                    f"{what}: the dataset has no column {name!r}; its columns are {', '.join(types)}.",
+                    f"{did_you_mean(name, types)}Correct the validator.",
+                    dataset=dataset.name,
+                    column=name,
+                )
+        _check_values(what, dataset, validator, types)
+        condition = _condition(validator)
+        if condition is not None:
+            _check_condition(what, dataset, condition, types)
+    for name, text, is_select in rules_in_sql(dataset):
+        if is_select:
+            what = f"validator {name!r} of dataset {dataset.name!r}"
+            check_select(what, text, checks.VERSION, types, side="the dataset", next_step="Correct the validator.")
+
+
+def rules_in_sql(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
+    """Yield name and SQL of each validator that Spark judges, and whether that is a SELECT and no condition."""
+    for validator in dataset.validators:
+        if isinstance(validator, Check) and validator.function is checks.sql:
+            (text,) = validator.arguments
+            yield validator.name, text, _SELECT.match(text) is not None
+
+
+def left_to_spark(select: str) -> bool:
+    """Whether something in a validator's SELECT is not judged here, even where all the dataset's columns are known."""
+    return leaves_to_spark(select, checks.VERSION)
+
+
+def _check_values(what: str, dataset: AdjunctDataset, validator: Validator, types: dict[str, str | None]) -> None:
+    if not isinstance(validator, Check) or validator.function is not checks.values_in:
+        return
+    column, values = validator.arguments
+    kind = types[column]
+    wrong = [] if kind is None else impossible(values, kind)
+    if wrong:
+        raise PlanningError(
+            f"{what}: it allows {wrong[0]!r} in column {column!r}, which is {kind}.",
+            "List values of that type.",
+            dataset=dataset.name,
+            column=column,
+        )
+
+
+def _check_condition(what: str, dataset: AdjunctDataset, condition: str, types: dict[str, str | None]) -> None:
+    over = [name for name, _ in beyond_a_record(condition)]
+    if over:
+        raise PlanningError(
+            f"{what}: the condition {condition!r} takes {over[0]}() over several rows: expected one that holds or does "
+            "not hold of each row.",
+            "Write a SELECT of the rows that break the rule.",
+            dataset=dataset.name,
+        )
+    kind = checked_expression(
+        what, condition, tuple(types), types, side="the dataset", next_step="Correct the validator."
+    )
+    if kind not in (None, "boolean"):
+        raise PlanningError(
+            f"{what}: {condition!r} is {kind}: expected a condition, or a SELECT.",
+            f"Compare it with something: {condition} is not null.",
+            dataset=dataset.name,
+        )
+
+
+def _checked_columns(validator: Validator) -> tuple[str, ...]:
+    if not isinstance(validator, Check):
+        return ()
+    if validator.function is checks.no_nulls:
+        return validator.arguments
+    return validator.arguments[:1] if validator.function is checks.values_in else ()
+
+
+def _condition(validator: Validator) -> str | None:
+    if not isinstance(validator, Check) or validator.function is not checks.sql:
+        return None
+    (text,) = validator.arguments
+    hidden = any(name.name.startswith("__") for name in parsed(text).columns)
+    return None if hidden or _SELECT.match(text) else str(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import AwareDatetime
 
-from dagster_adjunct.assets.versions.document_base import ManifestPart, Offset
+from dagster_adjunct.assets.versions.version import ManifestPart, Offset
 
 FACTS_KEPT = 100
 NAMES_KEPT = 10_000

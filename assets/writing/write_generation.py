@@ -2,20 +2,134 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from dagster_adjunct.assets.versions.dataset_log import Attempt
-from dagster_adjunct.assets.writing.generation_writer import GenerationWriter, Rows_contra
-from dagster_adjunct.resources.bucketing.bucket_files import BucketFile, BucketLayout, Generation
-from dagster_adjunct.resources.bucketing.writer import WriteOptions
+from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
+from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation
+from dagster_adjunct.resources.bucketing.writer import (
+    DIGEST,
+    WriteOptions,
+    check_values,
+    write_arrow_buckets,
+    write_buckets,
+)
 from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
     from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
     from dagster_adjunct.resources.bucketing.writer import Completion
     from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.streams.system import StreamSystem
+
+# What writes the rows of a generation into one file a bucket: Spark's tasks, or this process from an Arrow table.
+#
+# It is passed beside the rows. Both write the same files of the same rows: names, content, order, digests and facts.
+# Arrow's holds all rows in memory and hashes them one by one, so it is for small datasets; it needs no session.
+
+
+Rows_contra = TypeVar("Rows_contra", contravariant=True)
+
+
+class GenerationWriter(Protocol[Rows_contra]):
+    """Writes rows, in each bucket in ascending order of columns that are never null; returns the files by bucket."""
+
+    def __call__(
+        self,
+        rows: Rows_contra,
+        store: ObjectStore,
+        folder: str,
+        layout: BucketLayout,
+        options: WriteOptions,
+        *,
+        order_by: Sequence[str],
+        partitioned: bool,
+    ) -> list[BucketFile]: ...
+
+
+def write_table(
+    rows: pa.Table,
+    store: ObjectStore,
+    folder: str,
+    layout: BucketLayout,
+    options: WriteOptions,
+    *,
+    order_by: Sequence[str],
+    partitioned: bool,
+) -> list[BucketFile]:
+    """Write an Arrow table in this process; whether it is partitioned already makes no difference here."""
+    from dagster_adjunct.resources.bucketing.hashing import row_digests
+
+    there = set(rows.schema.names)
+    stored = rows.select([name for name in layout.columns if name in there])
+    check_values(stored, layout.schema, options.what, layout.key)  # digests are taken of what Python can hold
+    if order_by:
+        rows = rows.sort_by([(name, "ascending") for name in order_by])
+    if options.completion is None:
+        rows = rows.append_column(DIGEST, row_digests(rows, layout.schema))
+    return write_arrow_buckets(rows, store, folder, layout, options)
+
+
+# A frame is called df there, and is given by position.
+SPARK: GenerationWriter[DataFrame] = write_buckets  # type: ignore[assignment]
+BY_ONE_TASK: GenerationWriter[DataFrame] = partial(write_buckets, one_task=True)
+"""The same of a frame of few rows: one task writes all buckets."""
+ARROW: GenerationWriter[pa.Table] = write_table
+
+
+def writer_of(spark: Callable[[], SparkSession]) -> GenerationWriter[Any]:
+    """Return what writes the rows that are read with this: a session's, or this process's."""
+    return ARROW if spark is IN_PROCESS else SPARK
+
+
+def places_without_key(rows: DataFrame | pa.Table, key: tuple[str, ...], limit: int) -> list[tuple[int, int]]:
+    """Return (partition, offset) of the first rows that lack a column of the key."""
+    if hasattr(rows, "column_names"):
+        import pyarrow.compute as pc
+
+        table: pa.Table = rows
+        lacking = table.filter(reduce(pc.or_, (table.column(name).is_null() for name in key)))
+        lacking = lacking.sort_by([(PARTITION, "ascending"), (OFFSET, "ascending")]).slice(0, limit)
+        return list(zip(*(lacking.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True))
+    frame: DataFrame = rows
+    nulls = reduce(or_, (column(name).isNull() for name in key))
+    places = frame.where(nulls).select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET).limit(limit).collect()
+    return [(row[0], row[1]) for row in places]
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The lake, the stream systems by name, and Spark, whose session starts when it is first asked for.
+
+    `spark` is called only where there are rows to work on. It may be IN_PROCESS: then all that is worked on is held in
+    this process. `by` is the run or the person whom commits name.
+    """
+
+    lake: Lake
+    systems: Mapping[str, StreamSystem]
+    spark: Callable[[], SparkSession]
+    by: str
+
+    def now(self) -> datetime:
+        """Return the time by the lake's clock."""
+        return self.lake.now()
+
+    def log(self, dataset: str) -> DatasetLog:
+        """Return the commits of a dataset."""
+        return DatasetLog(self.lake, dataset)
+
 
 # How many keys or records an error names.
 NAMED = 5

@@ -6,37 +6,38 @@ the Spark step compiles later.
 
 from __future__ import annotations
 
+import importlib
+import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.declaration.local_table import local_table
-from dagster_adjunct.orchestration.application.declared_handles import (
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, local_table
+from dagster_adjunct.orchestration.application.graph import (
     DatasetHandle,
+    OperatorGraph,
     OutputStream,
     RemoteTableHandle,
 )
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
-from dagster_adjunct.orchestration.application.operator_graph import OperatorGraph
 from dagster_adjunct.orchestration.operators.arguments import column_names, partition_count
-from dagster_adjunct.orchestration.operators.event_times.event_time import checked_event_time
-from dagster_adjunct.orchestration.operators.inputs.input import checked_input
-from dagster_adjunct.orchestration.operators.spec.declared_sinks import KeyedTable
-from dagster_adjunct.resources.checked_numbers import check_whole_number
-from dagster_adjunct.resources.declared_place import caller
-from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
-from dagster_adjunct.resources.names import check_name, split_stream_name
+from dagster_adjunct.orchestration.operators.event_time import checked_event_time
+from dagster_adjunct.orchestration.operators.inputs import checked_input
+from dagster_adjunct.orchestration.operators.operator import KeyedTable
+from dagster_adjunct.resources.common import caller, check_name, check_whole_number, split_stream_name
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError
 
 if TYPE_CHECKING:
     from typing import Unpack, overload
 
-    from dagster_adjunct.assets.declaration.local_table import LocalTableOptions
-    from dagster_adjunct.orchestration.operators.inputs.input import DefaultOffset, Input, OnLost
-    from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
+    from dagster_adjunct.assets.declaration.dataset import LocalTableOptions
+    from dagster_adjunct.orchestration.operators.inputs import DefaultOffset, Input, OnLost
+    from dagster_adjunct.orchestration.operators.operator import Operator
     from dagster_adjunct.resources.schemas.schema import Schema
 
 T = TypeVar("T")
@@ -384,3 +385,59 @@ class Application:
                     stream=dataset.stream,
                     dataset=dataset.name,
                 )
+
+
+def load_application(reference: str) -> Application:
+    """Return the application `APP` of `MODULE`, imported with the working directory on the path."""
+    module_name, colon, attribute = reference.partition(":")
+    if not colon or not module_name or not attribute:
+        raise ConfigurationError(
+            f"{reference!r} names no application: expected MODULE:APP.",
+            "For example: dagster_adjunct.examples.flights.pipeline:app.",
+            argument="reference",
+        )
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or f"{module_name}.".startswith(f"{error.name}.") is False:
+            raise _broken(module_name, error) from error
+        raise ConfigurationError(
+            f"module {module_name!r} is not found (from {here}).",
+            "Run from the folder that holds it.",
+            module=module_name,
+        ) from error
+    except AdjunctError:
+        raise
+    except Exception as error:  # whatever a user's module does while it is imported
+        raise _broken(module_name, error) from error
+    application = getattr(module, attribute, None)
+    if not isinstance(application, Application):
+        names = sorted(name for name, value in vars(module).items() if isinstance(value, Application))
+        found = f"is {type(application).__name__}, not an Application" if hasattr(module, attribute) else "is not there"
+        raise ConfigurationError(
+            f"{module_name}:{attribute} {found}; the module has {', '.join(names) or 'none'}.",
+            "Correct the name after the colon.",
+            module=module_name,
+        )
+    return application
+
+
+def _broken(module: str, error: Exception) -> ConfigurationError:
+    """Return the error that names the line of a user's code that can't be imported."""
+    if isinstance(error, SyntaxError):
+        where, problem = f"{error.filename}, line {error.lineno}", f"{error.msg}: {(error.text or '').strip()}"
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
+        own = [frame for frame in theirs if Path(frame.filename).is_relative_to(Path.cwd())] or theirs
+        where = f"{own[-1].filename}, line {own[-1].lineno} ({own[-1].line})" if own else module
+        problem = f"{type(error).__name__}: {error}"
+    missing = f"Install what {error.name!r} is of, or mend" if isinstance(error, ModuleNotFoundError) else "Mend"
+    return ConfigurationError(
+        f"module {module!r} can't be imported: {problem} at {where}.",
+        f"{missing} the import there; ADJUNCT_DEBUG=1 shows the whole traceback.",
+        module=module,
+    )

@@ -6,34 +6,498 @@ was and may be used again, which branches the graph.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol, Self
 
-from dagster_adjunct.orchestration.application.declared_handles import DatasetHandle, RemoteTableHandle
-from dagster_adjunct.orchestration.application.joined_tables import ByTime, joined
-from dagster_adjunct.orchestration.application.stream_over_time import StreamOverTime
-from dagster_adjunct.orchestration.application.stream_sends import StreamSends
-from dagster_adjunct.orchestration.application.undeclared import check_ours, not_declared
-from dagster_adjunct.orchestration.operators.inputs.broadcast_stream import Broadcast, checked_broadcast
-from dagster_adjunct.orchestration.operators.joins.join import Join
-from dagster_adjunct.orchestration.operators.records.filter import checked_filter
-from dagster_adjunct.orchestration.operators.records.flat_map import checked_flat_map
-from dagster_adjunct.orchestration.operators.records.map import checked_map
-from dagster_adjunct.orchestration.operators.records.merge import checked_merge
-from dagster_adjunct.orchestration.operators.records.partition_by import PartitionBy, checked_partition_by, key_columns
-from dagster_adjunct.orchestration.operators.records.select import checked_select
-from dagster_adjunct.orchestration.operators.records.with_columns import checked_with_columns
+from dagster_adjunct.orchestration.application.graph import DatasetHandle, OutputStream, RemoteTableHandle
+from dagster_adjunct.orchestration.operators.arguments import column_names
+from dagster_adjunct.orchestration.operators.asof_join import checked_asof_join
+from dagster_adjunct.orchestration.operators.batch_context import TableSend
+from dagster_adjunct.orchestration.operators.event_time import checked_late_records
+from dagster_adjunct.orchestration.operators.functions import checked_flat_map
+from dagster_adjunct.orchestration.operators.inputs import Broadcast, checked_broadcast
+from dagster_adjunct.orchestration.operators.joins import Join, checked_join, checked_join_function
+from dagster_adjunct.orchestration.operators.lookup_join import checked_lookup_join
+from dagster_adjunct.orchestration.operators.records import (
+    PartitionBy,
+    checked_filter,
+    checked_map,
+    checked_merge,
+    checked_partition_by,
+    checked_select,
+    checked_with_columns,
+    key_columns,
+)
+from dagster_adjunct.orchestration.operators.sends import (
+    SendDeadLetters,
+    SendToStream,
+    checked_send_to_local,
+    checked_sink,
+)
+from dagster_adjunct.orchestration.operators.stream_join import StreamJoin, checked_stream_join
+from dagster_adjunct.orchestration.operators.table_updates import (
+    Columns,
+    SendToDataset,
+    SendToTable,
+    check_own_key,
+    checked_update,
+    default_of,
+    pairs_of,
+    struct_of,
+)
+from dagster_adjunct.orchestration.operators.windows.window import checked_window
+from dagster_adjunct.resources.common import check_name, check_whole_number
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
-from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.schemas.quoted_columns import quoted
+from dagster_adjunct.resources.tables.arrow import UPDATE
+from dagster_adjunct.resources.tables.operation import UpdateContract
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.application.operator_graph import OperatorGraph
-    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
-    from dagster_adjunct.orchestration.operators.functions.record_functions import RecordFunction
-    from dagster_adjunct.orchestration.operators.joins.join_arguments import How, On
-    from dagster_adjunct.orchestration.operators.spec.operator_spec import BeforeHistory, OnNullTime, Spec
+    from dagster_adjunct.orchestration.application.graph import OperatorGraph
+    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
+    from dagster_adjunct.orchestration.operators.batch_context import SinkFunction
+    from dagster_adjunct.orchestration.operators.functions import RecordFunction
+    from dagster_adjunct.orchestration.operators.joins import How, On
+    from dagster_adjunct.orchestration.operators.operator import BeforeHistory, OnNullTime, Spec
+    from dagster_adjunct.orchestration.operators.stream_join import HowStreams, Within
+    from dagster_adjunct.orchestration.operators.table_updates import Update
+    from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregation, Kind
+    from dagster_adjunct.orchestration.operators.windows.window import Results
     from dagster_adjunct.resources.schemas.schema import Schema
+
+
+class AppliesOperators:
+    """The records that leave an `operator` of a `graph`."""
+
+    __slots__ = ()
+    graph: OperatorGraph
+    operator: str
+
+    @abstractmethod
+    def apply(self, spec: Spec, *others: Self, name: str = "") -> Self:
+        """Return the records that an operator makes of these, and of those of `others`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByTime:
+    """The column that says when a record was (None: the join is not by time), and what else is said of times."""
+
+    as_of: str | None = None
+    before_history: BeforeHistory = "null"
+    on_null_time: OnNullTime = "null"
+
+    @property
+    def given(self) -> str | None:
+        """The first of these arguments that is given, None where none is."""
+        told = (
+            ("as_of", self.as_of is not None),
+            ("before_history", self.before_history != "null"),
+            ("on_null_time", self.on_null_time != "null"),
+        )
+        return next((name for name, is_given in told if is_given), None)
+
+
+def joined(
+    operator: str,
+    table: DatasetHandle | RemoteTableHandle,
+    *,
+    on: On,
+    how: How,
+    select: Sequence[str] | Mapping[str, str] | None,
+    prefix: str,
+    min_match_rate: float | None,
+    args: Sequence[object],
+    function: RecordFunction | None,
+    schema: Schema | None,
+    by_time: ByTime,
+) -> Spec:
+    """Return the join that these arguments of `MessageStream.join` ask for; `operator` is the id that it will have."""
+    calls = function is not None or schema is not None
+    if isinstance(table, RemoteTableHandle):
+        if calls:
+            raise ConfigurationError(
+                f"{operator}: function= and schema= are for datasets; {table.name!r} is a remote table.",
+                "Join with select=, and call the function behind it: flat_map(function, schema=…).",
+                argument="function",
+            )
+        if by_time.given is not None:
+            raise ConfigurationError(
+                f"{operator}: {by_time.given}= is for datasets; {table.name!r} is a remote table, which has no past.",
+                "Leave it out, or keep what was valid when in a dataset: unbounded_dataset(…, history=…).",
+                argument=by_time.given,
+            )
+        return checked_lookup_join(operator, table.name, table.key, on, how, select, prefix, args, min_match_rate)
+    if args or isinstance(select, Mapping):
+        raise ConfigurationError(
+            f"{operator}: args= and types in select= are for remote tables; {table.name!r} is a dataset.",
+            "Leave args= out, and write select=[…].",
+            argument="args" if args else "select",
+        )
+    if by_time.as_of is not None:
+        if calls:
+            raise ConfigurationError(
+                f"{operator} has a function, and as_of=, which joins columns only.",
+                "Join with select=, and call the function behind it: flat_map(function, schema=…).",
+                argument="function",
+            )
+        return checked_asof_join(
+            operator, table.dataset, on, how, select, prefix, min_match_rate,
+            as_of=by_time.as_of, before_history=by_time.before_history, on_null_time=by_time.on_null_time,
+        )  # fmt: skip
+    if by_time.given is not None:
+        raise ConfigurationError(
+            f"{operator} has {by_time.given}=, and no as_of=: its records meet what is current.",
+            "Name the column that says when a record was: as_of=….",
+            argument=by_time.given,
+        )
+    if calls:
+        others = select is not None or bool(prefix)
+        return checked_join_function(operator, table.dataset, on, how, function, schema, min_match_rate, others)
+    return checked_join(operator, table.dataset, on, how, select, prefix, min_match_rate)
+
+
+class StreamOverTime(AppliesOperators):
+    """What a stream of records is asked for that have an event time."""
+
+    __slots__ = ()
+
+    def join_stream(
+        self,
+        right: Self,
+        *,
+        on: On,
+        within: Within,
+        name: str,
+        how: HowStreams = "inner",
+        select: Sequence[str] | None = None,
+        prefix: str = "",
+        partition_by: str | Sequence[str] | None = None,
+    ) -> Self:
+        """Return the pairs of records of this stream and of `right` that have equal keys and meet within a time.
+
+        Both streams have an event time. `within` is how far apart two times may be, or (before, after): how much
+        earlier and later than this stream's record the other one may be. `on` names the columns of the key, the same
+        in both, or {column here: column of `right`}. With how="left", "right" or "full" a record that has met nothing
+        comes out once, when its time has passed. `select` lists the columns of `right` to add, "fee" or "fee as
+        paid"; without it all but the key are added, with `prefix` before their names. What is kept of both streams is
+        kept under `name`. Both streams have to lie by the columns `partition_by`, some of this stream's in `on`, all of
+        them unless given. Where records lie is known after it as before it.
+        """
+        operator = self.graph.next_id(StreamJoin.kind, name if isinstance(name, str) else "")
+        if not isinstance(right, StreamOverTime):
+            raise PlanningError(
+                f"{operator} got {getattr(right, 'name', None) or right!r:.60}: expected records of another stream.",
+                'Give a stream: app.input_stream("…", event_time=…), or what an operator returned; tables take join().',
+                operator=operator,
+            )
+        spec = checked_stream_join(operator, name, on, within, how, select, prefix, partition_by)
+        for side in (self, right):
+            check_times(self.graph, side.operator, operator)
+        return self.apply(spec, right, name=name)
+
+    def window(
+        self,
+        kind: Kind,
+        *,
+        by: str | Sequence[str],
+        name: str,
+        aggregates: Mapping[str, Aggregation],
+        results: Results = "final",
+        allowed_lateness: timedelta = timedelta(0),
+        partition_by: str | Sequence[str] | None = None,
+    ) -> Self:
+        """Return what the records of each key add up to in windows of their event time.
+
+            clicks.window(Tumbling(timedelta(minutes=5)), by="page", name="views", aggregates={"views": Count()})
+
+        The columns are those of `by`, `window_start`, `window_end` (exclusive) and the aggregates. With "final" results
+        each window comes out once: when the watermark has passed its end and `allowed_lateness`. With "updates" each
+        batch gives the windows that it has changed, as far as they are, with the boolean `final`, true once for each.
+        `name` is what state is kept under, in the table `<application>-<name>`. Records have to lie by the columns
+        `partition_by`, some of `by`, and all of it unless given. See `late_records` for what comes too late.
+        """
+        check_times(self.graph, self.operator, f"window after {self.operator}")
+        spec = checked_window(self.operator, kind, by, name, aggregates, results, allowed_lateness, partition_by)
+        return self.apply(spec, name=name)
+
+    def late_records(self) -> Self:
+        """Return the records that the operator before has left out, as too late or without a time, behind a join of
+        two streams or a window.
+
+        Their columns are `side` ("left" or "right" of a join), `why`, `event_time`, and `record` as JSON.
+        """
+        return self.apply(checked_late_records(self.operator, self.graph.operators[self.operator].spec))
+
+
+def check_times(graph: OperatorGraph, operator: str, what: str) -> None:
+    """Raise PlanningError where records that arrive at `operator` come from an input that says no time, or from an
+    output stream, which holds none."""
+    waiting, seen = [operator], set()
+    while waiting:
+        above = graph.operators[waiting.pop()]
+        if above.id in seen or above.spec.over_time is not None:  # whose results have a time
+            continue
+        seen.add(above.id)
+        if above.spec.role == "output":
+            raise PlanningError(
+                f"{what}: behind {above.id} records are those that {above.spec.writes} holds: nothing says when they "
+                "happened.",
+                f"Put it before send_to, or read {above.spec.writes} in another application, with an event_time.",
+                operator=above.id,
+                stream=above.spec.writes,
+            )
+        waiting += above.inputs
+        if above.spec.reads is not None and not above.spec.says_time:
+            raise PlanningError(
+                f"{what}: nothing says when the records of {above.spec.reads} happened.",
+                f'Say it where they enter: app.input_stream("{above.spec.reads}", event_time="a column", …), or '
+                "event_time=ARRIVAL for when they were written to the stream.",
+                operator=above.id,
+                stream=above.spec.reads,
+            )
+
+
+class OfApplication(Protocol):
+    """What an application has declared, or the records of one of its operators."""
+
+    @property
+    def graph(self) -> OperatorGraph: ...
+
+
+_CALLS = {
+    "dataset or remote table": "app.table(…) or app.local_table(…)",
+    "output stream or table": "app.output_stream(…), app.table(…) or app.local_table(…)",
+    "output stream": "app.output_stream(…)",
+    "remote table": "app.table(…)",
+}
+
+
+def not_declared(passed: object, where: str, expected: str, application: str) -> PlanningError:
+    """Return the error for `passed`, where a declared `expected` was expected."""
+    problem = f"which application {application!r} has not declared: expected a declared {expected}."
+    calls = f"Pass what {_CALLS[expected]} returned."
+    operator = getattr(passed, "operator", None)
+    if operator is None:
+        return PlanningError(
+            f"{where} got {getattr(passed, 'name', None) or passed!r}, {problem}", calls, application=application
+        )
+    joined = expected == "dataset or remote table"
+    return PlanningError(
+        f"{where} got the records of {operator}: expected a declared {expected}.",
+        "join() takes tables. Two streams meet within a time with join_stream(other, on=…, within=…, name=…); or "
+        "follow the other one as a table, app.table(unbounded_dataset(…)), or put the records of both into one with "
+        "merge()."
+        if joined
+        else calls,
+        application=application,
+        operator=operator,
+    )
+
+
+def check_ours(graph: OperatorGraph, target: OfApplication, name: str) -> None:
+    """Raise PlanningError where `target`, called `name`, is of another application than the operators of `graph`."""
+    if target.graph is graph:
+        return
+    raise PlanningError(
+        f"{name!r} was declared by application {target.graph.name!r}, and is used by {graph.name!r}.",
+        "Declare it with this application's table(), local_table() or output_stream()."
+        if getattr(target, "operator", None) is None
+        else "Declare it with this application, too: an input in both is app.input_stream(…) of each.",
+        application=graph.name,
+    )
+
+
+class StreamSends(AppliesOperators):
+    """What writes the records of a stream, beside or before the way on."""
+
+    __slots__ = ()
+
+    def send_to(
+        self,
+        target: OutputStream | RemoteTableHandle | DatasetHandle,
+        contract: UpdateContract | None = None,
+        *,
+        on_null_key: OnNullKey = "fail",
+        dead_letters: OutputStream | None = None,
+        at_most: int | None = None,
+        args: Sequence[object] = (),
+        deleted: str | None = None,
+        marks_as: str | None = None,
+    ) -> Self:
+        """Write the records and return the stream to go on with.
+
+        After an output stream, that is the output stream, with its key and partitions. After a table it
+        is this stream. The rest is for remote tables: `contract` says that the records are updates, and whether
+        these may put their default first; `on_null_key`, whether a record with a null key fails the batch or is
+        counted and skipped. With `dead_letters`, records that the table refuses for good go to that output stream,
+        before the batch is committed; more than `at_most` (100) of a batch fail it. `args` are handed through to the
+        table's function. `marks_as` names this send in the marks of a table with `idempotent` or `newest_by`. Sending
+        to an unbounded dataset writes the changes to the stream that feeds it.
+
+        A local table takes its own columns of the records, and keeps the last record of each key; tombstones, and
+        records that meet `deleted`, a Spark SQL condition, delete the entry of their key. `on_null_key` is as with
+        remote tables.
+        """
+        local = isinstance(target, DatasetHandle) and target.dataset.is_local
+        if deleted is not None and not local:
+            raise ConfigurationError(
+                f"send_to after {self.operator}: deleted is for local tables only.",
+                "Leave it out: elsewhere tombstones delete.",
+                argument="deleted",
+            )
+        if isinstance(target, RemoteTableHandle):
+            return self._send_to_table(
+                "send_to", target, contract, None, on_null_key, dead_letters, at_most, args, marks_as
+            )
+        if isinstance(target, DatasetHandle) and local and not (contract or dead_letters or args or marks_as):
+            return self._send_to_local(target, deleted, on_null_key)
+        skips = on_null_key != "fail" and not local
+        given = {"contract": contract, "on_null_key": skips, "dead_letters": dead_letters, "args": args}
+        given |= {"marks_as": marks_as}
+        if unfit := [name for name, value in given.items() if value]:
+            raise ConfigurationError(
+                f"send_to after {self.operator} got {' and '.join(unfit)}, which only remote tables take.",
+                "Leave it out.",
+                argument=unfit[0],
+            )
+        if isinstance(target, DatasetHandle):
+            return self._send_to_dataset(target)
+        if not isinstance(target, OutputStream):
+            raise not_declared(target, f"send_to after {self.operator}", "output stream or table", self.graph.name)
+        check_ours(self.graph, target, target.name)
+        self._refuse_second_writer(target)
+        return self.apply(SendToStream(target.name))
+
+    def update(
+        self,
+        table: RemoteTableHandle,
+        *,
+        set: Columns | None = None,
+        add: Columns | None = None,
+        append: Columns | None = None,
+        remove: Sequence[str] = (),
+        if_missing: Columns | None = None,
+        on_null_key: OnNullKey = "fail",
+        dead_letters: OutputStream | None = None,
+        at_most: int | None = None,
+        args: Sequence[object] = (),
+        marks_as: str | None = None,
+    ) -> Self:
+        """Update the record of each record's key, and return this stream to go on with.
+
+        The stream has the columns of the table's key. `set` gives columns their values, `add` adds numbers, `append`
+        puts values (one, or a list) at the end of lists, each {table column: Spark SQL expression} or a list of columns
+        that keep their names; `remove` names columns that become null. `if_missing` is the record to begin with where
+        there is none, the key by itself, and may be empty ([]); without it a missing record fails the batch. The rest
+        is as with `send_to`. A tombstone deletes the record.
+
+            flights.update(planes, set={"last_dest": "dest"}, add={"flights": "1"}, if_missing={"flights": "0"})
+        """
+        if not isinstance(table, RemoteTableHandle):
+            if isinstance(table, DatasetHandle | OutputStream):
+                raise PlanningError(
+                    f"update after {self.operator}: {table.name!r} is no remote table, and nothing else takes updates.",
+                    "Send whole records to it with send_to().",
+                    operator=self.operator,
+                )
+            raise not_declared(table, f"update after {self.operator}", "remote table", self.graph.name)
+        what = f"update of {table.name} after {self.operator}"
+        update = checked_update(what, table.key, set, add, append, remove, if_missing)
+        contract = UpdateContract.UPDATE_ONLY if if_missing is None else UpdateContract.UPDATE_WITH_DEFAULTS
+        return self._send_to_table(
+            "update", table, contract, update, on_null_key, dead_letters, at_most, args, marks_as
+        )
+
+    def sink(self, function: SinkFunction, *, returns: Schema | None = None, keeps_partitioning: bool = False) -> Self:
+        """Hand the records to a function, at least once for each batch, and return the stream to go on with.
+
+        It is called in Spark's tasks with some records of one partition, a pyarrow.RecordBatch in the order of their
+        stream, and a `SinkContext`. The records have their hidden columns, such as `__offset` and `__tombstone`.
+
+        Without `returns` the records go on as they were. With it the function returns a row of these columns for each
+        record, in their order, as a RecordBatch or Table, and these rows go on. They are recorded before anything is
+        made of them: a batch that is run again has the same, and does not call the function. Nothing is known of where
+        they lie, unless `keeps_partitioning=True` promises that the columns by which the records are partitioned are as
+        they were.
+        """
+        return self.apply(checked_sink(self.operator, function, returns, keeps_partitioning))
+
+    def _send_to_table(
+        self,
+        method: str,
+        target: RemoteTableHandle,
+        contract: UpdateContract | None,
+        update: Update | None,
+        on_null_key: OnNullKey,
+        dead_letters: OutputStream | None,
+        at_most: int | None,
+        args: Sequence[object],
+        marks_as: str | None,
+    ) -> Self:
+        if on_null_key not in ("fail", "skip"):
+            raise ConfigurationError(
+                f"{method} has on_null_key={on_null_key!r}.", "Write fail or skip.", argument="on_null_key"
+            )
+        what = f"{method} after {self.operator}: at_most is {at_most!r}"
+        if at_most is not None and dead_letters is None:
+            raise ConfigurationError(
+                f"{what}, and there are no dead_letters that it bounds.", "Give both, or neither.", argument="at_most"
+            )
+        bound = 100 if at_most is None else at_most
+        check_whole_number(bound, what, "1 or more", argument="at_most")
+        check_ours(self.graph, target, target.name)
+        if marks_as is not None:
+            check_name("marks", marks_as)
+        letters = None if dead_letters is None else bound
+        send = TableSend(target.name, contract, on_null_key, update, tuple(args), letters, marks_as)
+        sent = self.apply(SendToTable(send), name=target.name)
+        if dead_letters is not None:
+            if not isinstance(dead_letters, OutputStream):
+                where = f"{method}(dead_letters=) after {self.operator}"
+                raise not_declared(dead_letters, where, "output stream", self.graph.name)
+            check_ours(self.graph, dead_letters, dead_letters.name)
+            self._refuse_second_writer(dead_letters)
+            sent.apply(SendDeadLetters(dead_letters.name, bound), name=target.name)
+        return sent
+
+    def _refuse_second_writer(self, target: OutputStream) -> None:
+        writer = self.graph.writer_of(target.name)
+        if writer is not None:
+            raise PlanningError(
+                f"output stream {target.name!r} is used twice: by {writer} and after {self.operator}.",
+                "Go on with what the first send_to() returned, or declare another output stream.",
+                stream=target.name,
+                operator=self.operator,
+            )
+
+    def _send_to_local(self, target: DatasetHandle, deleted: str | None, on_null_key: OnNullKey) -> Self:
+        check_ours(self.graph, target, target.name)
+        spec = checked_send_to_local(self.graph.name, self.operator, target.dataset, deleted, on_null_key)
+        return self.apply(spec, name=target.name)
+
+    def _send_to_dataset(self, target: DatasetHandle) -> Self:
+        check_ours(self.graph, target, target.name)
+        if target.dataset.stream is None:
+            raise PlanningError(
+                f"send_to after {self.operator}: dataset {target.name!r} is made from {target.dataset.input}, and not "
+                "from a stream that an application could send to.",
+                "Declare it with unbounded_dataset on a stream, or send to an output stream.",
+                dataset=target.name,
+                operator=self.operator,
+            )
+        if not target.dataset.follows_changes:
+            raise PlanningError(
+                f"send_to after {self.operator}: dataset {target.name!r} is bounded, and its versions end with "
+                "markers, which an application does not send.",
+                "Declare it with unbounded_dataset, or send to an output stream.",
+                dataset=target.name,
+                operator=self.operator,
+            )
+        self.graph.refuse_writing(target.dataset.stream, f"the input of dataset {target.name!r}")
+        return self.apply(SendToDataset(target.name), name=target.name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,3 +651,26 @@ class MessageStream(StreamOverTime, StreamSends):
             check_ours(self.graph, stream, stream.operator)
         inputs = (self.operator, *(stream.operator for stream in others))
         return MessageStream(self.graph, self.graph.add(spec, inputs, name))
+
+
+def update_message(*, key: str | Sequence[str], update: Columns, default: Columns | None = None) -> tuple[str, ...]:
+    """Return what `map` takes to turn records into (key, UpdateMessage(update, default)).
+
+    `key` names the table's key columns, which the records must have. `update` is what each message sets:
+    {table column: Spark SQL expression}, or a list of columns that keep their names. `default` is the record
+    put where none exists yet, before the update is applied; the key is part of it by itself. `default=[]` is a plain
+    upsert: what the update sets is the first record.
+
+        stream.map(*update_message(key="tailnum", update={"last_dest": "dest"}, default=["model", "seats"]))
+             .send_to(aircraft, UpdateContract.UPDATE_WITH_DEFAULTS)
+    """
+    keys = column_names("update_message: key=", key)
+    if not keys:
+        raise ConfigurationError(
+            "update_message names no key.", "Write key= with the table's key columns.", argument="key"
+        )
+    pairs = pairs_of("update_message: update=", update)
+    first = None if default is None else pairs_of("update_message: default=", default, empty=True)
+    check_own_key("update_message: update=", keys, pairs)
+    check_own_key("update_message: default=", keys, first or ())
+    return (*(quoted(name) for name in keys), f"{struct_of(pairs)} as {UPDATE}", *default_of(first))

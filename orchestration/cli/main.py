@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_adjunct.orchestration.application.load_application import load_application
-from dagster_adjunct.orchestration.cli import application_commands as applications
-from dagster_adjunct.orchestration.cli import checkpoint_commands as checkpoints
-from dagster_adjunct.orchestration.cli import dataset_commands as datasets
-from dagster_adjunct.orchestration.cli import kvt_commands as key_values
-from dagster_adjunct.orchestration.cli import startpoint_commands as startpoints
-from dagster_adjunct.orchestration.cli import stream_commands as streams
-from dagster_adjunct.orchestration.cli import table_commands as tables
-from dagster_adjunct.orchestration.cli.advance_command import advance_all, has_datasets_only, lines_shown, stages_shown
-from dagster_adjunct.orchestration.cli.common_options import duration
+from dagster_adjunct.orchestration.application.application import load_application
+from dagster_adjunct.orchestration.cli import applications, datasets, streams, tables
+from dagster_adjunct.orchestration.cli import key_value as key_values
+from dagster_adjunct.orchestration.cli import startpoints as checkpoints
+from dagster_adjunct.orchestration.cli.maintenance import advance_all, has_datasets_only, lines_shown, stages_shown
+from dagster_adjunct.orchestration.cli.options import duration
 from dagster_adjunct.orchestration.cli.output import (
     Commands,
     as_json,
@@ -33,7 +29,7 @@ from dagster_adjunct.orchestration.cli.output import (
     show_line,
     show_table,
 )
-from dagster_adjunct.orchestration.cli.plan_command import plan
+from dagster_adjunct.orchestration.cli.plan import plan
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -41,10 +37,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from dagster_adjunct.assets.versions.advance_report import AdvanceReport
+    from dagster_adjunct.assets.versions.reports import AdvanceReport
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
-    from dagster_adjunct.resources.objects import Lake
+    from dagster_adjunct.orchestration.step.progress import StepEvent
+    from dagster_adjunct.resources.objects.lake import Lake
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -58,7 +54,7 @@ root.add_command(streams.stream)
 root.add_command(datasets.dataset)
 root.add_command(tables.table)
 root.add_command(key_values.kvt)
-root.add_command(startpoints.startpoint)
+root.add_command(checkpoints.startpoint)
 root.add_command(checkpoints.checkpoint)
 root.add_command(applications.app)
 
@@ -86,10 +82,9 @@ def run(
 
     The exit code is 3 where a dataset has refused a version; batches went on with the one served before.
     """
-    from dagster_adjunct.orchestration.application.advance_units import made_by_partition, partitions_note
-    from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
-    from dagster_adjunct.orchestration.step.run_application import run_application
-    from dagster_adjunct.orchestration.step.session_scope import session_scope
+    from dagster_adjunct.orchestration.application.graph import made_by_partition, partitions_note
+    from dagster_adjunct.orchestration.planner.catalog import systems_for
+    from dagster_adjunct.orchestration.step.run import run_application, session_scope
     from dagster_adjunct.resources.objects.lake import open_lake
 
     def say(event: StepEvent | AdvanceReport) -> None:
@@ -177,7 +172,7 @@ def demo(lake_url: str | None, postgres: str | None, master: str | None) -> None
 @lake_url
 def ui(port: int, lake_url: str | None) -> None:
     """Serve the Dagster UI, with its daemon, over the lake and the runs of the demo."""
-    from dagster_adjunct.orchestration.code_location.dagster_home import prepare_dagster_home
+    from dagster_adjunct.orchestration.code_location.definitions import prepare_dagster_home
 
     refuse_used(port)
     home = prepare_dagster_home(Path(".adjunct/dagster"))

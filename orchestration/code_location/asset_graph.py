@@ -6,22 +6,24 @@ from typing import TYPE_CHECKING
 
 from dagster import AssetKey, AssetsDefinition, AssetSpec
 
-from dagster_adjunct.orchestration.application.advance_units import units_of
-from dagster_adjunct.orchestration.application.output_lineage import (
+from dagster_adjunct.orchestration.application.graph import (
     outputs_of,
     source_of,
     sources_read,
     tables_read,
+    units_of,
     unused_datasets,
 )
-from dagster_adjunct.orchestration.code_location.assets.dataset_assets import DatasetAsset, dataset_assets
-from dagster_adjunct.orchestration.code_location.assets.output_assets import outputs_asset
-from dagster_adjunct.orchestration.code_location.assets.partitioned_dataset_assets import partitioned_dataset_asset
-from dagster_adjunct.orchestration.code_location.nodes.nodes_by_kind import kind_of
-from dagster_adjunct.orchestration.code_location.nodes.translator import AdjunctTranslator
-from dagster_adjunct.orchestration.code_location.sensing.version_sensors import is_delivered
-from dagster_adjunct.orchestration.code_location.shared.code_references import code_references
-from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
+from dagster_adjunct.orchestration.code_location.dataset_assets import (
+    DatasetAsset,
+    dataset_assets,
+    partitioned_dataset_asset,
+)
+from dagster_adjunct.orchestration.code_location.metadata import code_references
+from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator, kind_of
+from dagster_adjunct.orchestration.code_location.output_assets import outputs_asset
+from dagster_adjunct.orchestration.code_location.sensors import is_delivered
+from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:

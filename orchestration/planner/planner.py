@@ -11,41 +11,61 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.application.advance_units import partitions_note
-from dagster_adjunct.orchestration.operators.spec.planning_values import Exchange, PlanContext, StreamEdge
-from dagster_adjunct.orchestration.planner.counts.auto_repartition import Insertions, repartitioned, with_insertions
-from dagster_adjunct.orchestration.planner.counts.join_groups import dataset_node, join_groups
-from dagster_adjunct.orchestration.planner.counts.partition_counts import (
+from dagster_adjunct.orchestration.application.graph import partitions_note
+from dagster_adjunct.orchestration.operators.operator import Exchange, PlanContext, StreamEdge
+from dagster_adjunct.orchestration.planner.columns import (
+    Flows,
+    check_datasets,
+    check_types,
+    follow,
+    results_that_change,
+    unproven_columns,
+    unproven_of_datasets,
+    windows_of_batches,
+)
+from dagster_adjunct.orchestration.planner.conflicts import (
+    Insertions,
+    check_co_partitioned,
+    repartitioned,
+    with_insertions,
+)
+from dagster_adjunct.orchestration.planner.notes import (
+    check_state_names,
+    fed_joins,
+    joins_by_time,
+    marks_notes,
+    order_notes,
+    planned_state,
+    planned_tables,
+    state_over_time,
+)
+from dagster_adjunct.orchestration.planner.partition_counts import (
+    Needs,
     assign,
+    dataset_node,
     declared_counts,
     default_count,
+    join_groups,
+    needs_of,
+    stream_edges,
+    tasks_of,
     with_broadcast,
     with_merged,
 )
-from dagster_adjunct.orchestration.planner.counts.refused_joins import check_co_partitioned
-from dagster_adjunct.orchestration.planner.counts.sends_that_feed_joins import Needs, needs_of
-from dagster_adjunct.orchestration.planner.counts.stream_edges import stream_edges
-from dagster_adjunct.orchestration.planner.counts.task_groups import tasks_of
-from dagster_adjunct.orchestration.planner.joins_by_time import joins_by_time
-from dagster_adjunct.orchestration.planner.known_records.dataset_columns import check_datasets
-from dagster_adjunct.orchestration.planner.known_records.record_flows import Flows, follow
-from dagster_adjunct.orchestration.planner.known_records.stored_columns import check_types
-from dagster_adjunct.orchestration.planner.known_records.unproven_columns import unproven_columns, unproven_of_datasets
-from dagster_adjunct.orchestration.planner.plans.execution_plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.plans.plan_parts import FedDataset, JoinGroup, PlannedCall, PlannedOperator
-from dagster_adjunct.orchestration.planner.refused_operators.repeated_results import results_that_change
-from dagster_adjunct.orchestration.planner.refused_operators.windows_in_sql import windows_of_batches
-from dagster_adjunct.orchestration.planner.sends_met_in_batch import fed_joins, planned_state
-from dagster_adjunct.orchestration.planner.state_over_time import check_state_names, state_over_time
-from dagster_adjunct.orchestration.planner.table_order import order_notes, planned_tables
-from dagster_adjunct.orchestration.planner.table_writers import marks_notes
+from dagster_adjunct.orchestration.planner.plan import (
+    ExecutionPlan,
+    FedDataset,
+    JoinGroup,
+    PlannedCall,
+    PlannedOperator,
+)
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.tables.credits.stated_budgets import budgets_of, check_budgets
+from dagster_adjunct.resources.tables.shared_rate import budgets_of, check_budgets
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.spec.operator_spec import Operator
-    from dagster_adjunct.orchestration.operators.spec.stream_facts import Catalog
+    from dagster_adjunct.orchestration.operators.operator import Operator
+    from dagster_adjunct.orchestration.operators.stream_facts import Catalog
 
 
 def plan(app: Application, catalog: Catalog) -> ExecutionPlan:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.extractors.extractor import Projection
-from dagster_adjunct.assets.declaration.initial_load import QuerySnapshot
-from dagster_adjunct.assets.declaration.inputs_besides_streams import QuerySource
-from dagster_adjunct.assets.validation.named_columns import rules_in_sql
-from dagster_adjunct.orchestration.planner.refused_operators.refusals import shown
+from dagster_adjunct.assets.declaration.extractors import Projection
+from dagster_adjunct.assets.declaration.snapshots import QuerySnapshot
+from dagster_adjunct.assets.declaration.sources import QuerySource
+from dagster_adjunct.assets.validation.validators import rules_in_sql
+from dagster_adjunct.orchestration.planner.columns import shown
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
-from dagster_adjunct.resources.sql.parsing import parsed
+from dagster_adjunct.resources.sql.parser import parsed
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -28,7 +28,7 @@ def check_syntax(app: Application) -> None:
     asked = [one for one in _sql_of(app) if one[1] or not _is_name(one[0])]
     if not asked:
         return
-    from dagster_adjunct.resources.spark.spark_parser import syntax_errors
+    from dagster_adjunct.resources.spark.parser import syntax_errors
 
     mistakes: list[str] = []
     with suppress(ConfigurationError):  # no Java

@@ -6,15 +6,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
-from dagster_adjunct.orchestration.batchlog.known_applications import check_not_renamed, list_applications
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
+    BatchLog,
+    check_not_renamed,
+    list_applications,
+)
+from dagster_adjunct.orchestration.startpoints.store import startpoints_of
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+    from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 _SHARED = ("stream", "table")
 _SHOWN = 5

@@ -25,31 +25,30 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
-from dagster_adjunct.orchestration.step.answers.recorded_answers import forget_answers
-from dagster_adjunct.orchestration.step.answers.table_answers import OpenTables
-from dagster_adjunct.orchestration.step.batch_compiler.state_tables import states_of
-from dagster_adjunct.orchestration.step.commit.commit_intent import commit_intent
-from dagster_adjunct.orchestration.step.commit.commit_offsets import close_batch, settle
-from dagster_adjunct.orchestration.step.commit.run_outputs import run_outputs
-from dagster_adjunct.orchestration.step.commit.store_first_positions import store_first_positions
-from dagster_adjunct.orchestration.step.next_batch.hold_versions import HeldBatch, hold_versions
-from dagster_adjunct.orchestration.step.next_batch.look_before_batch import look
-from dagster_adjunct.orchestration.step.next_batch.own_tables import tend_own_tables
-from dagster_adjunct.orchestration.step.next_batch.plan_batch import NothingToRead, plan_batch
-from dagster_adjunct.orchestration.step.next_batch.take_over_batch import lost_ranges, take_over
-from dagster_adjunct.orchestration.step.opened_step.batch_engine import BY_SPARK, BatchEngine
-from dagster_adjunct.orchestration.step.opened_step.opened_versions import OpenedVersions
-from dagster_adjunct.orchestration.step.opened_step.step_run import OpenedStep, StepRun
-from dagster_adjunct.orchestration.step.opened_step.version_leases import VersionLeases
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.startpoints.store import startpoints_of
+from dagster_adjunct.orchestration.step.commit import close_batch, commit_intent, run_outputs, settle
+from dagster_adjunct.orchestration.step.context import OpenedStep, StepRun
+from dagster_adjunct.orchestration.step.engine import BY_SPARK, BatchEngine
+from dagster_adjunct.orchestration.step.plan_batch import (
+    NothingToRead,
+    look,
+    lost_ranges,
+    plan_batch,
+    store_first_positions,
+    take_over,
+    tend_own_tables,
+)
+from dagster_adjunct.orchestration.step.progress import StepEvent
+from dagster_adjunct.orchestration.step.recorded_answers import OpenTables, forget_answers
+from dagster_adjunct.orchestration.step.state import states_of
+from dagster_adjunct.orchestration.step.versions import HeldBatch, OpenedVersions, VersionLeases, hold_versions
 from dagster_adjunct.resources.errors import CommitConflictError, OffsetOutOfRangeError, VersionDiscardedError
-from dagster_adjunct.resources.tables.credits.run_credits import RunCredits
+from dagster_adjunct.resources.tables.shared_rate import RunCredits
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.step.context.step_context import StepContext
-    from dagster_adjunct.orchestration.step.progress.step_report import StepReport
+    from dagster_adjunct.orchestration.step.context import StepContext
+    from dagster_adjunct.orchestration.step.progress import StepReport
 
 # How often a run begins: another one that was taken over from may come in between, once.
 _BEGINNINGS = 3

@@ -1,12 +1,12 @@
 """Table functions for real stores. Drivers are imported when a connection is opened, not before."""
 
-from dagster_adjunct.resources.backends.backend_registry import describe, function_from, register_backend
+from dagster_adjunct.resources.backends.columns import describe, function_from, register_backend
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
-from dagster_adjunct.resources.backends.http_table import HttpExtra, HttpTable
+from dagster_adjunct.resources.backends.http import HttpExtra, HttpTable
 from dagster_adjunct.resources.backends.postgres import PostgresTable
-from dagster_adjunct.resources.backends.redis_table import RedisTable
+from dagster_adjunct.resources.backends.redis import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
-from dagster_adjunct.resources.tables.memory_table import MemoryTable
+from dagster_adjunct.resources.tables.memory import MemoryTable
 
 register_backend("dynamodb", DynamoDbTable)
 register_backend("http", HttpTable)

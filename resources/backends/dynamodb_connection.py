@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.backends.environment_variables import variable_name
+from dagster_adjunct.resources.backends.columns import variable_name
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -16,7 +16,7 @@ from dagster_adjunct.resources.errors import (
     TableError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables.outcomes import Problem, State
+from dagster_adjunct.resources.tables.operation import Problem, State
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient

@@ -9,38 +9,40 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dagster_adjunct.resources.backends.applied_marks import beside
-from dagster_adjunct.resources.backends.column_values import check_identifier, declared_column
-from dagster_adjunct.resources.backends.environment_variables import variable_name
-from dagster_adjunct.resources.backends.forgetting_schedule import is_time_to_forget
-from dagster_adjunct.resources.backends.postgres_batches import StagedBatch, as_batch
+from dagster_adjunct.resources.backends.columns import (
+    check_identifier,
+    declared_column,
+    is_time_to_forget,
+    variable_name,
+)
 from dagster_adjunct.resources.backends.postgres_connection import (
+    Pool,
     about_data,
     check_keywords,
     connect,
     connection_settings,
+    given_up,
     require_driver,
     translated,
     where,
 )
-from dagster_adjunct.resources.backends.postgres_pool import Pool, given_up
-from dagster_adjunct.resources.backends.postgres_requests import PostgresRequests
-from dagster_adjunct.resources.backends.postgres_schema import create_table, open_beside, read_shape
-from dagster_adjunct.resources.backends.postgres_values import decode, keep
-from dagster_adjunct.resources.backends.postgres_waves import in_waves
-from dagster_adjunct.resources.backends.rows import Key, Record, RowCodec
-from dagster_adjunct.resources.backends.write_plan import Halving, checked
-from dagster_adjunct.resources.checked_numbers import check_seconds
+from dagster_adjunct.resources.backends.postgres_requests import PostgresRequests, create_table, open_beside, read_shape
+from dagster_adjunct.resources.backends.postgres_values import StagedBatch, as_batch, decode, in_waves, keep
+from dagster_adjunct.resources.backends.write_plan import Halving, Key, Record, RowCodec, beside, checked
+from dagster_adjunct.resources.common import check_seconds
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TableNotFoundError
-from dagster_adjunct.resources.tables.column_changes import Changes
-from dagster_adjunct.resources.tables.key_columns import key_columns
-from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind
-from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
-from dagster_adjunct.resources.tables.per_loop import PerLoop
-from dagster_adjunct.resources.tables.pickled_functions import as_declared
-from dagster_adjunct.resources.tables.record_not_found import record_not_found
-from dagster_adjunct.resources.tables.table_functions import StoreFunction
+from dagster_adjunct.resources.tables.functions import StoreFunction, as_declared, record_not_found
+from dagster_adjunct.resources.tables.layers import OF_A_STORE, Capabilities
+from dagster_adjunct.resources.tables.operation import (
+    Changes,
+    Operation,
+    OperationKind,
+    Outcomes,
+    PerLoop,
+    Problem,
+    State,
+    key_columns,
+)
 
 if TYPE_CHECKING:
     import psycopg

@@ -13,18 +13,262 @@ remember  keep what was applied
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, partial
+from hashlib import sha256
+from typing import Any, NamedTuple
 
 from psycopg import sql
 from psycopg.sql import Composed
 
-from dagster_adjunct.resources.backends.applied_marks import COLUMNS
-from dagster_adjunct.resources.backends.postgres_batch_statements import BatchStatements
-from dagster_adjunct.resources.backends.postgres_names import identifier, joined, listed
-from dagster_adjunct.resources.backends.postgres_values import AS_TEXT, array_text, can_be_text
-from dagster_adjunct.resources.backends.rows import RowCodec
+from dagster_adjunct.resources.backends.columns import Kind
+from dagster_adjunct.resources.backends.postgres_values import (
+    AS_TEXT,
+    POSITION,
+    SOURCE,
+    TIE,
+    TIME,
+    StagingShape,
+    array_text,
+    can_be_text,
+)
+from dagster_adjunct.resources.backends.write_plan import COLUMNS, RowCodec
+
+
+def joined(between: str, parts: Iterable[sql.Composable]) -> Composed:
+    return sql.SQL(between).join(parts)
+
+
+def listed(names: Sequence[str], table: str | None = None) -> Composed:
+    return sql.SQL(", ").join(identifier(*((table,) if table else ()), name) for name in names)
+
+
+def identifier(*names: str) -> sql.Identifier:
+    # Statements with parameters read a single % as the start of one.
+    return sql.Identifier(*(name.replace("%", "%%") for name in names))
+
+
+# The SQL for batches: a staging table for each shape, what fills it, and one statement that writes from it.
+#
+# Without conditions that is an upsert, or an update. With conditions it is
+#
+#     staged    the rows of the batch, with what all of them have in common
+#     known     of keys that have a row beside the table: those whose entries pass, their marks kept
+#     fresh     the same of the other keys, whose rows are made
+#     passed    the rows of both
+#     changed   of those, the records that are there, changed
+#     begun     of those, the records that aren't there, begun
+#
+# Most keys have been met before, so what is there is updated first, which takes one look-up and writes once; ON
+# CONFLICT,
+# which looks, locks and then writes, has only the rest. Every look at what others may change meanwhile is repeated
+# under
+# the lock: `fresh` and `begun` take all that `known` and `changed` did not change, whatever they saw.
+
+
+# Of a connection that writes batches. Joined by a hash, rows would be locked in no order, and writers of the same keys
+# could wait for each other; a merge keeps the order and reads, or even sorts, the whole table. To compile a statement
+# takes longer than to run it, a tenth of a second and up to some.
+_SETTINGS = "SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off"
+
+
+class StagingStatements(NamedTuple):
+    """For batches of one shape: their staging table, and the statements that fill it and write from it.
+
+    `write` takes the values that all rows have in common (`StagedBatch.constants`). `settings` are the connection's.
+    """
+
+    name: str
+    create: Composed
+    copy: Composed
+    write: Composed
+    lock: Composed
+    settings: str = _SETTINGS
+
+
+class BatchStatements:
+    """Statements for batches into one table. `beside`: where what was applied lies."""
+
+    def __init__(
+        self, table: sql.Identifier, beside: sql.Identifier, codec: RowCodec, casts: Mapping[str, str]
+    ) -> None:
+        self._codec, self._casts, self._key, self._names = codec, casts, codec.key, codec.names
+        self._parts: dict[str, sql.Composable] = {
+            "table": table,
+            "beside": beside,
+            "keys": listed(self._key),
+            "names": listed(self._names),
+            "of_b": listed(self._key, "b"),
+            "of_t": listed(self._key, "t"),
+            "of_s": listed(self._key, "s"),
+            "same": joined(" AND ", (sql.SQL("t.{0} = s.{0}").format(identifier(n)) for n in self._key)),
+            "same_beside": joined(" AND ", (sql.SQL("b.{0} = s.{0}").format(identifier(n)) for n in self._key)),
+        }
+
+    def of(self, shape: StagingShape) -> StagingStatements:
+        stage = sql.Identifier("adjunct_" + sha256(repr(shape).encode()).hexdigest()[:16])
+        given = [name for name in (*shape.columns, *shape.constants) if name in self._names]
+        staged = [name for name in shape.columns if name in self._names]
+        types = {POSITION: "text", SOURCE: "text", TIE: "text", TIME: self._cast(shape.conditions.newest_by)}
+        more = (
+            sql.SQL("NULL::{} AS {}").format(sql.SQL(cast), identifier(name))
+            for name, cast in types.items()
+            if name in shape.columns
+        )
+        constants = (
+            sql.SQL(", %s::{} AS {}").format(sql.SQL(self._casts[name]), identifier(name)) for name in shape.constants
+        )
+        made = partial(
+            self._made,
+            stage=stage,
+            rows=sql.SQL("(SELECT r.*{} FROM {} AS r)").format(joined("", constants), stage),
+            columns=listed(shape.columns),
+            stage_columns=joined(", ", (sql.SQL("0 AS __place"), *map(identifier, staged), *more)),
+            whole=joined(", ", (identifier("s", n) if n in given else sql.SQL("NULL") for n in self._names)),
+        )
+        return StagingStatements(
+            stage.as_string(None),
+            made(
+                "CREATE TEMPORARY TABLE IF NOT EXISTS {stage} ON COMMIT DELETE ROWS AS "
+                "SELECT {stage_columns} FROM {table} WITH NO DATA"
+            ),
+            made("COPY {stage} ({columns}) FROM STDIN (FORMAT csv)"),
+            made(*(self._conditional(shape) if shape.conditions else self._plain(shape))),
+            made(
+                "SELECT s.__place FROM {stage} AS s JOIN {table} AS t ON {same} ORDER BY {of_s} FOR NO KEY UPDATE OF t"
+            ),
+        )
+
+    def _plain(self, shape: StagingShape) -> tuple[str, dict[str, sql.Composable]]:
+        """What writes a batch without conditions, and its parts."""
+        if not shape.inserts:
+            return "UPDATE {table} AS t SET {sets} FROM {rows} AS s WHERE {same}", {"sets": self._sets(shape, "s")}
+        upsert = (
+            "INSERT INTO {table} AS t ({names}) SELECT {whole} FROM {rows} AS s ORDER BY {of_s} "
+            "ON CONFLICT ({keys}) DO {action}"
+        )
+        if shape.begins:
+            upsert = (
+                f"WITH written AS ({upsert} RETURNING (xmax = 0)::int AS begun) "
+                "SELECT count(*), coalesce(sum(begun), 0), ARRAY[]::int[] FROM written"
+            )
+        return upsert, {"action": self._action(shape)}
+
+    def _conditional(self, shape: StagingShape) -> tuple[str, dict[str, sql.Composable]]:
+        """What writes a batch with conditions, and its parts."""
+        steps = ["staged AS NOT MATERIALIZED (SELECT * FROM {rows} AS s)", *self._marked(shape)]
+        changes = bool(self._changed(shape) or shape.adds)
+        if changes:
+            steps.append(
+                "changed AS (UPDATE {table} AS t SET {sets} FROM (SELECT * FROM passed ORDER BY {keys}) AS s "
+                "WHERE {same} RETURNING {of_t})"
+            )
+        if shape.inserts:
+            rest = " WHERE ({of_s}) NOT IN (SELECT {keys} FROM changed)" if changes else ""
+            steps.append(
+                f"begun AS (INSERT INTO {{table}} AS t ({{names}}) SELECT {{whole}} FROM passed AS s{rest} "
+                "ORDER BY {of_s} ON CONFLICT ({keys}) DO {action} RETURNING (xmax = 0)::int AS begun)"
+            )
+        done = [f"(SELECT count(*) FROM {step})" for step in ("changed", "begun") if f"{step} AS" in " ".join(steps)]
+        begun = "(SELECT coalesce(sum(begun), 0) FROM begun)" if shape.inserts else "0"
+        skipped = "ARRAY(SELECT __place FROM staged WHERE ({keys}) NOT IN (SELECT {keys} FROM passed))"
+        text = f"WITH {', '.join(steps)} SELECT {' + '.join(done)}, {begun}, {skipped}"
+        return text, {"sets": self._sets(shape, "s"), "action": self._action(shape), **self._of_conditions(shape)}
+
+    def _marked(self, shape: StagingShape) -> tuple[str, str, str]:
+        """`known`, `fresh` and `passed`: which entries pass, as `Applied.holds` and `Applied.remember` have it."""
+        newest_by, idempotent = shape.conditions.newest_by, shape.conditions.idempotent
+        values = {"newest_of": "NULL", "newest": "NULL", "tie": "NULL", "applied": "'{{}}'::jsonb"}
+        marks, excluded, holds, fails, holds_excluded, unmarked = ["at = now()"], ["at = now()"], [], [], [], ""
+        if idempotent:
+            values["applied"] = "jsonb_build_object(s.__source, s.__position)"
+            marks.append(f"applied = coalesce(b.applied, '{{{{}}}}') || {values['applied']}")
+            excluded.append("applied = coalesce(b.applied, '{{}}') || excluded.applied")
+            position = '(b.applied ->> s.__source) COLLATE "C"'
+            holds.append(f"coalesce({position} < s.__position, true)")
+            fails.append(f"{position} >= s.__position")
+            holds_excluded.append(
+                "NOT EXISTS (SELECT FROM jsonb_each_text(excluded.applied) AS e "
+                """WHERE (b.applied ->> e.key) COLLATE "C" >= e.value)"""
+            )
+        if newest_by is not None:
+            values |= {"newest_of": "{newest_of}", "newest": "s.{time}::text", "tie": "s.__tie"}
+            marks += [f"{name} = {values[name]}" for name in ("newest_of", "newest", "tie")]
+            excluded += [f"{name} = excluded.{name}" for name in ("newest_of", "newest", "tie")]
+            # The text of another column's time need not be one of this column's.
+            kept = """CASE WHEN b.newest_of = {newest_of} THEN (b.newest::{cast}, b.tie COLLATE "C") """
+            holds.append(kept + "<= (s.{time}, s.__tie) ELSE false END")
+            fails.append(kept + "> (s.{time}, s.__tie) ELSE false END")
+            holds_excluded.append(
+                "(b.newest IS NULL OR b.newest_of <> {newest_of} OR "
+                """(b.newest::{cast}, b.tie COLLATE "C") <= (excluded.newest::{cast}, excluded.tie))"""
+            )
+            # One look-up in an index for each key, two for those without a mark; joins would read both tables whole.
+            unmarked = (
+                " AND coalesce((SELECT true FROM {beside} AS b WHERE {same_beside} AND b.newest_of = {newest_of}), "
+                "(SELECT t.{newest_by} {collate} <= s.{time} FROM {table} AS t WHERE {same}), true)"
+            )
+        known = (
+            f"known AS (UPDATE {{beside}} AS b SET {', '.join(marks)} FROM (SELECT * FROM staged ORDER BY {{keys}}) "
+            f"AS s WHERE {{same_beside}} AND {' AND '.join(holds)} RETURNING s.*)"
+        )
+        # What is seen to fail goes on failing; to lock it would be in no order with `known`.
+        fresh = (
+            f"fresh AS (INSERT INTO {{beside}} AS b ({{keys}}, {', '.join(values)}, at) "
+            f"SELECT {{of_s}}, {', '.join(values.values())}, now() FROM staged AS s "
+            "WHERE ({of_s}) NOT IN (SELECT {keys} FROM known) "
+            f"AND (SELECT true FROM {{beside}} AS b WHERE {{same_beside}} AND ({' OR '.join(fails)})) IS NULL"
+            f"{unmarked} ORDER BY {{of_s}} ON CONFLICT ({{keys}}) DO UPDATE SET {', '.join(excluded)} "
+            f"WHERE {' AND '.join(holds_excluded)} RETURNING {{of_b}})"
+        )
+        passed = (
+            "passed AS (SELECT * FROM known UNION ALL "
+            "SELECT * FROM staged WHERE (({keys}) IN (SELECT {keys} FROM fresh)) IS TRUE)"
+        )
+        return known, fresh, passed
+
+    def _of_conditions(self, shape: StagingShape) -> dict[str, sql.Composable]:
+        newest_by = shape.conditions.newest_by or ""
+        texts = bool(newest_by) and self._codec.column(newest_by).kind is Kind.STRING
+        return {
+            "newest_by": identifier(newest_by),
+            "newest_of": sql.Literal(newest_by.replace("%", "%%")),
+            "time": identifier(TIME if TIME in shape.columns else newest_by),
+            "cast": sql.SQL(self._cast(newest_by) + (' COLLATE "C"' if texts else "")),
+            "collate": sql.SQL('COLLATE "C"' if texts else ""),
+        }
+
+    def _changed(self, shape: StagingShape) -> list[str]:
+        return [name for name in self._names if name not in self._key] if shape.puts else list(shape.sets)
+
+    def _sets(self, shape: StagingShape, source: str) -> Composed:
+        """What becomes of the columns of a record that is there."""
+        given = {*shape.columns, *shape.constants}
+        changes = [
+            sql.SQL("{} = {}").format(
+                identifier(name), identifier(source, name) if name in given or source != "s" else sql.SQL("NULL")
+            )
+            for name in self._changed(shape)
+        ]
+        changes += [
+            sql.SQL("{0} = CASE WHEN {1} IS NULL THEN t.{0} ELSE coalesce(t.{0}, 0) + {1} END").format(
+                identifier(name), identifier(source, name)
+            )
+            for name in shape.adds
+        ]
+        return joined(", ", changes)
+
+    def _action(self, shape: StagingShape) -> sql.Composable:
+        """What a conflict with a record that is there comes to."""
+        if not self._changed(shape) and not shape.adds:
+            return sql.SQL("NOTHING")
+        return sql.SQL("UPDATE SET {}").format(self._sets(shape, "excluded"))
+
+    def _cast(self, name: str | None) -> str:
+        return self._casts.get(name or "", "text")
+
+    def _made(self, text: str, more: Mapping[str, sql.Composable] | None = None, **parts: sql.Composable) -> Composed:
+        return sql.SQL(text).format(**{**self._parts, **parts, **(more or {})})
 
 
 class Statements:

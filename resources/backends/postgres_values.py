@@ -6,12 +6,309 @@ A list in an array of lists would be taken for a second dimension, so a list is 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.backends.column_values import Column, Kind
+from dagster_adjunct.resources.backends.columns import Column, Kind, decimal_digits
+from dagster_adjunct.resources.backends.write_plan import RowCodec
+from dagster_adjunct.resources.tables.arrow import ArrowEntries
+from dagster_adjunct.resources.tables.operation import Conditions, Operation, OperationKind
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+# Arrow batches as PostgreSQL takes them fastest: as CSV into a staging table, then one statement for all rows.
+#
+# No Python value of a row is made. What can't go this way without a look at single values (types that differ from the
+# columns', conditions, lists, JSON, mixed defaults) is None here, and goes row by row (`write_plan`).
+
+
+LEAST = 200  # entries, below which arrays are as fast as a staging table
+_PLACE = "__place"
+SOURCE, POSITION, TIE, TIME = "__source", "__position", "__tie", "__time"
+
+
+@dataclass(frozen=True, slots=True)
+class StagingShape:
+    """What the statements for a batch depend on.
+
+    `sets` and `adds` are what updates do; `begins` says that rows are whole records where there is none. Of a put all
+    columns but the key's are set, null where they aren't in `columns`. `constants` are columns in which all rows have
+    the same; `TIME` is among the columns where the time isn't that of the record.
+    """
+
+    columns: tuple[str, ...]
+    constants: tuple[str, ...]
+    puts: bool
+    sets: tuple[str, ...]
+    adds: tuple[str, ...]
+    begins: bool
+    conditions: Conditions
+
+    @property
+    def inserts(self) -> bool:
+        return self.puts or self.begins
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBatch:
+    """One row for each key, as CSV of `columns`, of which the first is the place of the key's last entry.
+
+    `constants` are the values of those of the shape.
+    `same_key` are for each row the places of the entries that have its key, None where that is one each.
+    """
+
+    shape: StagingShape
+    constants: tuple[Any, ...]
+    csv: memoryview
+    rows: int
+    count: int
+    same_key: Mapping[int, Sequence[int]] | None
+
+    def missing(self, present: set[int]) -> list[int]:
+        """The places of all entries whose key's row is not among `present`."""
+        if self.same_key is None:
+            return [place for place in range(self.count) if place not in present]
+        return [place for last, places in self.same_key.items() if last not in present for place in places]
+
+
+def as_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | None:
+    """The operation as a batch, or None where it has to go row by row."""
+    entries = operation.entries
+    puts = operation.kind is OperationKind.PUT
+    if (
+        not isinstance(entries, ArrowEntries)
+        or len(entries) < LEAST
+        or not (puts or operation.kind is OperationKind.UPDATE)
+        or set(entries.key_names) != set(codec.key)
+        or len(entries.key_names) != len(codec.key)
+    ):
+        return None
+    keys = dict(zip(entries.key_names, entries.key.flatten(), strict=True))
+    if any(column.null_count for column in keys.values()) or entries.records is None or entries.records.null_count:
+        return None
+    sets, adds = _parts(entries)
+    if sets is None or adds is None:
+        return None
+    for name in codec.key:
+        if name in sets and not _same(sets.pop(name), keys[name]):
+            return None
+    defaults = _defaults(codec, entries, keys, sets, adds)
+    if defaults is None or any(name in codec.key for name in adds):
+        return None
+    written = {**keys, **defaults, **sets, **adds}
+    cast = {name: _fitting(codec.columns.get(name), column, adding=name in adds) for name, column in written.items()}
+    cast |= _marks(codec, entries, operation.conditions, cast)
+    if any(column is None for column in cast.values()):
+        return None
+    constants = {name: cast.pop(name)[0].as_py() for name in defaults if _constant(cast[name])}
+    rows = _one_a_key(cast, codec.key, sets, adds, [name for name in defaults if name not in constants])
+    if rows is None:
+        return None
+    table, same_key = rows
+    if same_key is not None and operation.conditions:
+        return None  # which of a key's entries pass depends on each other
+    begins = not puts and entries.default_records is not None
+    names = (*table.column_names,)
+    shape = StagingShape(names, (*constants,), puts, tuple(sets), tuple(adds), begins, operation.conditions)
+    return StagedBatch(shape, (*constants.values(),), _csv(table), table.num_rows, len(entries), same_key)
+
+
+def _constant(column: Any) -> bool:
+    """Whether the column has the same in all rows."""
+    import pyarrow.compute as pc
+
+    if column.null_count:
+        return bool(column.null_count == len(column))
+    return pc.all(pc.equal(column, column[0])).as_py() is True
+
+
+def _marks(
+    codec: RowCodec, entries: ArrowEntries, conditions: Conditions, written: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The columns that conditions look at."""
+    marks: dict[str, Any] = {}
+    sources, positions = entries.sources, entries.positions
+    if not conditions:
+        return marks
+    if sources is None or positions is None or sources.null_count or positions.null_count:
+        return {SOURCE: None}
+    if conditions.idempotent:
+        marks = {SOURCE: sources, POSITION: positions}
+    if conditions.newest_by is not None:
+        column = None if entries.times is None or entries.times.null_count else entries.times
+        kind = codec.columns.get(conditions.newest_by)
+        marks[TIE] = _ties(sources, positions)
+        time = column if column is None else _fitting(kind, column, adding=False)
+        own = written.get(conditions.newest_by)
+        if own is None or time is None or not _same(time, own):
+            marks[TIME] = time
+    return marks
+
+
+def _ties(sources: Any, positions: Any) -> Any:
+    """`Mark.tie` of each."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    known = sources.dictionary_encode()  # of many rows few
+    plain = pc.replace_substring_regex(known.dictionary.cast(pa.string()), r"~\d+$", "")
+    places = pc.replace_substring_regex(positions.cast(pa.string()), "^[^:]*(:|$)", "", max_replacements=1)
+    return pc.binary_join_element_wise(plain.take(known.indices), places, " ")
+
+
+def _parts(entries: ArrowEntries) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The columns that are set, and those that are added to; None where there is more to it."""
+    records = entries.records
+    assert records is not None
+    if not entries.typed:
+        return _columns(records), {}
+    parts = _columns(records)
+    if set(parts) - {"set", "add"} or any(part.null_count for part in parts.values()):
+        return None, None
+    sets = _columns(parts["set"]) if "set" in parts else {}
+    adds = _columns(parts["add"]) if "add" in parts else {}
+    import pyarrow as pa
+
+    sets.update({name: pa.nulls(len(entries)) for name in entries.remove})
+    return (sets, adds) if not set(sets) & set(adds) and sets | adds else (None, None)
+
+
+def _defaults(
+    codec: RowCodec, entries: ArrowEntries, keys: dict[str, Any], sets: dict[str, Any], adds: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The columns with which records begin that updates don't set; None where rows are needed to tell."""
+    if entries.default_records is None:
+        return {}
+    if entries.default_records.null_count:
+        return None
+    defaults = _columns(entries.default_records)
+    for name in codec.key:
+        if name in defaults and not _same(defaults.pop(name), keys[name]):
+            return None
+    for name, added in adds.items():
+        # A begun record then holds what was added, which the one statement for both can also add to an old one.
+        if not _nothing(defaults.pop(name, None), added):
+            return None
+    return {name: column for name, column in defaults.items() if name not in sets}
+
+
+def _nothing(default: Any, added: Any) -> bool:
+    import pyarrow.compute as pc
+
+    if default is None or default.null_count == len(default):
+        return True
+    return not added.null_count and not default.null_count and pc.all(pc.equal(default, 0)).as_py() is True
+
+
+def _columns(records: Any) -> dict[str, Any]:
+    names = [records.type.field(place).name for place in range(records.type.num_fields)]
+    return dict(zip(names, records.flatten(), strict=True))
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(one.equals(other))
+
+
+def _fitting(column: Column | None, array: Any, *, adding: bool) -> Any:
+    """The array as its column takes it, or None where single values have to be looked at."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if column is None:
+        return None
+    kind, type_ = column.kind, array.type
+    if pa.types.is_null(type_):
+        return None if adding else array.cast(pa.string())
+    if pa.types.is_integer(type_):
+        whole = kind is Kind.DECIMAL and decimal_digits(column) is None
+        return array if whole or kind in (Kind.INTEGER, Kind.FLOAT) else None
+    if pa.types.is_floating(type_):
+        if kind is not Kind.FLOAT or pc.all(pc.is_finite(array)).as_py() is False:
+            return None
+        return (
+            array if pa.types.is_float64(type_) or column.type in ("real", "float4", "float") else array.cast("double")
+        )
+    if adding:
+        return array if kind is Kind.DECIMAL and _holds_decimals(column, type_) else None
+    if pa.types.is_string(type_) or pa.types.is_large_string(type_):
+        # A line of its own that says \. would end the data.
+        fine = kind is Kind.STRING and not pc.any(pc.match_substring(array, "\\.")).as_py()
+        return array if fine else None
+    if pa.types.is_timestamp(type_) and type_.tz is not None and kind is Kind.TIMESTAMP:
+        # The connection's time zone is UTC, and Arrow takes 20 times as long to write a zone.
+        return array.cast(pa.timestamp("us", type_.tz), safe=False).cast(pa.timestamp("us"))
+    fits = (
+        (kind is Kind.BOOLEAN and pa.types.is_boolean(type_))
+        or (kind is Kind.DATE and pa.types.is_date32(type_))
+        or (kind is Kind.DECIMAL and _holds_decimals(column, type_))
+    )
+    return array if fits else None
+
+
+def _holds_decimals(column: Column, type_: Any) -> bool:
+    """Whether the column holds all decimals of an Arrow type as they are."""
+    import pyarrow as pa
+
+    if not pa.types.is_decimal(type_):
+        return False
+    digits = decimal_digits(column)
+    return digits is None or (type_.scale <= digits[1] and type_.precision - type_.scale <= digits[0] - digits[1])
+
+
+def _one_a_key(
+    columns: dict[str, Any], key: Sequence[str], sets: dict[str, Any], adds: dict[str, Any], defaults: Sequence[str]
+) -> tuple[pa.Table, Mapping[int, Sequence[int]] | None] | None:
+    """A row for each key, with what its entries come to in their order: last sets, sums, the first default."""
+    import numpy as np
+    import pyarrow as pa
+
+    count = len(next(iter(columns.values())))
+    table = pa.table({_PLACE: pa.array(np.arange(count, dtype=np.int32)), **columns})
+    keyed = table.select([_PLACE, *key, *adds])
+    wanted: list[Any] = [(_PLACE, "min"), (_PLACE, "max"), *((name, "sum") for name in adds)]
+    if any(pa.types.is_floating(columns[name].type) for name in key):
+        return None  # -0.0 and 0.0 are one key
+    groups = keyed.group_by(list(key), use_threads=False).aggregate(wanted)
+    if groups.num_rows == count:
+        return table, None
+    if any(not _adds_up(columns[name], count) for name in adds):
+        return None
+    last = groups.column(f"{_PLACE}_max").combine_chunks()
+    first = groups.column(f"{_PLACE}_min").combine_chunks()
+    merged = {_PLACE: last, **{name: groups.column(name) for name in key}}
+    merged |= {name: table.column(name).take(first) for name in defaults}
+    merged |= {name: table.column(name).take(last) for name in columns if name in sets or name not in {*merged, *adds}}
+    merged |= {name: groups.column(f"{name}_sum") for name in adds}
+    listed = keyed.group_by(list(key), use_threads=False).aggregate([(_PLACE, "list")])
+    places = dict(enumerate(listed.column(f"{_PLACE}_list").to_pylist()))
+    return pa.table(merged), {max(same): same for same in places.values()}
+
+
+def _adds_up(column: Any, count: int) -> bool:
+    """Whether a sum of so many is exact, in whatever order."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_integer(column.type):
+        return False
+    extremes = pc.min_max(column).as_py()
+    most = max(abs(extremes["min"] or 0), abs(extremes["max"] or 0))
+    return bool(most * count < 2**63)
+
+
+def _csv(table: pa.Table) -> memoryview:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    sink = pa.BufferOutputStream()
+    csv.write_csv(table, sink, csv.WriteOptions(include_header=False, quoting_style="all_valid"))
+    return memoryview(sink.getvalue())
+
 
 AS_TEXT = (Kind.JSON, Kind.LIST)
 
@@ -71,3 +368,48 @@ _TEXTS = _Texts(
 
 def _utc(moment: Any) -> Any:
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+# A request with conditions whose keys come again, cut into requests of which most have each key once.
+#
+# Which of a key's entries pass depends on each other, so a statement for many rows can take one of each key: first the
+# first of every key, then the second, and so on. What is left of keys that come very often goes row by row.
+
+
+def in_waves(operation: Operation[Any]) -> Iterator[tuple[list[int] | None, Operation[Any]]]:
+    """The parts of an operation in the order in which they have to be sent, each with its places; None: all of them."""
+    entries = operation.entries
+    if not operation.conditions or not isinstance(entries, ArrowEntries) or len(entries) < LEAST:
+        yield None, operation
+        return
+    import numpy as np
+
+    times = _times_before(entries)
+    turn, most = 0, int(times.max())
+    while turn <= most:
+        chosen = np.flatnonzero(times == turn)
+        if len(chosen) < LEAST:
+            chosen, turn = np.flatnonzero(times >= turn), most
+        if len(chosen) == len(entries):
+            yield None, operation
+        else:
+            places = chosen.tolist()
+            yield places, operation.with_entries(entries.take(places))
+        turn += 1
+
+
+def _times_before(entries: ArrowEntries) -> np.ndarray[Any, Any]:
+    """For each entry, how many before it have its key."""
+    import numpy as np
+
+    keys = np.zeros(len(entries), dtype=np.int64)
+    for column in entries.key.flatten():
+        known = column.dictionary_encode()
+        keys = keys * (len(known.dictionary) + 1) + known.indices.fill_null(len(known.dictionary)).to_numpy()
+        keys = np.unique(keys, return_inverse=True)[1]
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    first = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    times = np.empty(len(entries), dtype=np.int64)
+    times[order] = np.arange(len(entries)) - np.repeat(first, np.diff(np.r_[first, len(entries)]))
+    return times

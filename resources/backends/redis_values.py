@@ -21,7 +21,7 @@ from decimal import Context, Decimal
 from functools import lru_cache
 from typing import Any
 
-from dagster_adjunct.resources.backends.column_values import Column, Kind, decimal_digits, integer_bits
+from dagster_adjunct.resources.backends.columns import Column, Kind, decimal_digits, integer_bits
 
 NULL = b"\0"
 _EXACT = Context(prec=2100)

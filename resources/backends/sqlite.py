@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from dagster_adjunct.resources.backends.column_values import Column, check_identifier, declared_column
-from dagster_adjunct.resources.backends.forgetting_schedule import is_time_to_forget
-from dagster_adjunct.resources.backends.rows import Key, Record, RowCodec
-from dagster_adjunct.resources.backends.sqlite_requests import CommitFailed, SqliteRequests, transaction
-from dagster_adjunct.resources.backends.sqlite_schema import create_table, has_table, read_columns
-from dagster_adjunct.resources.backends.sqlite_values import appended, decode, keep
-from dagster_adjunct.resources.backends.write_plan import Halving, checked
-from dagster_adjunct.resources.checked_numbers import check_seconds
+from dagster_adjunct.resources.backends.columns import (
+    Column,
+    Kind,
+    check_declared,
+    check_identifier,
+    column_of,
+    declared_column,
+    is_time_to_forget,
+    not_unique,
+    unequal_keys,
+)
+from dagster_adjunct.resources.backends.write_plan import (
+    COLUMNS,
+    Applied,
+    Checked,
+    Found,
+    Halving,
+    Key,
+    Plan,
+    Record,
+    Row,
+    RowCodec,
+    beside,
+    check_columns_beside,
+    checked,
+    columns_to_read,
+    from_texts,
+    must_look,
+    planned,
+    to_texts,
+)
+from dagster_adjunct.resources.common import check_seconds
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -28,14 +56,325 @@ from dagster_adjunct.resources.errors import (
     TableNotFoundError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables.column_changes import Changes
-from dagster_adjunct.resources.tables.key_columns import key_columns
-from dagster_adjunct.resources.tables.layer import OF_A_STORE, Capabilities
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind
-from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
-from dagster_adjunct.resources.tables.per_loop import PerLoop
-from dagster_adjunct.resources.tables.pickled_functions import as_declared
-from dagster_adjunct.resources.tables.table_functions import StoreFunction
+from dagster_adjunct.resources.tables.functions import StoreFunction, as_declared
+from dagster_adjunct.resources.tables.layers import OF_A_STORE, Capabilities
+from dagster_adjunct.resources.tables.operation import (
+    Changes,
+    Operation,
+    OperationKind,
+    Outcomes,
+    PerLoop,
+    Problem,
+    State,
+    key_columns,
+)
+
+_TYPES = {
+    Kind.STRING: "TEXT",
+    Kind.INTEGER: "INTEGER",
+    Kind.FLOAT: "REAL",
+    Kind.BOOLEAN: "BOOLEAN",
+    Kind.TIMESTAMP: "TIMESTAMP",
+    Kind.DATE: "DATE",
+    Kind.DECIMAL: "TEXT DECIMAL",  # the word TEXT keeps SQLite from turning digits into a float
+    Kind.BINARY: "BLOB",
+    Kind.JSON: "TEXT JSON",
+}
+
+
+def create_table(connection: sqlite3.Connection, table: str, key: Sequence[str], columns: Sequence[Column]) -> None:
+    """Make the table with `key` as its primary key, unless there is one of that name."""
+    parts = [f"{quoted(c.name)} {_type_of(c)}" + (" NOT NULL" if c.name in key else "") for c in columns]
+    parts.append(f"PRIMARY KEY ({listed(key)})")
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {quoted(table)} ({', '.join(parts)})")
+
+
+def has_table(connection: sqlite3.Connection, table: str) -> bool:
+    """Whether there is a table of that name."""
+    return bool(connection.execute("SELECT count(*) FROM pragma_table_info(?)", (table,)).fetchone()[0])
+
+
+def create_beside(connection: sqlite3.Connection, beside: str, key: Sequence[Column]) -> None:
+    """Make the table that keeps what was applied to keys, unless it is there."""
+    parts = [f"{quoted(c.name)} {_type_of(c)} NOT NULL" for c in key]
+    parts += [f"{name} TEXT" for name in COLUMNS]
+    parts += ["at REAL NOT NULL", f"PRIMARY KEY ({listed([c.name for c in key])})"]
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {quoted(beside)} ({', '.join(parts)}) WITHOUT ROWID")
+
+
+def check_beside(connection: sqlite3.Connection, label: str, beside: str, key: Sequence[str]) -> None:
+    """TableAccessError where the table that keeps what was applied to keys is missing or another."""
+    names = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (beside,))]
+    check_columns_beside(label, beside, list(key), names)
+
+
+def read_columns(
+    connection: sqlite3.Connection,
+    label: str,
+    table: str,
+    key: Sequence[str],
+    declared: Sequence[Column],
+) -> tuple[Column, ...]:
+    """The table's columns, checked: all declared ones are there, and `key` is unique.
+
+    TableNotFoundError where there is no such table; SchemaMismatchError where it does not fit.
+    """
+    info = connection.execute("SELECT name, type, pk FROM pragma_table_info(?)", (table,)).fetchall()
+    if not info:
+        raise TableNotFoundError(
+            f"{label}: the file has no such table.", "Correct the name, or declare it with create=True.", table=label
+        )
+    names, types = [name for name, _, _ in info], {name: type_ for name, type_, _ in info}
+    check_declared(label, names, declared)
+    if set(key) not in _unique(connection, table, info):
+        raise not_unique(label, key)
+    for name in key:
+        if _compares_loosely(connection, table, name):
+            raise unequal_keys(label, name, "compared by a collation of its own", "one of COLLATE BINARY")
+    for column in declared:
+        if column.name in key and column.kind is Kind.STRING and _is_number(types[column.name]):
+            raise unequal_keys(label, column.name, f"{types[column.name]}, where '01' and '1' are one number", "TEXT")
+    return tuple(column_of(name, type_) for name, type_, _ in info)
+
+
+def _unique(connection: sqlite3.Connection, table: str, info: Sequence[tuple[str, str, int]]) -> list[set[str]]:
+    """The sets of columns that are unique by their bytes, or as the number of a row."""
+    unique_sets = []
+    primary = [(name, type_) for name, type_, place in info if place]
+    if len(primary) == 1 and primary[0][1].upper() == "INTEGER":
+        unique_sets.append({primary[0][0]})
+    indexes = connection.execute(
+        'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial', (table,)
+    ).fetchall()
+    for (index,) in indexes:
+        columns = connection.execute("SELECT name, coll FROM pragma_index_xinfo(?) WHERE key", (index,)).fetchall()
+        if all(collation.upper() == "BINARY" for _, collation in columns):
+            unique_sets.append({name for name, _ in columns})
+    return unique_sets
+
+
+def _compares_loosely(connection: sqlite3.Connection, table: str, name: str) -> bool:
+    """Whether a column has texts equal that differ in case or in blanks at the end: no pragma tells its collation."""
+    # A union has the collation of its first part.
+    of_column = f"SELECT {quoted(name)} AS k FROM {quoted(table)} WHERE 0 UNION ALL SELECT 'a'"
+    (loosely,) = connection.execute(f"SELECT EXISTS (SELECT 1 FROM ({of_column}) WHERE k = 'A' OR k = 'a ')").fetchone()
+    return bool(loosely)
+
+
+def _is_number(declared: str) -> bool:
+    """Whether SQLite makes numbers of texts in a column of this type: its rules of affinity."""
+    upper = declared.upper()
+    if "INT" in upper:
+        return True
+    return bool(upper) and not any(word in upper for word in ("CHAR", "CLOB", "TEXT", "BLOB"))
+
+
+def quoted(name: str) -> str:
+    """`name` as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as SQL identifiers, with commas."""
+    return ", ".join(map(quoted, names))
+
+
+def _type_of(column: Column) -> str:
+    if column.kind is Kind.LIST:
+        assert column.element is not None
+        return f"TEXT ARRAY {_type_of(column.element)}"
+    return _TYPES[column.kind] + (column.size if column.kind is Kind.DECIMAL else "")
+
+
+class SqliteRequests:
+    """Requests over one connection; `create`: the table beside may be made."""
+
+    def __init__(self, connection: sqlite3.Connection, codec: RowCodec, table: str, *, create: bool) -> None:
+        self.connection, self.codec = connection, codec
+        self._name, self._create = table, create
+        self._table = quoted(table)
+        self._is_key = " AND ".join(f"{quoted(name)} = ?" for name in codec.key)
+        self._beside: str | None = None
+
+    def get(self, keys: Sequence[Row]) -> list[dict[str, Any] | None]:
+        """The record of each key."""
+        with transaction(self.connection, "DEFERRED"):
+            return [self._record(self.codec.names, key) for key in self._kept_keys(keys)]
+
+    def write(self, operation: Operation[Any], asked: Checked) -> Plan:
+        """Do it all or, on an error, nothing."""
+        codec = self.codec
+        if operation.conditions:
+            self._open_beside()
+        with transaction(self.connection, "IMMEDIATE"):
+            # The write lock is held from here on, so what is found stays true until the commit.
+            stored = self._found(operation, asked) if must_look(operation) else Found()
+            plan = planned(codec, operation, asked, stored)
+            self._write(plan)
+            self._remember(operation, plan)
+        return plan
+
+    def forget(self, older_than: float) -> int:
+        """Remove what was applied to keys more than these seconds ago; return how many keys' it was."""
+        self._open_beside()
+        assert self._beside is not None
+        with transaction(self.connection, "IMMEDIATE"):
+            horizon = time.time() - older_than
+            return self.connection.execute(f"DELETE FROM {self._beside} WHERE at < ?", (horizon,)).rowcount
+
+    def _record(self, names: Sequence[str], key: Sequence[Any]) -> dict[str, Any] | None:
+        query = f"SELECT {listed(names) if names else 1} FROM {self._table} WHERE {self._is_key}"
+        row = self.connection.execute(query, key).fetchone()
+        return None if row is None else self.codec.read(names, row[: len(names)])
+
+    def _found(self, operation: Operation[Any], asked: Checked) -> Found:
+        names, newest_by = columns_to_read(operation, asked.entries), operation.conditions.newest_by
+        keys = asked.keys
+        records: dict[Row, dict[str, Any]] = {}
+        applied: dict[Row, Applied] = {}
+        for key, kept in zip(keys, self._kept_keys(keys), strict=True):
+            record = self._record(names, kept)
+            if record is not None:
+                records[key] = record
+            if operation.conditions:
+                query = f"SELECT {listed(COLUMNS)} FROM {self._beside} WHERE {self._is_key}"
+                texts = self.connection.execute(query, kept).fetchone()
+                if texts is not None:
+                    applied[key] = from_texts(self.codec, newest_by, texts)
+        return Found(records, applied)
+
+    def _write(self, plan: Plan) -> None:
+        codec, run = self.codec, self.connection.executemany
+        for records in (plan.puts, plan.begins):
+            if records:
+                rows = [tuple(map(record.get, codec.names)) for record in records.values()]
+                run(self._upsert(self._table, codec.names), self._rows(codec.names, rows))
+        if plan.deletes:
+            run(f"DELETE FROM {self._table} WHERE {self._is_key}", self._kept_keys(list(plan.deletes)))
+        for group in plan.groups():
+            changes = [f"{quoted(name)} = ?" for name in group.sets]
+            changes += [f"{quoted(name)} = adjunct_appended({quoted(name)}, ?)" for name in group.append]
+            names = (*group.sets, *group.append, *codec.key)
+            run(
+                f"UPDATE {self._table} SET {', '.join(changes)} WHERE {self._is_key}",
+                self._rows(names, group.rows),
+            )
+
+    def _remember(self, operation: Operation[Any], plan: Plan) -> None:
+        if not plan.applied:
+            return
+        assert self._beside is not None
+        now, newest_by = time.time(), operation.conditions.newest_by
+        keys = self._kept_keys(list(plan.applied))
+        texts = [to_texts(self.codec, newest_by, applied) for applied in plan.applied.values()]
+        rows = [(*key, *text, now) for key, text in zip(keys, texts, strict=True)]
+        self.connection.executemany(self._upsert(self._beside, (*self.codec.key, *COLUMNS, "at")), rows)
+
+    def _upsert(self, table: str, names: Sequence[str]) -> str:
+        rest = [name for name in names if name not in self.codec.key]
+        changes = ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in rest)
+        return (
+            f"INSERT INTO {table} ({listed(names)}) VALUES ({', '.join('?' * len(names))}) "
+            f"ON CONFLICT ({listed(self.codec.key)}) DO {f'UPDATE SET {changes}' if rest else 'NOTHING'}"
+        )
+
+    def _rows(self, names: Sequence[str], rows: Sequence[Row]) -> list[Row]:
+        return list(zip(*self.codec.kept(names, rows), strict=True))
+
+    def _kept_keys(self, keys: Sequence[Row]) -> list[Row]:
+        return self._rows(self.codec.key, keys) if keys else []
+
+    def _open_beside(self) -> None:
+        if self._beside is not None:
+            return
+        codec = self.codec
+        name = beside(self._name, [part.lower() for part in codec.key])  # as SQLite compares names
+        if self._create:
+            with transaction(self.connection, "IMMEDIATE"):
+                create_beside(self.connection, name, [codec.columns[part] for part in codec.key])
+        check_beside(self.connection, codec.table, name, codec.key)
+        self._beside = quoted(name)
+
+
+class CommitFailed(Exception):
+    """An error of the commit itself, after which nobody knows what is stored; its cause says which."""
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection, kind: str) -> Iterator[None]:
+    """BEGIN and COMMIT, or ROLLBACK after an error."""
+    connection.execute(f"BEGIN {kind}")
+    try:
+        yield
+        try:
+            connection.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR:
+                raise CommitFailed from error
+            raise
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+# How values are stored in SQLite.
+#
+# Beside SQLite's own text, integer, real and blob:
+#
+#     boolean      0 or 1
+#     timestamp    text in UTC, `2013-07-01T00:00:00Z`; a fraction of a second only where there is one
+#     date         text, `2013-07-01`
+#     decimal      text with all its digits (a column made elsewhere as DECIMAL keeps about 15 of them)
+#     json, lists  text, as JSON; what is in a list as above
+
+
+def keep(column: Column) -> Callable[[Any], Any] | None:
+    """The function that brings a checked value into the form that SQLite keeps; None where it is that already."""
+    if column.kind is Kind.LIST:
+        assert column.element is not None
+        item = keep(column.element)
+        return json.dumps if item is None else lambda values: json.dumps([v if v is None else item(v) for v in values])
+    return _KEEP.get(column.kind)
+
+
+def decode(column: Column) -> Callable[[Any], Any] | None:
+    """The function that brings what SQLite keeps back; None where it is as it was."""
+    if column.kind is Kind.LIST:
+        assert column.element is not None
+        item = decode(column.element)
+        if item is None:
+            return json.loads
+        return lambda text: [v if v is None else item(v) for v in json.loads(text)]
+    return _DECODE.get(column.kind)
+
+
+def appended(old: str | None, new: str) -> str:
+    """Two lists as JSON, one after the other; SQLite calls it."""
+    return new if old is None else json.dumps([*json.loads(old), *json.loads(new)])
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+_KEEP: dict[Kind, Callable[[Any], Any]] = {
+    Kind.TIMESTAMP: lambda moment: moment.isoformat().replace("+00:00", "Z"),
+    Kind.BOOLEAN: int,
+    Kind.DATE: date.isoformat,
+    Kind.DECIMAL: str,
+    Kind.JSON: json.dumps,
+}
+_DECODE: dict[Kind, Callable[[Any], Any]] = {
+    Kind.BOOLEAN: bool,
+    Kind.TIMESTAMP: _moment,
+    Kind.DATE: date.fromisoformat,
+    Kind.DECIMAL: lambda value: Decimal(str(value)),
+    Kind.FLOAT: float,
+    Kind.JSON: json.loads,
+}
+
 
 T = TypeVar("T")
 

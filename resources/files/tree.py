@@ -26,8 +26,8 @@ from dagster_adjunct.resources.errors import (
     SourceChangedError,
 )
 from dagster_adjunct.resources.file_errors import file_error, telling_file_errors
-from dagster_adjunct.resources.objects.lake_address import check_address
-from dagster_adjunct.resources.objects.object_store import S3Options
+from dagster_adjunct.resources.objects.lake import check_address
+from dagster_adjunct.resources.objects.store import S3Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +88,7 @@ def open_tree(url: str) -> FileTree:
     check_address(url, "folder", ("s3", "s3a", "file"))
     scheme, _, rest = url.partition("://")
     if scheme in ("s3", "s3a"):
-        from dagster_adjunct.resources.objects.lake_address import LakeSettings
+        from dagster_adjunct.resources.objects.lake import LakeSettings
 
         bucket, _, prefix = rest.rstrip("/").partition("/")
         if not bucket:
@@ -238,7 +238,7 @@ class S3Tree:
             raise changed(self, file, "is gone") from None
 
     def _ask(self, request: str, path: str, send: Callable[[], T]) -> T:
-        from dagster_adjunct.resources.objects.s3_errors import S3Request, asking, repeated
+        from dagster_adjunct.resources.objects.s3_store import S3Request, asking, repeated
 
         what = S3Request(request, self.url, path)
         return repeated(lambda: asking(what, send), self.options.attempts)
@@ -250,8 +250,7 @@ class S3Tree:
 @lru_cache(maxsize=8)
 def _client_of(process: int, options: S3Options) -> S3Client:
     """Return this process's client: a forked worker must not share its parent's sockets."""
-    from dagster_adjunct.resources.objects.s3_errors import S3Request
-    from dagster_adjunct.resources.objects.s3_store import connect
+    from dagster_adjunct.resources.objects.s3_store import S3Request, connect
 
     return connect(options, S3Request("opening S3"))
 

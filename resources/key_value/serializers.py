@@ -6,12 +6,21 @@ otherwise run code in whoever reads it.
 
 from __future__ import annotations
 
+import io
+import json
+import math
+from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from functools import lru_cache, partial
+from types import ModuleType
+from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 
-from dagster_adjunct.resources.key_value_errors import SerializationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticSerializationError
+
+from dagster_adjunct.resources.common import problems
+from dagster_adjunct.resources.errors import ConfigurationError, SerializationError
 
 T = TypeVar("T")
 _SIGN = 2**63
@@ -119,3 +128,261 @@ def unreadable(stored: bytes, what: str, why: str) -> SerializationError:
         "Open the table with the serializer that wrote them.",
         serializer=what,
     )
+
+
+# What fastavro raises for values and bytes that are not of the schema, whichever part of it stumbles over them.
+_UNFIT = (
+    ValueError, EOFError, LookupError, TypeError, ArithmeticError, MemoryError, AttributeError, OSError, RecursionError,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AvroSerializer:
+    """What an Avro schema (JSON text) describes, as bare bytes: they carry no schema, so the table has one for good.
+
+    Records are dictionaries; maps are written by their keys' order, so that equal values have equal bytes. What Avro
+    would change on its way (microseconds of milliseconds, a time without a zone, a tuple) is refused: what is read
+    equals what was written, but that a `float` has 32 bits. Needs fastavro (`pip install "dagster-adjunct[avro]"`).
+    """
+
+    schema: str
+
+    def __post_init__(self) -> None:
+        _parsed(self.schema)
+
+    def to_bytes(self, value: Any) -> bytes:
+        fastavro, schema, written = _fastavro(), _parsed(self.schema), io.BytesIO()
+        try:
+            fastavro.validation.validate(value, schema, strict=True)  # numbers of 32 bits, and truths, among others
+            fastavro.schemaless_writer(written, schema, _by_keys(value), strict=True)
+        except (*_UNFIT, fastavro.validation.ValidationError) as error:
+            raise SerializationError(
+                f"{value!r:.80} does not fit the Avro schema: {error}.",
+                "Give what the schema describes.",
+                serializer=type(self).__name__,
+            ) from None
+        stored = written.getvalue()
+        read = self.from_bytes(stored)
+        if not _is_same_avro(value, read):
+            raise SerializationError(
+                f"{value!r:.80} would not be read as it was written, but as {read!r:.80}.",
+                "Give what the schema's types can hold: times with their zone and no finer than theirs, lists.",
+                serializer=type(self).__name__,
+            )
+        return stored
+
+    def from_bytes(self, stored: bytes) -> Any:
+        reading = io.BytesIO(stored)
+        try:
+            value = _fastavro().schemaless_reader(reading, _parsed(self.schema), None)
+        except _UNFIT as error:
+            raise unreadable(stored, "Avro of the schema", str(error) or type(error).__name__) from None
+        if reading.tell() != len(stored):
+            raise unreadable(stored, "Avro of the schema", f"it ends after {reading.tell()} bytes")
+        return value
+
+    def to_json(self, value: Any) -> str:
+        """Return a value as Avro writes it in JSON: the value of a union is `{"type": value}`, bytes are a text."""
+        written = io.StringIO()
+        try:
+            _fastavro().json_writer(written, _parsed(self.schema), [value])
+        except _UNFIT as error:
+            raise SerializationError(
+                f"{value!r:.80} does not fit the Avro schema: {error}.",
+                "Give what the schema describes.",
+                serializer=type(self).__name__,
+            ) from None
+        return written.getvalue()
+
+    def from_json(self, text: str) -> Any:
+        """Return the value that `to_json` wrote."""
+        try:
+            (value,) = _fastavro().json_reader(io.StringIO(text), _parsed(self.schema))
+        except _UNFIT as error:
+            raise unreadable(
+                text.encode(errors="replace"), "one value in Avro's JSON of the schema", str(error)
+            ) from None
+        return value
+
+
+def _by_keys(value: Any) -> Any:
+    """Return a value whose dictionaries are in the order of their keys, as maps are written as they come."""
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {name: _by_keys(value[name]) for name in sorted(value)}
+    return type(value)(map(_by_keys, value)) if type(value) in (list, tuple) else value
+
+
+def _is_same_avro(value: Any, read: Any) -> bool:
+    """Return whether what is read is what was written, where a record's name beside it chose one of a union."""
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
+        return _is_same_avro(value[1], read)
+    if isinstance(value, dict) and isinstance(read, dict):
+        return value.keys() == read.keys() and all(_is_same_avro(item, read[name]) for name, item in value.items())
+    if isinstance(value, list) and isinstance(read, list):
+        return len(value) == len(read) and all(map(_is_same_avro, value, read))
+    if isinstance(value, float) and isinstance(read, float) and value != read:
+        if math.isinf(read):  # what 32 bits can't hold
+            return False
+        return (math.isnan(value) and math.isnan(read)) or array("f", [value])[0] == read
+    return bool(value == read)
+
+
+@lru_cache(maxsize=256)
+def _parsed(schema: str) -> Any:
+    fastavro = _fastavro()
+    try:
+        return fastavro.parse_schema(json.loads(schema))
+    except (*_UNFIT, fastavro.schema.SchemaParseException) as error:
+        raise ConfigurationError(
+            f"{schema!r:.80} is no Avro schema: {error}.", "Give one as JSON text.", argument="schema"
+        ) from None
+
+
+def _fastavro() -> ModuleType:
+    try:
+        import fastavro
+    except ImportError as error:
+        raise ConfigurationError(
+            f"Avro needs fastavro, which can't be imported: {error}.",
+            'Run pip install "dagster-adjunct[avro]".',
+            package="fastavro",
+        ) from error
+    return fastavro
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSerializer:
+    """None, truths, numbers, texts, lists, and dictionaries whose keys are texts, as JSON in UTF-8 without blanks.
+
+    Dictionaries are written by their keys' order, so that equal ones have equal bytes. What JSON would change on its
+    way (a tuple, a key that is a number, NaN) is refused: what is read equals what was written.
+    """
+
+    def to_bytes(self, value: Any) -> bytes:
+        try:
+            stored = json.dumps(
+                value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
+            ).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise SerializationError(
+                f"{value!r:.80} can't be JSON: {error}.", "Give what JSON has.", serializer=type(self).__name__
+            ) from None
+        if type(value) is not str and not _is_json(value):
+            raise SerializationError(
+                f"{value!r:.80} would not be read as it was written: JSON has no tuples, and only texts as keys.",
+                "Give lists, and dictionaries whose keys are texts.",
+                serializer=type(self).__name__,
+            )
+        return stored
+
+    def from_bytes(self, stored: bytes) -> Any:
+        try:
+            return json.loads(stored.decode(), parse_constant=_refused)
+        except (ValueError, RecursionError) as error:
+            raise unreadable(stored, "JSON", str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSerializer(Generic[M]):
+    """Objects of a pydantic class as JSON, by their fields' aliases; what is read is validated.
+
+    Computed fields and private attributes are left out. What would be read as something else, or could not be read
+    (an excluded field, an alias that is only written, an object of a subclass, what a validator refuses), is refused.
+    As keys: two objects are one key where their JSON is the same.
+    """
+
+    model: type[M]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, type) or not issubclass(self.model, BaseModel):
+            raise ConfigurationError(
+                f"{self.model!r:.80} is no pydantic class.",
+                "Give a subclass of pydantic.BaseModel; JsonSerializer() takes what JSON has.",
+                argument="model",
+            )
+
+    def to_bytes(self, value: M) -> bytes:
+        if not isinstance(value, self.model):
+            raise SerializationError(
+                f"{value!r:.80} is no {self.model.__name__}.",
+                f"Give a {self.model.__name__}.",
+                serializer=type(self).__name__,
+            )
+        try:
+            stored = value.model_dump_json(by_alias=True, round_trip=True, warnings=False).encode()
+        except (PydanticSerializationError, UnicodeEncodeError) as error:
+            raise SerializationError(
+                f"{value!r:.80} can't be JSON: {error}.", "Give what JSON has.", serializer=type(self).__name__
+            ) from None
+        try:
+            read = self.model.model_validate_json(stored)
+        except ValidationError as error:
+            self._changed(value, "; ".join(problems(error)))
+        if value != read and not _is_same_json(value, read):
+            self._changed(value, f"it would be {read!r:.80}")
+        return stored
+
+    def from_bytes(self, stored: bytes) -> M:
+        try:
+            return self.model.model_validate_json(stored)
+        except ValidationError as error:
+            raise unreadable(stored, f"a {self.model.__name__}", "; ".join(problems(error))) from None
+
+    def _changed(self, value: M, how: str) -> NoReturn:
+        raise SerializationError(
+            f"{value!r:.80} would not be read as it was written: {how}.",
+            f"Give a {self.model.__name__} that its JSON describes: finite numbers (or "
+            'ser_json_inf_nan="strings" in its configuration), no excluded field, and aliases that are read, too.',
+            serializer=type(self).__name__,
+        )
+
+
+def _refused(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _is_same_json(value: Any, read: Any) -> bool:
+    """Return whether two values are of one class and have equal fields; NaN equals itself."""
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields
+        return (
+            type(value) is type(read)
+            and all(_is_same_json(getattr(value, name), getattr(read, name)) for name in fields)
+            and _is_same_json(value.model_extra, read.model_extra)
+        )
+    if isinstance(value, dict) and isinstance(read, dict):
+        return value.keys() == read.keys() and all(_is_same_json(item, read[name]) for name, item in value.items())
+    if isinstance(value, list | tuple) and type(value) is type(read):
+        return len(value) == len(read) and all(map(_is_same_json, value, read))
+    return bool(value == read) or (isinstance(value, float) and math.isnan(value) and repr(read) == repr(value))
+
+
+def _is_json(value: Any) -> bool:
+    kind = type(value)
+    if kind is dict:
+        return all(type(name) is str and _is_json(item) for name, item in value.items())
+    if kind is list:
+        return all(map(_is_json, value))
+    return kind in (str, int, float, bool, type(None))
+
+
+_SERIALIZERS: Final[dict[str, Serializer[Any]]] = {
+    "text": TextSerializer(),
+    "json": JsonSerializer(),
+    "int": IntegerSerializer(),
+    "bytes": BytesSerializer(),
+}
+
+
+def serializer_named(name: str) -> Serializer[Any]:
+    """Return the serializer of this name. Raises ConfigurationError for one that is not known."""
+    if name not in _SERIALIZERS:
+        raise ConfigurationError(
+            f"no serializer is named {name!r}: expected {', '.join(_SERIALIZERS)}.",
+            "Write one of them; others are given as objects, where Python opens the table.",
+            argument="name",
+        )
+    return _SERIALIZERS[name]

@@ -1,10 +1,10 @@
 """The stores that key-value tables lie in: SQLite, PostgreSQL, DynamoDB, and a lake's objects."""
 
-from dagster_adjunct.resources.key_value.backend_names import register_segment_backend
-from dagster_adjunct.resources.key_value_backends.dynamodb_segments import DynamoDbSegments
-from dagster_adjunct.resources.key_value_backends.object_segments import ObjectSegments
-from dagster_adjunct.resources.key_value_backends.postgres_segments import PostgresSegments
-from dagster_adjunct.resources.key_value_backends.sqlite_segments import SqliteSegments
+from dagster_adjunct.resources.key_value.segment import register_segment_backend
+from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
+from dagster_adjunct.resources.key_value_backends.objects.segment import ObjectSegments
+from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
+from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
 
 register_segment_backend("dynamodb", DynamoDbSegments)
 register_segment_backend("objects", ObjectSegments)

@@ -1,7 +1,7 @@
 """A key-value table as a remote table: its records are JSON, and are changed optimistically."""
 
-from dagster_adjunct.resources.backends import register_backend
-from dagster_adjunct.resources.key_value_rows.key_value_rows import KeyValueRows
+from dagster_adjunct.resources.backends.columns import register_backend
+from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
 
 register_backend("key-value", KeyValueRows)
 

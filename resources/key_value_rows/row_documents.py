@@ -10,15 +10,117 @@ declared, as another release may have written them, are left alone by updates.
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Context, Decimal
+from functools import partial
 from typing import Any
 
-from dagster_adjunct.resources.backends.applied_marks import Applied, from_texts, to_texts
-from dagster_adjunct.resources.backends.column_values import Column
-from dagster_adjunct.resources.backends.rows import CheckedChanges, RowCodec
-from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.key_value_rows.row_values_in_json import compact, read_by, written_by
+from dagster_adjunct.resources.backends.columns import Column, Kind, decimal_digits
+from dagster_adjunct.resources.backends.write_plan import (
+    Applied,
+    Checked,
+    CheckedChanges,
+    Found,
+    Plan,
+    Row,
+    RowCodec,
+    columns_to_read,
+    from_texts,
+    must_look,
+    planned,
+    to_texts,
+)
+from dagster_adjunct.resources.errors import ConfigurationError, KeyValueTableError, SchemaMismatchError
+from dagster_adjunct.resources.key_value.segment import ABSENT, ANYTHING, Expected, StoredEntry
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Problem, State
+
+# How the values of a record are written in JSON, so that anybody can read what a key-value table holds of it.
+#
+#     string      text                        timestamp   "2013-07-01T00:00:00Z", a fraction only where there is one
+#     integers    number                      date        "2013-07-01"
+#     floats      number                      decimal     text with all its digits, "12.50" for decimal(10,2)
+#     boolean     true, false                 binary      text, base64
+#     json        as it is                    array<type> array of the above
+#
+# Equal values of all types but floats, json and decimals without a scale have equal texts: these may be keys.
+
+
+_EXACT = Context(prec=2100)
+
+
+def written_by(column: Column) -> Callable[[Any], Any] | None:
+    """Return the function that brings a checked value into the form that JSON has it in; None where it is that."""
+    if column.kind is Kind.LIST:
+        assert column.element is not None
+        return _of_items(written_by(column.element))
+    if column.kind is Kind.DECIMAL:
+        return _decimals_to_text(column)
+    return _WRITE.get(column.kind)
+
+
+def read_by(column: Column) -> Callable[[Any], Any] | None:
+    """Return the function that brings back what `written_by` wrote; None where it is that.
+
+    It raises TypeError, ValueError or ArithmeticError for what is no such value: anybody may write to the table.
+    """
+    if column.kind is Kind.LIST:
+        assert column.element is not None
+        items = _of_items(read_by(column.element))
+        return lambda values: _a(list, values) if items is None else items(_a(list, values))
+    return _READ.get(column.kind)
+
+
+def compact(value: Any) -> str:
+    """Return a value's JSON, without spaces."""
+    return _ENCODER.encode(value)
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _of_items(item: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+    return None if item is None else lambda values: [None if value is None else item(value) for value in values]
+
+
+def _decimals_to_text(column: Column) -> Callable[[Decimal], str]:
+    digits = decimal_digits(column)
+    unit = None if digits is None else Decimal(1).scaleb(-digits[1])
+
+    def text(number: Decimal) -> str:
+        if unit is None:
+            return str(number)
+        number = number.quantize(unit, context=_EXACT)
+        return format(number if number else number.copy_abs(), "f")  # -0.00 is 0.00
+
+    return text
+
+
+def _a(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"expected {kind.__name__}")
+    return value
+
+
+_WRITE: dict[Kind, Callable[[Any], Any]] = {
+    Kind.TIMESTAMP: lambda moment: moment.isoformat().replace("+00:00", "Z"),
+    Kind.DATE: date.isoformat,
+    Kind.BINARY: lambda value: base64.b64encode(value).decode(),
+}
+_READ: dict[Kind, Callable[[Any], Any]] = {
+    Kind.STRING: partial(_a, str),
+    Kind.INTEGER: partial(_a, int),
+    Kind.BOOLEAN: partial(_a, bool),
+    Kind.TIMESTAMP: lambda text: datetime.fromisoformat(text).astimezone(UTC),
+    Kind.DATE: date.fromisoformat,
+    Kind.BINARY: lambda text: base64.b64decode(text, validate=True),
+    Kind.DECIMAL: Decimal,
+    Kind.FLOAT: float,
+}
+
 
 OWN = "adjunct_"  # how members begin that are no columns
 DELETED, AT, NEWEST, APPLIED = (OWN + name for name in ("deleted", "at", "newest", "applied"))
@@ -119,3 +221,171 @@ def marks_of(codec: RowCodec, newest_by: str | None, applied: Applied, at: float
     if applied.positions:
         marks[APPLIED] = applied.positions
     return {**marks, AT: at}
+
+
+# What a request of writes comes to in a key-value table: for each key the document to write, and what it depends on.
+#
+# All of it is pure. What is decided over documents that were read holds only while these are there: each change expects
+# the version that was seen, and after a conflict all is decided again.
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentWrite:
+    """What is done to one key: `document` as bytes, None to remove it; `begins`: a default begins the record."""
+
+    document: bytes | None
+    expected: Expected | bytes
+    begins: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedWrites:
+    """The keys that are written, and the entries that are not done, by their places."""
+
+    written: Mapping[Row, DocumentWrite]
+    problems: Mapping[int, Problem]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was read: documents by key, those with marks alone among them, and why others could not be."""
+
+    documents: dict[Row, Document] = field(default_factory=dict)
+    records: dict[Row, dict[str, Any]] = field(default_factory=dict)
+    unreadable: dict[Row, Problem] = field(default_factory=dict)
+
+
+def looks(operation: Operation[Any]) -> bool:
+    """Whether the writes depend on what is there, or have to leave some of it."""
+    return must_look(operation) or operation.conditions.keeps_marks
+
+
+def decided(
+    codec: RowCodec,
+    documents: RowDocuments,
+    operation: Operation[Any],
+    asked: Checked,
+    stored_entries: Mapping[Row, StoredEntry | None],
+    at: float,
+    fitting: Callable[[bytes], bytes],
+) -> PlannedWrites:
+    """Decide over what was found, which has all keys where the operation `looks`; `at`: the time, for marks.
+
+    `fitting` returns a value that the table takes, or raises KeyValueTableError.
+    """
+    seen = _seen(documents, columns_to_read(operation, asked.entries), stored_entries)
+    fit = [entry for entry in asked.entries if entry.key not in seen.unreadable]
+    unfit = {entry.place: seen.unreadable[entry.key] for entry in asked.entries if entry.key in seen.unreadable}
+    newest_by = operation.conditions.newest_by
+    applied = {}
+    if operation.conditions:
+        applied = {key: applied_in(codec, newest_by, document) for key, document in seen.documents.items()}
+    plan = planned(codec, operation, Checked(fit, {}), Found(seen.records, applied))
+    marks = {key: marks_of(codec, newest_by, applied_to_key, at) for key, applied_to_key in plan.applied.items()}
+    looked, begins = looks(operation), operation.kind is OperationKind.UPDATE
+    written: dict[Row, DocumentWrite] = {}
+    for key, document in _new_documents(documents, plan, seen, marks):
+        entry = stored_entries.get(key)
+        if document is None and looked and entry is None:
+            continue  # nothing is there to remove
+        expected = (ABSENT if entry is None else entry.version) if looked else ANYTHING
+        try:
+            stored = None if document is None else fitting(documents.to_bytes(document))
+        except KeyValueTableError as error:
+            too_large = Problem(State.REFUSED, error)
+            unfit |= {one.place: too_large for one in fit if one.key == key}
+        else:
+            written[key] = DocumentWrite(stored, expected, begins and key in plan.begins)
+    return PlannedWrites(written, {**unfit, **plan.problems})
+
+
+def _seen(documents: RowDocuments, names: tuple[str, ...], stored_entries: Mapping[Row, StoredEntry | None]) -> _Seen:
+    seen = _Seen()
+    for key, entry in stored_entries.items():
+        if entry is None:
+            continue
+        try:
+            document = documents.from_bytes(entry.value or b"", key)
+            if not is_deleted(document):
+                seen.records[key] = documents.record(document, names, key)
+            seen.documents[key] = document
+        except SchemaMismatchError as error:
+            seen.unreadable[key] = Problem(State.REFUSED, error)
+    return seen
+
+
+def _new_documents(
+    documents: RowDocuments, plan: Plan, seen: _Seen, marks: Mapping[Row, Document]
+) -> Iterator[tuple[Row, Document | None]]:
+    """Yield each key with its new document; None where nothing of it stays."""
+
+    def kept(key: Row) -> Document:
+        return marks.get(key) or marks_in(seen.documents.get(key, {}))
+
+    for records in (plan.puts, plan.begins):
+        for key, record in records.items():
+            yield key, {**documents.whole(record), **kept(key)}
+    for key in plan.deletes:
+        beside = kept(key)
+        yield key, {DELETED: True, **beside} if beside else None
+    for key, changes in plan.changes.items():
+        if changes.set or changes.append or key in marks:
+            yield key, {**documents.changed(seen.documents[key], changes), **marks.get(key, {})}
+    for key in marks.keys() - {*plan.puts, *plan.begins, *plan.deletes, *plan.changes}:
+        yield key, {**seen.documents[key], **marks[key]}
+
+
+# The key of a record as family and key of a key-value table.
+#
+#     no family      key     the text of the only key column, or a JSON array of all
+#     with a family  family  the text of the first key column, or a JSON array of the first; key: the same of the rest
+#
+# A text is a string itself, or another value as JSON has it, without quotation marks. No family of a table is empty: a
+# record whose first column is an empty string has none, and lies in a partition by its key.
+
+
+class RowKeys:
+    """Makes families and keys of checked keys; `family` names the first of the key's columns, or none."""
+
+    def __init__(self, label: str, key: Sequence[Column], family: Sequence[str]) -> None:
+        names = [column.name for column in key]
+        if list(family) != names[: len(family)] or len(family) == len(names):
+            raise ConfigurationError(
+                f"{label} has the family {', '.join(family)} and the key {', '.join(names)}; expected the first "
+                "columns of the key, and not all of them.",
+                "Name those columns that are to lie in one partition first in key=, and in family=.",
+                argument="family",
+            )
+        for column in key:
+            if column.kind is Kind.FLOAT or (column.kind is Kind.DECIMAL and decimal_digits(column) is None):
+                raise SchemaMismatchError(
+                    f"{label}: its key column {column.name!r} is {column.type}, in which equal values may be written "
+                    "in several ways.",
+                    "Use a string, an integer, boolean, timestamp, date, binary or decimal(p,s).",
+                    column=column.name,
+                )
+        self._families = len(family)
+        self._family_text = _text_of(key[: len(family)])
+        self._key_text = _text_of(key[len(family) :])
+
+    def address(self, key: Row) -> tuple[str | None, str]:
+        """Return the family, None where there is none, and the key."""
+        family = self._family_text(key[: self._families]) if self._families else None
+        # All other texts are families of their own, and all keys of this table have one: so it meets no other record.
+        return family or None, self._key_text(key[self._families :])
+
+
+def _text_of(columns: Sequence[Column]) -> Callable[[Row], str]:
+    writers = [written_by(column) for column in columns]
+
+    def values(row: Row) -> list[Any]:
+        return [part if write is None else write(part) for write, part in zip(writers, row, strict=True)]
+
+    if len(columns) > 1:
+        return lambda row: compact(values(row))
+
+    def text(row: Row) -> str:
+        (value,) = values(row)
+        return value if isinstance(value, str) else compact(value)
+
+    return text

@@ -9,33 +9,138 @@ nothing else. Reading costs two GETs, committing two PUTs, however long the hist
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 import time
 import uuid
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
+from pydantic import AwareDatetime, Field, ValidationError
+
+from dagster_adjunct.resources.common import StoredDocument, check_name, first_problem, utc_now
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     CommitStateUnknownError,
     ConfigurationError,
     MalformedDocumentError,
+    ManifestMismatchError,
     ObjectExistsError,
     ObjectNotFoundError,
     PreconditionFailedError,
     TransientError,
 )
-from dagster_adjunct.resources.names import check_name
-from dagster_adjunct.resources.objects.documents import Manifest, Pointer, decode, encode
-from dagster_adjunct.resources.objects.object_store import check_key
-from dagster_adjunct.resources.times import utc_now
+from dagster_adjunct.resources.objects.store import check_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from dagster_adjunct.resources.objects.object_store import ObjectStore
+    from dagster_adjunct.resources.objects.store import ObjectStore
+
+FORMAT: Final = 1
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Document(StoredDocument):
+    """A document of a format that is stored with it: `format` changes whenever the fields do."""
+
+    format: Literal[1] = 1
+
+
+class Pointer(Document):
+    """`CURRENT`: which commit is current. `nonce` keeps two pointers from ever having equal bytes."""
+
+    kind: Text
+    number: int = Field(ge=1)
+    commit: Text
+    manifest: Text
+    nonce: Text
+
+
+class Manifest(Document):
+    """One commit: who, when, after which commit (`parent` is its id), and the body, which `kind` defines."""
+
+    kind: Text
+    number: int = Field(ge=1)
+    commit: Text
+    parent: Text | None
+    created_at: AwareDatetime
+    by: Text
+    body: dict[str, Any]
+
+
+class LakeDocument(Document):
+    """`_adjunct/lake.json`: that this is a lake, and when its store passed the probe."""
+
+    kind: Literal["lake"] = "lake"
+    id: Text
+    probed_at: AwareDatetime
+
+
+D = TypeVar("D", bound=StoredDocument)
+
+
+def encode(document: Document) -> bytes:
+    """Return the document's bytes. A body that JSON can't hold exactly is a `ConfigurationError`."""
+    fields = {name: v.isoformat() if isinstance(v, datetime) else v for name, v in document}
+    try:
+        text = json.dumps(fields, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"a {type(document).__name__.lower()} can't be written as JSON: {error}.",
+            "Use strings, numbers, booleans, None, lists and dictionaries only.",
+            argument="body",
+        ) from error
+    return text.encode()
+
+
+def decode(cls: type[D], data: bytes, where: str, next_step: str) -> D:
+    """Return the document in `data`, or raise `MalformedDocumentError` saying what is wrong `where`."""
+    try:
+        return cls.model_validate_json(data)
+    except ValidationError as error:
+        format_found = _format_of(data)
+        if isinstance(format_found, int) and format_found > FORMAT:
+            raise _of_newer_release(where, format_found) from None
+        raise MalformedDocumentError(
+            f"{where} is no {cls.__name__.lower()} of format {FORMAT}: {first_problem(error)} "
+            f"({len(data)} bytes found).",
+            next_step,
+            document=where,
+        ) from None
+
+
+def decode_body(cls: type[D], body: object, where: str, problem: str, next_step: str) -> D:
+    """Return the document that a commit holds as `body`, or raise `MalformedDocumentError`: it `problem`, and why."""
+    stored_format = body.get("format") if isinstance(body, Mapping) else None
+    if isinstance(stored_format, int) and stored_format > FORMAT:
+        raise _of_newer_release(where, stored_format)
+    try:
+        return cls.model_validate(body)
+    except ValidationError as error:
+        raise MalformedDocumentError(
+            f"{where} {problem}: {first_problem(error)}.", next_step, document=where
+        ) from error
+
+
+def _of_newer_release(where: str, stored_format: int) -> MalformedDocumentError:
+    return MalformedDocumentError(
+        f"{where} has format {stored_format}; this release of Adjunct reads format {FORMAT}.",
+        "Upgrade dagster-adjunct: a newer version wrote this.",
+        document=where,
+    )
+
+
+def _format_of(data: bytes) -> object:
+    try:
+        return json.loads(data)["format"]
+    except (ValueError, TypeError, KeyError):
+        return None
+
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -393,3 +498,109 @@ class CommitLog:
 def _pause(attempt: int) -> None:
     # Jitter, so that writers who met once do not meet again.
     time.sleep(random.uniform(0.5, 1.0) * min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempt))
+
+
+# Pages: parts of long lists, stored once and shared by all manifests that list them.
+#
+# A manifest that held a whole history would make each commit dearer than the one before. It holds
+# references to pages instead; the next manifest repeats the references and adds a page.
+
+
+@dataclass(frozen=True, slots=True)
+class PageRef:
+    """Where a page is, how many items it has, and the SHA-256 of its bytes."""
+
+    key: str
+    count: int
+    sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> PageRef:
+        try:
+            return cls(str(value["key"]), int(value["count"]), str(value["sha256"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise MalformedDocumentError(
+                f"page reference {value!r} is malformed: {error!r}; expected key, count and sha256.",
+                "Restore the manifest that holds it from a backup or an older object version.",
+                document="a page reference of a manifest",
+            ) from None
+
+
+def write_page(store: ObjectStore, prefix: str, items: Iterable[Any]) -> PageRef:
+    """Store JSON-able items as one new page below `{prefix}/pages/` and return its reference."""
+    page = list(items)
+    data = json.dumps(page, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    # The key is new even for equal contents: an equal page may be about to be collected.
+    key = f"{prefix}/pages/{uuid.uuid4().hex}.json"
+    store.put_if_absent(key, data)
+    return PageRef(key, len(page), hashlib.sha256(data).hexdigest())
+
+
+def read_page(store: ObjectStore, ref: PageRef) -> list[Any]:
+    """Return the page's items. Raises `ObjectNotFoundError`, or `ManifestMismatchError` if it was changed."""
+    data = store.get(ref.key).data
+    if hashlib.sha256(data).hexdigest() != ref.sha256:
+        raise ManifestMismatchError(
+            f"page {ref.key!r} in {store.url} is not what its manifest lists: found {len(data)} bytes with SHA-256 "
+            f"{hashlib.sha256(data).hexdigest()}, expected {ref.sha256} with {ref.count} items.",
+            "Restore the object from a backup or an older object version.",
+            key=ref.key,
+        )
+    items = json.loads(data)
+    assert isinstance(items, list)
+    return items
+
+
+# Deletes what a commit log holds: first the pointer, by a last commit that says so, then the objects.
+#
+# The last commit and its pointer stay, so that a writer who read the log before loses its race, and that what is made
+# anew under the name is told from what was there. Whoever is killed half-way is repeated.
+
+
+_DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What was deleted: objects, and their size in bytes. `left`: what is left lies beside something made anew."""
+
+    objects: int
+    size: int
+    left: bool = False
+
+
+def is_deleted(commit: Commit | None) -> bool:
+    """Whether the last thing that was committed is that all of it is deleted."""
+    return commit is not None and _DELETED in commit.body
+
+
+def deletion(commit: Commit) -> dict[str, Any]:
+    """Return what was said when it was deleted: when, by whom, why, and what the caller added."""
+    return dict(commit.body[_DELETED])
+
+
+def commit_deletion(log: CommitLog, parent: Commit, *, reason: str, by: str, **more: Any) -> Commit:
+    """Make the deletion the last commit. Raises CommitConflictError where somebody committed after `parent`."""
+    record = {"at": log.now().isoformat(), "by": by, "reason": reason, **more}
+    return log.commit(parent, {_DELETED: record}, by=by)
+
+
+def objects_of(log: CommitLog, spared: Collection[str] = ()) -> dict[str, int]:
+    """Return the objects below the log's prefix and their sizes, without its pointer, and without those spared."""
+    sizes = {item.key: item.size for item in log.store.list(f"{log.prefix}/")}
+    return {key: size for key, size in sizes.items() if key != log.pointer_key and key not in spared}
+
+
+def older_than(log: CommitLog, commit: Commit, keys: Collection[str]) -> list[str]:
+    """Return the keys without the manifests of this commit and of later ones, which may be about to be current."""
+    manifests = f"{log.prefix}/manifests/"
+
+    def stays(key: str) -> bool:
+        number = key.removeprefix(manifests)[:12]
+        later = number.isdecimal() and int(number) > commit.number
+        return key == commit.manifest_key or (key.startswith(manifests) and later)
+
+    return [key for key in keys if not stays(key)]

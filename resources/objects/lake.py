@@ -2,22 +2,293 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
-from typing import TYPE_CHECKING
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from urllib.parse import unquote, urlsplit
 
-from dagster_adjunct.resources.errors import ConfigurationError, LakeNotFoundError
-from dagster_adjunct.resources.names import check_name
-from dagster_adjunct.resources.objects.commit_log import CommitLog
-from dagster_adjunct.resources.objects.lake_address import LakeSettings, store_at
-from dagster_adjunct.resources.objects.lake_document import read_lake_document
-from dagster_adjunct.resources.objects.lake_to_be_made import lake_to_be_made
-from dagster_adjunct.resources.times import utc_now
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from dagster_adjunct.resources.common import check_name, utc_now
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConditionalWritesUnsupportedError,
+    ConfigurationError,
+    LakeNotFoundError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+)
+from dagster_adjunct.resources.objects.commit_log import CommitLog, LakeDocument, decode, encode
+from dagster_adjunct.resources.objects.store import LAKE_DOCUMENT, PROBES, ObjectStore, S3Options, StoreDescriptor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from datetime import datetime
 
-    from dagster_adjunct.resources.objects.object_store import ObjectStore, StoreDescriptor
+_INSTEAD = (
+    "Use a store that honours conditional writes (Amazon S3, versitygw, MinIO, Ceph since Squid, a local folder), "
+    "or upgrade this one."
+)
+
+
+def probe_conditional_writes(store: ObjectStore) -> None:
+    """Return if the store refuses what it must, else raise `ConditionalWritesUnsupportedError`.
+
+    Nobody else writes to the probe's key. So what it holds says which writes were done, also where a reply was lost, or
+    the store repeated a write by itself and answered the repeat. Leaves no object behind.
+    """
+    key = f"{PROBES}{uuid.uuid4().hex}"
+    try:
+        first = _done(store, key, b"first", lambda: store.put_if_absent(key, b"first"))
+        if first is None:
+            raise _refusal(store, "a put-if-absent (PUT with If-None-Match: *) of a new key was refused")
+        if _done(store, key, b"second", lambda: store.put_if_absent(key, b"second")):
+            raise _refusal(store, "a second put-if-absent (PUT with If-None-Match: *) replaced the first")
+        if not _done(store, key, b"third", lambda: store.put_if_match(key, b"third", first)):
+            raise _refusal(store, "a put-if-match (PUT with If-Match) with the current ETag was refused")
+        if _done(store, key, b"fourth", lambda: store.put_if_match(key, b"fourth", first)):
+            raise _refusal(store, "a put-if-match (PUT with If-Match) with a stale ETag was accepted")
+    finally:
+        with contextlib.suppress(AdjunctError):
+            store.delete(key)
+
+
+def _done(store: ObjectStore, key: str, data: bytes, write: Callable[[], str]) -> str | None:
+    """Return the ETag that this write left, None where the store has refused it.
+
+    Where the store does not say (StoreUnavailableError), and has not done it, it is asked once more.
+    """
+    for last in (False, True):
+        try:
+            return write()
+        except (ObjectExistsError, PreconditionFailedError, StoreUnavailableError) as error:
+            with contextlib.suppress(ObjectNotFoundError):
+                stored = store.get(key)
+                if stored.data == data:
+                    return stored.etag
+            if not isinstance(error, StoreUnavailableError):
+                return None
+            if last:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _refusal(store: ObjectStore, what: str) -> ConditionalWritesUnsupportedError:
+    return ConditionalWritesUnsupportedError(
+        f"store {store.url} does not honour conditional writes: {what}.", _INSTEAD, url=store.url
+    )
+
+
+DEFAULT_LAKE = ".adjunct/lake"
+_SCHEMES = ("s3", "s3a", "memory", "file")
+_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<slashes>/*)")
+_WINDOWS = re.compile(r"[A-Za-z]:([\\/]|$)|(?![/.~]).*\\|\.{1,2}\\")
+_NO_COLON = re.compile(rf"({'|'.join(_SCHEMES)}|https?|gs|gcs|abfss?|wasbs?|hdfs)//", re.IGNORECASE)
+_FORMS = {"s3": "s3://BUCKET/PREFIX", "file": "file:///FOLDER"}
+
+
+class LakeSettings(BaseSettings):
+    """How to reach the lake's store, from ADJUNCT_S3_… variables; credentials come from boto3's own chain.
+
+    boto3's variables (AWS_ENDPOINT_URL_S3, AWS_REGION, AWS_PROFILE, …) hold where these are not set.
+    Sizes in bytes, time-outs in seconds. `shared` (ADJUNCT_LAKE_SHARED) says that all machines see a local
+    lake under the same path.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="ADJUNCT_S3_", frozen=True, populate_by_name=True, hide_input_in_errors=True
+    )
+
+    endpoint: str | None = None
+    region: str | None = None
+    path_style: bool = False
+    sse: Literal["AES256", "aws:kms", "aws:kms:dsse"] | None = None
+    sse_kms_key_id: str | None = None
+    multipart_threshold: int = Field(default=64 * 1024 * 1024, ge=5 * 1024 * 1024)
+    part_size: int = Field(default=16 * 1024 * 1024, ge=5 * 1024 * 1024)
+    connect_timeout: float = Field(default=5.0, gt=0)
+    read_timeout: float = Field(default=60.0, gt=0)
+    attempts: int = Field(default=6, ge=1)
+    shared: bool = Field(default=False, validation_alias="ADJUNCT_LAKE_SHARED")
+
+    @model_validator(mode="after")
+    def _kms_key_needs_kms(self) -> Self:
+        if self.sse_kms_key_id and self.sse not in ("aws:kms", "aws:kms:dsse"):
+            raise ValueError('sse_kms_key_id needs sse "aws:kms" or "aws:kms:dsse"')
+        return self
+
+    def s3_options(self) -> S3Options:
+        """Return the part that a store needs, as a plain value."""
+        return S3Options(**self.model_dump(exclude={"shared"}))
+
+
+def store_at(url: str | os.PathLike[str] | None, settings: LakeSettings) -> ObjectStore:
+    """Return the store at a lake's URL; without one at that of ADJUNCT_LAKE, else in `.adjunct/lake`."""
+    named = os.fspath(url) if url is not None else os.environ.get("ADJUNCT_LAKE") or DEFAULT_LAKE
+    return StoreDescriptor(*_address(named, settings)).open()
+
+
+def _address(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:
+    if not isinstance(url, str) or not url.strip():
+        raise ConfigurationError(
+            f"lake {url!r} is no address: expected s3://BUCKET/PREFIX, a folder or file:///FOLDER.",
+            "Leave it out for ADJUNCT_LAKE, else .adjunct/lake.",
+            argument="url",
+        )
+    check_address(url, "lake")
+    scheme = url.partition("://")[0] if "://" in url else ""
+    if scheme in ("s3", "s3a"):
+        if set(url.partition("://")[2].partition("/")[0]) & set("@:"):
+            raise ConfigurationError(
+                "the lake's URL holds a login, or something else beside a bucket, which is not shown here: expected "
+                "s3://BUCKET/PREFIX.",
+                "Leave credentials to boto3's own chain (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, …).",
+                argument="url",
+            )
+        return f"s3://{url.partition('://')[2].rstrip('/')}", settings.s3_options()
+    if scheme == "memory":
+        return url, None
+    if scheme == "file" or url.startswith("file:/"):
+        return unquote(urlsplit(url).path), None
+    return str(Path(url).expanduser().absolute()), None
+
+
+def check_address(url: str, what: str, schemes: Sequence[str] = _SCHEMES) -> None:
+    """Refuse what is neither a URL of these schemes nor plainly a folder; `what` says in the error what is there.
+
+    A folder of any name can be written as ./NAME. Raises ConfigurationError.
+    """
+    named = _URL.match(url)
+    scheme, slashes = (named["scheme"], named["slashes"]) if named else ("", "")
+    right = " or ".join(form for kind, form in _FORMS.items() if kind in schemes)
+    if url != url.strip() or url[:1] in ("'", '"'):
+        problem, right = "begins or ends with a space or a quotation mark", url.strip(" \t\n\r'\"")
+    elif _WINDOWS.match(url):
+        problem, right = "is a path of Windows", "the folder as this machine names it, with slashes"
+    elif _NO_COLON.match(url):
+        problem, (scheme, _, rest) = "has no colon after its scheme", url.partition("//")
+        if scheme.lower() in schemes and scheme.lower() != "file":
+            right = f"{scheme.lower()}://{rest}"
+    elif named and scheme not in schemes and (slashes or scheme.lower() in schemes):
+        problem = f"has the unknown scheme {scheme!r}"
+    elif named and scheme == "file" and (not slashes or urlsplit(url).netloc not in ("", "localhost")):
+        problem, right = "names a host, or no folder from the root on", _FORMS["file"]
+    elif named and scheme in schemes and scheme != "file" and len(slashes) < 2:
+        problem = f"has {'one slash' if slashes else 'no slashes'} after its scheme: expected two"
+        right = f"{scheme}://{url[named.end() :]}"
+    else:
+        return
+    if "@" in url:
+        raise ConfigurationError(
+            f"the URL of the {what}, which is not shown as it may hold a login, {problem}.",
+            f"Write it as in {_FORMS['s3']}, and leave credentials to boto3's own chain.",
+            argument="url",
+        )
+    or_folder = "" if url != url.strip() else f", or ./{url} for a folder of this very name"
+    raise ConfigurationError(f"{what} {url!r} {problem}.", f"Write {right}{or_folder}.", argument="url")
+
+
+def new_lake_document() -> LakeDocument:
+    """Return the document of a new lake."""
+    return LakeDocument(id=uuid.uuid4().hex, probed_at=utc_now())
+
+
+def read_lake_document(store: ObjectStore) -> LakeDocument | None:
+    """Return the document of the lake at a store's root; None where no lake is. Raises MalformedDocumentError."""
+    try:
+        data = store.get(LAKE_DOCUMENT).data
+    except ObjectNotFoundError:
+        return None
+    return decode(
+        LakeDocument,
+        data,
+        f"lake document {LAKE_DOCUMENT!r} in {store.url}",
+        "Restore this object from a backup or an older object version; nothing else in the lake is affected.",
+    )
+
+
+_log = logging.getLogger("adjunct.lake")
+
+
+def lake_to_be_made(store: ObjectStore) -> ObjectStore:
+    """Return the store at which no lake is yet, for whoever writes to it."""
+    return cast("ObjectStore", UnmadeLakeStore(store, _make))
+
+
+class UnmadeLakeStore:
+    """`inner`, whose first write is preceded by `make`. What reads passes through, and so does all once it is made."""
+
+    def __init__(self, inner: ObjectStore, make: Callable[[ObjectStore], None]) -> None:
+        self._inner = inner
+        self._make = make
+        self._lock = threading.Lock()
+        self._made = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_inner"], name)
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
+        return (StoreDescriptor.open, (self._inner.descriptor,))
+
+    def put(self, key: str, data: bytes) -> str:
+        return self._writing().put(key, data)
+
+    def put_if_absent(self, key: str, data: bytes) -> str:
+        return self._writing().put_if_absent(key, data)
+
+    def put_if_match(self, key: str, data: bytes, etag: str) -> str:
+        return self._writing().put_if_match(key, data, etag)
+
+    def upload(self, path: Path, key: str) -> str:
+        return self._writing().upload(path, key)
+
+    def staging_dir(self) -> Path:
+        return self._writing().staging_dir()
+
+    def delete(self, key: str) -> None:
+        self._inner.delete(key)
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        self._inner.delete_many(keys)
+
+    def _writing(self) -> ObjectStore:
+        if not self._made:
+            with self._lock:
+                if not self._made:
+                    self._make(self._inner)
+                    self._made = True
+        return self._inner
+
+
+def _make(store: ObjectStore) -> None:
+    """Write the lake's document where there is none yet, and say so: a mistyped URL makes a new lake."""
+    if _is_made(store):
+        return
+    probe_conditional_writes(store)
+    try:
+        store.put_if_absent(LAKE_DOCUMENT, encode(new_lake_document()))
+    except (ObjectExistsError, StoreUnavailableError):
+        if not _is_made(store):
+            raise
+        return
+    if not store.url.startswith("memory:"):
+        _log.warning("A new lake is made at %s.", store.url)
+
+
+def _is_made(store: ObjectStore) -> bool:
+    """Whether the lake is there by now: by another process, or by us with a reply that was lost."""
+    return read_lake_document(store) is not None
 
 
 class Lake:

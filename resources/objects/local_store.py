@@ -27,7 +27,7 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
 )
 from dagster_adjunct.resources.file_errors import FULL, REFUSALS
-from dagster_adjunct.resources.objects.object_store import (
+from dagster_adjunct.resources.objects.store import (
     LAKE_DOCUMENT,
     PROBES,
     ObjectInfo,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from io import BufferedReader
 
-    from dagster_adjunct.resources.objects.object_store import ObjectStore
+    from dagster_adjunct.resources.objects.store import ObjectStore
 
 _HIDDEN = ".adjunct-store"
 _LOCKS = 64

@@ -7,8 +7,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.exact_array import made_of_present
-from dagster_adjunct.resources.schemas.schema import Schema, repeated
+from dagster_adjunct.resources.schemas.schema import Schema, made_of_present, repeated
 
 if TYPE_CHECKING:
     import pyarrow as pa

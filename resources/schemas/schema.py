@@ -5,17 +5,21 @@ A schema is stored as a list of {"name", "type"}; neither Spark nor Arrow is imp
 
 from __future__ import annotations
 
+import datetime as dt
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as declared
+from datetime import date, datetime, time
+from decimal import Context, Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dagster_adjunct.resources.errors import MalformedDocumentError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
-from dagster_adjunct.resources.schemas.readable_values import first_unreadable
+from dagster_adjunct.resources.schemas.values import YEARS, first_unreadable, unreadable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -395,3 +399,181 @@ def _zoned(name: str) -> str:
         f"A time without its zone could be any of a day's: say which, as in pandas df[{name!r}].dt.tz_localize('UTC'), "
         f"or in Arrow pyarrow.compute.assume_timezone(table[{name!r}], 'UTC')."
     )
+
+
+def refused_changes(stored: Schema, declared: Schema, fixed: Iterable[str] = (), what: str = "the key") -> list[str]:
+    """Return in words which changes stored rows can't be read with; none for columns that are only added or widened.
+
+    The types of `fixed`, the columns of `what`, never change.
+    """
+    now = {field.name: field.type for field in declared.fields}
+    called = {name.lower(): name for name in now}
+    refused = []
+    for field in stored.fields:
+        name, was, kind = field.name, field.type, now.get(field.name)
+        if kind is None and name.lower() in called:
+            refused.append(f"{name} ({was}) is called {called[name.lower()]}")
+        elif kind is None:
+            refused.append(f"{name} ({was}) is removed")
+        elif kind != was and name in fixed:
+            refused.append(f"{name} is {kind}, was {was}, and is a column of {what}, which never changes")
+        elif not widens(was, kind):
+            refused.append(f"{name} is {kind}, was {was}, whose values do not all fit")
+    return refused
+
+
+def evolved(stored: Schema, declared: Schema) -> Schema:
+    """Return the stored columns in their order with the declared types, then those that were added.
+
+    What is sensitive in one of the two stays so.
+    """
+    names = [*stored.names, *(name for name in declared.names if name not in stored)]
+    return declared.select(names).with_sensitive(*stored.sensitive)
+
+
+def exact_array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
+    """Return the values in this type. Raises what Arrow raises, and ValueError for a value that would lose something.
+
+    Arrow makes 2 of 2.5 where whole numbers are asked for, a day of a time of that day, a time in UTC of one without a
+    zone or with nanoseconds, days and times of numbers, and infinity of a number that is too large for 32 bits. That a
+    float has fewer digits than a double is what its type says. What pandas and NumPy have for a missing value (NaT, NA)
+    is null.
+    """
+    return made_of_present(lambda present: _exact(present, kind), values)
+
+
+def made_of_present(make: Callable[[Sequence[Any]], pa.Array], values: Sequence[Any]) -> pa.Array:
+    """Return what `make` makes of the values; where it fails, of the values with None for NaT and NA, in lists too."""
+    import pyarrow as pa
+
+    try:
+        return make(values)
+    except (pa.ArrowException, TypeError, ValueError):
+        present = _without_missing(values)
+        if present is None:
+            raise
+    return make(present)
+
+
+def _without_missing(values: Sequence[object]) -> list[object] | None:
+    """Return the values with None for what is missing; None where nothing is."""
+    found = False
+
+    def present(value: object) -> object:
+        nonlocal found
+        if isinstance(value, list | tuple):
+            return [present(item) for item in value]
+        missing = is_missing(value)
+        found = found or missing
+        return None if missing else value
+
+    made = [present(value) for value in values]
+    return made if found else None
+
+
+def is_missing(value: object) -> bool:
+    """Whether it is NaT or NA, as pandas and NumPy have it; neither is imported to tell."""
+    name = type(value).__name__
+    return name in ("NaTType", "NAType") or (name == "datetime64" and value != value)  # noqa: PLR0124
+
+
+def _exact(values: Sequence[object], kind: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+    import pyarrow.types as t
+
+    array = pa.array(values, kind)
+    checks = {
+        t.is_integer: _whole,
+        t.is_date: _check_days,
+        t.is_timestamp: _times,
+        t.is_float32: _small,
+        t.is_list: _items,
+    }
+    for is_kind, check in checks.items():
+        if is_kind(kind):
+            check(values, array)
+    for value in unreadable(array).values():  # 9999-12-31 23:00 of a zone may be the next day in UTC
+        raise ValueError(f"{value} is no date of Python: {YEARS}")
+    return array
+
+
+def _whole(values: Sequence[object], array: pa.Array) -> None:
+    if any(value is not None and type(value) is not int for value in values):
+        for value, kept in zip(values, array.to_pylist(), strict=True):
+            if value is not None and value != kept:
+                raise ValueError(f"{value} is no whole number")
+
+
+def _check_days(values: Sequence[object], array: pa.Array) -> None:
+    for value in map(_as_python, values):
+        if isinstance(value, datetime) and value.time() != time():
+            raise ValueError(f"{value} is a time, and no day")
+        if value is not None and not isinstance(value, date):
+            raise ValueError(f"{value} is no day")
+
+
+def _times(values: Sequence[object], array: pa.Array) -> None:
+    for value in map(_as_python, values):
+        if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
+            raise ValueError(f"{value} is no time with a zone")
+        if getattr(value, "nanosecond", 0):  # of pandas
+            raise ValueError(f"{value} is finer than microseconds")
+
+
+def _small(values: Sequence[object], array: pa.Array) -> None:
+    for value, kept in zip(values, array.to_pylist(), strict=True):
+        if kept is not None and math.isinf(kept) and value != kept:
+            raise ValueError(f"{value} is too large for 32 bits")
+
+
+def _items(values: Sequence[object], array: pa.Array) -> None:
+    lists: Any = [value for value in values if value is not None]
+    _exact([item for items in lists for item in items], array.type.value_type)
+
+
+def _as_python(value: object) -> object:
+    import pyarrow as pa
+
+    return value.as_py() if isinstance(value, pa.Scalar) else value
+
+
+# Single values as Parquet stores them: whole numbers and bytes, which compare and hash without Arrow.
+#
+# Their order is the order of the values themselves, and Spark's: texts by their UTF-8 bytes, decimals of one type
+# by their unscaled number.
+
+
+Plain = int | bytes
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_FIRST_DAY = _EPOCH.date().toordinal()
+_EXACT = Context(prec=76)
+
+
+def to_plain(kind: str) -> Callable[[Any], Plain]:
+    """Return what turns a value of this Spark type name into its stored form.
+
+    string: UTF-8 bytes; binary: itself; integers and booleans: themselves; date: days, timestamp: microseconds,
+    both since 1970 in UTC; decimal: the unscaled number.
+    """
+    if kind.startswith("decimal"):
+        scale = decimal_type(kind)[1]
+        return lambda value: int(Decimal(value).scaleb(scale, _EXACT))
+    return _FORMS.get(kind, int)
+
+
+def decimal_type(kind: str) -> tuple[int, int]:
+    """Return precision and scale of `decimal(p,s)`."""
+    precision, _, scale = kind.removeprefix("decimal(").rstrip(")").partition(",")
+    return int(precision), int(scale)
+
+
+def _micros(value: dt.datetime) -> int:
+    passed = value - _EPOCH
+    return (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds
+
+
+def _days(value: dt.date) -> int:
+    return value.toordinal() - _FIRST_DAY
+
+
+_FORMS: dict[str, Callable[[Any], Plain]] = {"string": str.encode, "binary": bytes, "date": _days, "timestamp": _micros}

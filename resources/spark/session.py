@@ -11,16 +11,18 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import gettempdir
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from dagster import ConfigurableResource, InitResourceContext, get_dagster_logger
+from pydantic import Field, PrivateAttr
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.spark.early_workers import wait_for_workers
-from dagster_adjunct.resources.spark.quick_jvm import is_quick, quick_options
-from dagster_adjunct.resources.spark.remembered_functions import remember_functions
-from dagster_adjunct.resources.spark.spark_errors import STACK, first_line
+from dagster_adjunct.resources.spark.errors import STACK, first_line
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_in_process
+from dagster_adjunct.resources.spark.tuning import is_quick, quick_options, remember_functions, wait_for_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,8 +67,8 @@ _PLANS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.ui.showConsoleProgress": "false",
-    # Our workers are forked from a process that has imported what they need (resources/spark_workers/daemon.py).
-    "spark.python.daemon.module": "dagster_adjunct.resources.spark_workers.daemon",
+    # Our workers are forked from a process that has imported what they need (resources/spark/worker_daemon.py).
+    "spark.python.daemon.module": "dagster_adjunct.resources.spark.worker_daemon",
     # Spark would look up the line of Python behind every column expression: most of the driver's work in a small batch.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
@@ -190,7 +192,7 @@ def new_session(
 
 def stop_session(session: SparkSession) -> None:
     """Stop a session, and end its JVM where that is to leave its classes for others."""
-    from dagster_adjunct.resources.spark.quick_jvm import end_jvm
+    from dagster_adjunct.resources.spark.tuning import end_jvm
 
     context = session.sparkContext
     options, gateway = context.getConf().get("spark.driver.extraJavaOptions", None) or "", context._gateway
@@ -227,7 +229,7 @@ def _check_master(master: str) -> None:
 
 def _check_reach(master: str, lake_url: str | None) -> None:
     """Refuse executors elsewhere for a lake in a folder, unless all machines see it."""
-    from dagster_adjunct.resources.objects.lake_address import DEFAULT_LAKE, LakeSettings
+    from dagster_adjunct.resources.objects.lake import DEFAULT_LAKE, LakeSettings
 
     url = lake_url or DEFAULT_LAKE
     if master.startswith("local") or url.startswith(("s3://", "s3a://")) or LakeSettings().shared:
@@ -242,8 +244,8 @@ def _check_reach(master: str, lake_url: str | None) -> None:
 
 def _s3a() -> dict[str, str]:
     """Return what S3A needs; credentials come from its own standard chain, never from this configuration."""
-    from dagster_adjunct.resources.objects.lake_address import LakeSettings
-    from dagster_adjunct.resources.objects.object_store import check_endpoint
+    from dagster_adjunct.resources.objects.lake import LakeSettings
+    from dagster_adjunct.resources.objects.store import check_endpoint
 
     lake = LakeSettings()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dagster-adjunct" / "ivy"
@@ -265,3 +267,52 @@ def _s3a() -> dict[str, str]:
     if region:
         settings["spark.hadoop.fs.s3a.endpoint.region"] = region
     return settings
+
+
+class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
+    """One session a run, on dagster-pyspark's resource.
+
+    That resource imports pyspark where it is defined, and never stops its session; here the import waits for
+    the first use, so that loading a code location and ticking sensors stay light, and the session ends with
+    the run. One that this process had before the run is used, and left running. `master` takes any Spark
+    master (default: `ADJUNCT_SPARK_MASTER`, else all cores of this machine), or "none": then small datasets are
+    advanced in the run's own process, and what needs Spark is refused.
+    """
+
+    master: str | None = Field(default=None, description="Spark master URL, such as local[2] or spark://host:7077.")
+    spark_config: dict[str, Any] = Field(default_factory=dict, description="More Spark settings; they win.")
+    lake: str | None = Field(default=None, description="Lake URL; an s3:// lake brings the S3A packages along.")
+
+    _session: Any = PrivateAttr(default=None)
+    _ours: bool = PrivateAttr(default=False)
+
+    @property
+    def starter(self) -> Callable[[], SparkSession]:
+        """Return a function that returns the run's session; for the master "none", IN_PROCESS."""
+        return IN_PROCESS if is_in_process(self.master) else lambda: self.spark_session
+
+    @property
+    def spark_session(self) -> SparkSession:
+        """Return the run's session, starting it on first use (6-10 s)."""
+        if self._session is None:
+            for log in (get_dagster_logger(), logging.getLogger("adjunct.spark")):
+                log.info("starting Spark")
+            prepare_environment()
+            from dagster_pyspark import LazyPySparkResource
+            from pyspark.sql import SparkSession
+
+            lake = self.lake or os.environ.get("ADJUNCT_LAKE")
+            config = session_config(self.spark_config, master=self.master, lake_url=lake)
+            running = SparkSession.getActiveSession()
+            self._session = LazyPySparkResource(spark_config=config).spark_session
+            self._ours = running is None
+            remember_functions(self._session)
+        session: SparkSession = self._session
+        return session
+
+    def teardown_after_execution(self, context: InitResourceContext) -> None:
+        """Stop the session, if the run started one: it leaves no executors behind."""
+        session, self._session = self._session, None
+        if session is not None and self._ours:
+            wait_for_workers(session.sparkContext)
+            session.stop()

@@ -5,18 +5,60 @@ Only what is certain is refused. What is not known of an expression is left to S
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import TYPES
 from dagster_adjunct.resources.sql.expression import NILADIC, ColumnName, Expression
-from dagster_adjunct.resources.sql.expression_types import no_boolean, type_of, types_named
-from dagster_adjunct.resources.sql.nearest_names import did_you_mean
-from dagster_adjunct.resources.sql.operands import wrong_operand
-from dagster_adjunct.resources.sql.parsing import beyond_a_record, holds_all_columns, parsed
+from dagster_adjunct.resources.sql.operands import special_times, wrong_operand
+from dagster_adjunct.resources.sql.parser import beyond_a_record, functions_called, holds_all_columns, parsed, selected
 from dagster_adjunct.resources.sql.spark_functions import SEVERAL_RECORDS
+from dagster_adjunct.resources.sql.syntax_checks import did_you_mean
+from dagster_adjunct.resources.sql.types import no_boolean, type_of, types_named
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.sql.spark_grammar import SelectParts
+
+_CHANGING = frozenset(
+    {
+        "aes_encrypt", "curdate", "current_date", "current_time", "current_timestamp", "current_user",
+        "input_file_block_length", "input_file_block_start", "input_file_name", "java_method", "localtime",
+        "localtimestamp", "monotonically_increasing_id", "now", "rand", "randn", "random", "randstr", "reflect",
+        "session_user", "shuffle", "spark_partition_id", "try_reflect", "uniform", "user", "uuid",
+    }
+)  # fmt: skip
+_NAMED = re.compile(rf"\b(?:{'|'.join(sorted(_CHANGING))}|unix_timestamp)\b", re.IGNORECASE)
+_BARE = re.compile(
+    r"\b(current_date|current_time|current_timestamp|current_user|localtimestamp|session_user)\b(?!\s*\()",
+    re.IGNORECASE,
+)
+_NO_TIME = re.compile(r"\bunix_timestamp\s*\(\s*\)", re.IGNORECASE)
+# What Spark takes for the day or the moment: a literal of a time, and a text that is made one; `special_times` knows
+# those that it makes one by itself.
+_SPECIAL = re.compile(
+    r"\b(?:date|timestamp(?:_ntz|_ltz)?|cast|try_cast|to_date|to_timestamp(?:_ntz|_ltz)?)\s*\(?\s*"
+    r"(['\"])\s*(now|today|tomorrow|yesterday)\b[^'\"]*\1",
+    re.IGNORECASE,
+)
+_TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`(?:[^`]|``)*`")
+
+
+def changing_values(text: str, types: Mapping[str, str | None]) -> list[str]:
+    """Return these in words, each once, of an expression over columns of these types: "rand()", "'now' as a time"."""
+    named = [match[2].lower() for match in _SPECIAL.finditer(text)]
+    special = [f"'{name}' as a time" for name in dict.fromkeys((*named, *special_times(text, types)))]
+    if not _NAMED.search(text):  # most name none, and are not taken apart for that
+        return special
+    plain = _TEXT.sub("''", text)
+    names = [name for name in functions_called(text) if name in _CHANGING]
+    names += [match[1].lower() for match in _BARE.finditer(plain)]
+    names += ["unix_timestamp"] if _NO_TIME.search(plain) else []
+    return [f"{name}()" for name in names] + special
+
 
 _HIDDEN = "__"
 # Spark answers for these itself: the file of a record, and variables of the session.
@@ -215,3 +257,90 @@ def _flat(kind: str | None) -> bool:
     if kind is not None and kind.startswith("array<"):  # of structs it has, of each of them
         return _flat(kind[6:-1])
     return kind is not None and (kind in TYPES or kind.startswith("decimal("))
+
+
+def check_select(
+    operator: str, text: str, table: str, types: Mapping[str, str | None], *, side: str, next_step: str
+) -> None:
+    """Raise PlanningError for a SELECT that names what is no column of `table`, or asks of one what Spark is certain to
+    refuse; `types` are those of the table's columns.
+
+    Of a SELECT that joins others only names with the table's own before them, `v.city`, are judged.
+    """
+    select = selected(text, table)
+    if select is None or _names_hidden(select.expressions):
+        return
+    if select.mistake:
+        raise PlanningError(f"{operator}: {text!r} can't be asked: {select.mistake}.", next_step, operator=operator)
+    columns = tuple(types)
+    for name in select.qualified:
+        check_name(operator, Expression(text, unread="more than one table"), name, columns, types, {}, side, next_step)
+    before: dict[str, str | None] = {}
+    for item in select.items:
+        kind = checked(operator, item, columns, types, side=side, next_step=next_step, aliases=before)
+        if item.alias is not None:
+            before[item.alias] = kind
+    if select.where is not None:
+        kind = checked(operator, select.where, columns, types, side=side, next_step=next_step)
+        if kind not in (None, "boolean", "void"):
+            raise PlanningError(
+                f"{operator}: what {text!r} has after where is {kind}: expected a condition.",
+                next_step,
+                operator=operator,
+            )
+    known = {**types, **_of_either(select, types)}
+    for expression in select.behind:
+        checked(operator, expression, columns, known, side=side, next_step=next_step, aliases=dict.fromkeys(before))
+
+
+def leaves_to_spark(text: str, table: str) -> bool:
+    """Whether something in a SELECT can't be judged here, even where all columns of `table` are known."""
+    select = selected(text, table)
+    if select is None or not select.expressions or select.groups or _names_hidden(select.expressions):
+        return True
+    return any(expression.unread for expression in select.expressions)
+
+
+def _of_either(select: SelectParts, types: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return the columns that an item has the name of, without a type: behind the items, a name may be either's, and
+    which of them differs from clause to clause."""
+    given = {item.alias.lower() for item in select.items if item.alias is not None}
+    return dict.fromkeys(name for name in types if name.lower() in given)
+
+
+def _names_hidden(expressions: tuple[Expression, ...]) -> bool:
+    return any(name.name.startswith("__") for expression in expressions for name in expression.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One of the expressions, with its type where it is certain."""
+
+    expression: Expression
+    type: str | None
+
+    def stars(self, columns: Sequence[str]) -> tuple[str, ...]:
+        """Return which of these columns "*" stands for, or "* except (…)"."""
+        gone = {name.lower() for name in self.expression.excepted}
+        return tuple(name for name in columns if name.lower() not in gone) if gone else tuple(columns)
+
+
+def checked_list(
+    operator: str,
+    texts: Sequence[str],
+    columns: Sequence[str] | None,
+    types: Mapping[str, str | None] | None = None,
+) -> tuple[Item, ...]:
+    """Return what a list of expressions makes of records with these columns; see `checked_expression`.
+
+    Spark lets an expression use the names that stand before it in the list, where no column has them.
+    """
+    items: list[Item] = []
+    before: dict[str, str | None] = {}
+    for text in texts:
+        kind = checked_expression(operator, text, columns, types, aliases=before)
+        expression = resolved(parsed(text), columns)
+        items.append(Item(expression, kind))
+        if expression.alias is not None:
+            before[expression.alias] = kind
+    return tuple(items)

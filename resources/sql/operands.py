@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.sql.expression import Expression
-from dagster_adjunct.resources.sql.expression_types import KnownTypes
+from dagster_adjunct.resources.sql.parser import parsed
+from dagster_adjunct.resources.sql.types import KnownTypes
 
 if TYPE_CHECKING:
     from sqlglot import exp
 
+if TYPE_CHECKING:
     Judge = Callable[["Operands", exp.Expr], str | None]
 
 _GROUPS = {
@@ -123,7 +125,7 @@ def _comparable(first: str, second: str, operator: str) -> bool:
     return "text" in both and not both & _NESTED
 
 
-def _calculated(operands: Operands, node: exp.Expr) -> str | None:
+def _check_arithmetic(operands: Operands, node: exp.Expr) -> str | None:
     no_time = type(node).__name__ not in ("Add", "Sub")
     sides = [side for side in (node.this, node.args.get("expression")) if side is not None]
     for side in sides:
@@ -136,7 +138,7 @@ def _calculated(operands: Operands, node: exp.Expr) -> str | None:
     return None
 
 
-def _joined(operands: Operands, node: exp.Expr) -> str | None:
+def _check_concatenation(operands: Operands, node: exp.Expr) -> str | None:
     parts = node.expressions or [node.this, node.args.get("expression")]
     groups = {group for group in map(operands.group, parts) if group is not None}
     for part in parts:
@@ -163,7 +165,7 @@ def _takes(*groups: str) -> Judge:
 _SAID = {"array": "an array", "map": "a map", "text": "a text", "number": "a number", "time": "a date or timestamp"}
 
 
-def _extracted(operands: Operands, node: exp.Expr) -> str | None:
+def _check_extraction(operands: Operands, node: exp.Expr) -> str | None:
     field = node.name
     if type(node.this).__name__ != "Var" or field.lower() in _FIELDS.split():
         return None
@@ -183,8 +185,8 @@ def _judges() -> Iterator[tuple[str, Judge]]:
     numbers, times = ("number", "text"), ("time", "text")
     judged: list[tuple[str, Judge]] = [
         ("EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ Between In", _compared),
-        ("Add Sub Mul Div Mod", _calculated),
-        ("DPipe Concat", _joined),
+        ("Add Sub Mul Div Mod", _check_arithmetic),
+        ("DPipe Concat", _check_concatenation),
         (
             """Upper Lower Trim Length Initcap Ascii Substring Left Right Pad Repeat Unhex RegexpReplace
             RegexpExtract Replace Translate RegexpSplit Levenshtein StrPosition Like ILike RegexpLike Contains
@@ -206,7 +208,7 @@ def _judges() -> Iterator[tuple[str, Judge]]:
         ),
         ("ArraySize Bracket Explode", _takes("array", "map")),
         ("MapKeys", _takes("map")),
-        ("Extract", _extracted),
+        ("Extract", _check_extraction),
         ("FromJson", _read_as_json),
     ]
     for names, judge in judged:
@@ -214,3 +216,50 @@ def _judges() -> Iterator[tuple[str, Judge]]:
 
 
 _JUDGES = dict(_judges())
+
+
+_TEXT = r"\s*(now|today|tomorrow|yesterday)(?:\s+[\w/:+-]+)?\s*"  # perhaps with a time zone
+_QUOTED = re.compile(rf"(['\"]){_TEXT}\1", re.IGNORECASE)
+_SPECIAL = re.compile(_TEXT, re.IGNORECASE)
+_COMPARES = "EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ Between In If Case"
+_OF_TIMES = """AddMonths DateAdd DateDiff DateSub Day DayOfMonth DayOfWeek DayOfYear Extract Hour LastDay Minute Month
+    MonthsBetween NextDay Quarter Second TimeStrToTime TimestampAdd TimestampDiff TimestampTrunc TimeToStr TsOrDsAdd
+    TsOrDsDiff TsOrDsToDate TsOrDsToTimestamp WeekOfYear Year"""
+"""The parser's nodes that compare, and those whose operands become times."""
+
+
+def special_times(text: str, types: Mapping[str, str | None]) -> tuple[str, ...]:
+    """Return the texts in an expression over columns of these types that become a time which changes, in lower case.
+
+    Beside one of a type that is not known such a text counts: it may be a time.
+    """
+    if not _QUOTED.search(text):
+        return ()
+    tree = parsed(text).tree
+    if tree is None:
+        return ()
+    from sqlglot import exp
+
+    operands = Operands(types)
+    specials: dict[str, None] = {}
+    for literal in tree.find_all(exp.Literal, bfs=False):
+        special = _SPECIAL.fullmatch(literal.name) if literal.is_string else None
+        if special is not None and _becomes_a_time(operands, literal):
+            specials[special[1].lower()] = None
+    return tuple(specials)
+
+
+def _becomes_a_time(operands: Operands, literal: exp.Expr) -> bool:
+    node, parent = literal, literal.parent
+    while parent is not None and type(parent).__name__ == "Paren":
+        node, parent = parent, parent.parent
+    if parent is None:
+        return False
+    kind = type(parent).__name__
+    if kind not in _COMPARES.split():
+        return kind in _OF_TIMES.split()
+    above = parent.parent
+    beside = above if kind == "If" and above is not None and type(above).__name__ == "Case" else parent
+    parts = [beside.this, *(beside.args.get(name) for name in ("expression", "low", "high")), *beside.expressions]
+    groups = [operands.kind(part) and operands.group(part) for part in parts if part is not None and part is not node]
+    return any(group in (None, "time") for group in groups)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.streams.interface.registered_systems import LAKE, registered_systems
+from dagster_adjunct.resources.streams.system import LAKE, registered_systems
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.interface.registered_systems import Factory
-    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.resources.streams.system import Factory, StreamSystem
 
 
 def open_system(name: str, lake: Lake) -> StreamSystem:
@@ -30,6 +29,6 @@ def _systems() -> dict[str, Factory]:
 
 
 def _lake(lake: Lake) -> StreamSystem:
-    from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+    from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 
     return LakeStreams(lake)

@@ -2,13 +2,67 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from math import frexp
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
-from dagster_adjunct.resources.tables.histogram import Histogram, bucket_of
+from dagster_adjunct.resources.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import CollectorRegistry
+
+_PER_DOUBLING = 8
+_NONE: Mapping[int, int] = MappingProxyType({})
+
+
+def bucket_of(value: float) -> int:
+    """The bucket of a value above 0: each doubling has eight of equal width, so none is wider than an eighth of it."""
+    fraction, exponent = frexp(value)
+    return exponent * _PER_DOUBLING + int(fraction * 2 * _PER_DOUBLING) - _PER_DOUBLING
+
+
+def end_of(bucket: int) -> float:
+    """The least value that lies above the bucket."""
+    exponent, part = divmod(bucket, _PER_DOUBLING)
+    return float((_PER_DOUBLING + part + 1) / (2 * _PER_DOUBLING) * 2.0**exponent)
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts by bucket, and the exact sum and greatest of the values. Values of 0 and less count as the smallest."""
+
+    buckets: Mapping[int, int] = field(default_factory=lambda: _NONE)
+    total: float = 0.0
+    greatest: float = 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(self.buckets.values())
+
+    def __add__(self, other: Histogram) -> Histogram:
+        buckets = dict(self.buckets)
+        for bucket, count in other.buckets.items():
+            buckets[bucket] = buckets.get(bucket, 0) + count
+        return Histogram(buckets, self.total + other.total, max(self.greatest, other.greatest))
+
+    def __sub__(self, other: Histogram) -> Histogram:
+        """What came after `other`, which was this histogram earlier; the greatest value is that of both."""
+        buckets = {bucket: count - other.buckets.get(bucket, 0) for bucket, count in self.buckets.items()}
+        return Histogram({b: n for b, n in buckets.items() if n}, self.total - other.total, self.greatest)
+
+    def percentile(self, percent: float) -> float:
+        """The value that so many percent of all are not above, at most an eighth too great; 0 where there are none."""
+        left = self.count * percent / 100
+        for bucket in sorted(self.buckets):
+            left -= self.buckets[bucket]
+            if left <= 0:
+                return min(end_of(bucket), self.greatest)
+        return self.greatest
+
 
 _PERCENTILES = (50, 95, 99)
 
@@ -161,3 +215,124 @@ def _histogram_of(counts: Mapping[int, int]) -> Histogram:
         buckets[bucket] = buckets.get(bucket, 0) + count
     total = sum(value * count for value, count in counts.items())
     return Histogram(buckets, float(total), float(max(counts, default=0)))
+
+
+logger = logging.getLogger(__name__)
+
+
+class MetricsHook(Protocol):
+    """Takes what tables have done.
+
+    A table in this process reports when it is flushed or closed, and what a run's tasks have done with one is reported
+    in the run's process when its sink is through.
+    """
+
+    def report(self, table: str, metrics: TableMetrics) -> None:
+        """Take what `table` has done since it was last reported. It may be called from several threads."""
+        ...
+
+
+_HOOKS: list[MetricsHook] = []
+
+
+def report_tables_to(hook: MetricsHook) -> Callable[[], None]:
+    """Let all tables of this process report to `hook` from now on; call the result to end that."""
+    _HOOKS.append(hook)
+
+    def end() -> None:
+        if hook in _HOOKS:
+            _HOOKS.remove(hook)
+
+    return end
+
+
+def anyone_listens() -> bool:
+    """Whether a report would reach anybody."""
+    return bool(_HOOKS)
+
+
+def report(table: str, metrics: TableMetrics) -> None:
+    """Tell all hooks. One that fails is logged: the table's work is done, and must not fail with it."""
+    for hook in tuple(_HOOKS):
+        try:
+            hook.report(table, metrics)
+        except Exception:
+            logger.exception("The metrics of table %s did not reach %r.", table, hook)
+
+
+# Ends of buckets of ours, so nothing is guessed: seconds from 0.1 ms to 2 min, entries up to a million.
+_SECONDS = tuple(2.0**exponent for exponent in range(-13, 8))
+_ENTRIES = tuple(2.0**exponent for exponent in range(21))
+
+
+class PrometheusTables:
+    """A `MetricsHook` that a Prometheus registry collects from.
+
+        report_tables_to(PrometheusTables())   # served by prometheus_client.start_http_server(9000)
+
+    Counts are `adjunct_table_<count>_total`, waits `adjunct_table_<wait>_seconds_total`, and the histograms
+    `adjunct_table_attempt_seconds` (by kind, read or write) and `adjunct_table_attempt_entries`; the label is `table`.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        try:
+            import prometheus_client
+        except ImportError as error:
+            raise ConfigurationError(
+                "PrometheusTables needs prometheus_client, which is not installed.",
+                "Install it: pip install 'dagster-adjunct[metrics]'.",
+                package="prometheus_client",
+            ) from error
+        self._totals: dict[str, TableMetrics] = {}
+        self._adding = threading.Lock()
+        if registry is None:
+            registry = prometheus_client.REGISTRY
+        if not isinstance(registry, prometheus_client.CollectorRegistry):
+            raise ConfigurationError(
+                f"PrometheusTables got registry={registry!r}; expected a prometheus_client.CollectorRegistry, or None "
+                "for the default one.",
+                "Give it a registry, or leave it out.",
+                argument="registry",
+            )
+        registry.register(self)
+
+    def report(self, table: str, metrics: TableMetrics) -> None:
+        with self._adding:
+            self._totals[table] = self._totals.get(table, TableMetrics()) + metrics
+
+    def describe(self) -> list[Any]:
+        """Nothing, as no table is known when the registry asks."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """All counts as metric families."""
+        from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+        with self._adding:
+            totals = dict(self._totals)
+        for member in fields(TableMetrics):
+            if member.type == "Histogram":
+                continue
+            name = f"{member.name}_seconds" if member.type == "float" else member.name
+            family = CounterMetricFamily(f"adjunct_table_{name}", member.name.replace("_", " "), labels=["table"])
+            for table, metrics in totals.items():
+                family.add_metric([table], getattr(metrics, member.name))
+            yield family
+        seconds = HistogramMetricFamily(
+            "adjunct_table_attempt_seconds", "attempts at the store", labels=["table", "kind"]
+        )
+        entries = HistogramMetricFamily("adjunct_table_attempt_entries", "entries of an attempt", labels=["table"])
+        for table, metrics in totals.items():
+            for kind, histogram in (("read", metrics.read_seconds), ("write", metrics.write_seconds)):
+                seconds.add_metric([table, kind], _cumulative(histogram, _SECONDS), histogram.total)
+            sizes = metrics.batch_sizes
+            entries.add_metric([table], _cumulative(sizes, _ENTRIES), sizes.total)
+        yield seconds
+        yield entries
+
+
+def _cumulative(histogram: Histogram, ends: tuple[float, ...]) -> list[tuple[str, float]]:
+    """How many values lie below each end, as Prometheus has it. A value that is an end counts as above it."""
+    counts: Mapping[int, int] = histogram.buckets
+    below = [(str(end), float(sum(n for bucket, n in counts.items() if end_of(bucket) <= end))) for end in ends]
+    return [*below, ("+Inf", float(histogram.count))]

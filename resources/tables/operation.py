@@ -10,14 +10,188 @@ holds an Arrow batch, and makes Python values of a column when a layer or a func
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Hashable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from dagster_adjunct.resources.tables.partial_update import UpdateContract
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableError
+
+
+class Clock(Protocol):
+    """Seconds that only grow, and a way to let them pass."""
+
+    def now(self) -> float:
+        """Seconds since some fixed moment; never goes back."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return when `seconds` have passed."""
+        ...
+
+
+class SystemClock:
+    """The machine's monotonic clock."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def __repr__(self) -> str:
+        return "SystemClock()"
+
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What an update does to columns; a plain mapping as an update is the same as `Changes(set=mapping)`.
+
+    - `set`: gives columns their values; None sets null.
+    - `add`: adds numbers to columns; a column that is null or not there counts as 0. None adds nothing. What is added
+      to a column of JSON is a mapping, whose members replace those of the same names and leave the others alone.
+    - `append`: puts values at the end of list columns; one that is null or not there counts as empty. Each value is a
+      list of what is appended; None or an empty list appends nothing.
+    - `remove`: makes columns null, or takes them out of records whose store has no fixed columns.
+
+    A column is named in one of the four only.
+    """
+
+    set: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    add: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    append: Mapping[str, Sequence[Any]] = field(default_factory=lambda: _NOTHING)
+    remove: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.remove, str):
+            raise ConfigurationError(
+                f"Changes have remove={self.remove!r}, which is one text; expected the names of columns.",
+                f"Write remove=[{self.remove!r}].",
+                argument="remove",
+            )
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether applying it twice in a row comes to the same as once."""
+        return not self.add and not self.append
+
+
+def changes_of(update: Mapping[str, Any] | Changes) -> Changes:
+    """The update as `Changes`."""
+    return update if isinstance(update, Changes) else Changes(set=update)
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it was raised from or while handling, and the members of groups; the outermost first."""
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        here = waiting.pop(0)
+        if id(here) in seen:
+            continue
+        seen.add(id(here))
+        yield here
+        if isinstance(here, BaseExceptionGroup):
+            waiting.extend(here.exceptions)
+        if here.__cause__ is not None:
+            waiting.append(here.__cause__)
+        elif here.__context__ is not None and not here.__suppress_context__:
+            waiting.append(here.__context__)
+
+
+def first_cause(error: BaseException, kind: type[E]) -> E | None:
+    """The outermost error of this kind among the causes, or None."""
+    return next((cause for cause in causes(error) if isinstance(cause, kind)), None)
+
+
+def key_columns(table: str, key: str | Sequence[str]) -> tuple[str, ...]:
+    """The names of a table's key columns, in order."""
+    names: tuple[Any, ...] = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
+    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise ConfigurationError(
+            f"table {table}: key={key!r}; expected at least one key column, by name and in order, each once.",
+            "Give a name, or a list of names.",
+            argument="key",
+            table=table,
+        )
+    return names
+
+
+def in_own_order(store: str, own: Sequence[str], given: Sequence[str]) -> Callable[[Any], Any] | None:
+    """The function that brings a key whose parts are named `given` into the order `own`; None where it is in that.
+
+    No names are the store's own order. ConfigurationError where they are others, SchemaMismatchError for a key that is
+    no tuple of so many parts.
+    """
+    if not given or list(given) == list(own):
+        return None
+    if sorted(given) != sorted(own):
+        raise ConfigurationError(
+            f"{store} has the key {', '.join(own)}, and the request's key is {', '.join(given)}.",
+            "Declare the same key columns for the table and for its function.",
+            argument="key",
+        )
+    places = [list(given).index(name) for name in own]
+
+    def ordered(key: Any) -> tuple[Any, ...]:
+        if not isinstance(key, tuple) or len(key) != len(places):
+            raise no_key(store, key, given)
+        return tuple([key[place] for place in places])
+
+    return ordered
+
+
+def no_key(store: str, key: Any, names: Sequence[str]) -> SchemaMismatchError:
+    """The error for a key that is not as long as it has columns."""
+    return SchemaMismatchError(
+        f"{store} got {key!r} as a key; expected a tuple of {', '.join(names)}.",
+        "Give the key's values in that order.",
+        table=store,
+    )
+
+
+# Partial updates with a default for the first one (SAMZA-2709): what a caller says.
+#
+# What is done about it is in update_contract_layer.py.
+
+
+V = TypeVar("V")
+U = TypeVar("U")
+
+
+class UpdateContract(Enum):
+    """What may be done when an update meets no record."""
+
+    UPDATE_ONLY = "update-only"
+    UPDATE_WITH_DEFAULTS = "update-with-defaults"
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateMessage(Generic[U, V]):
+    """A part of a record to set (`update`), and the whole record to begin with where there is none."""
+
+    update: U
+    default: V | None = None
+
+    def __post_init__(self) -> None:
+        if self.update is None:
+            raise TableError(
+                "an UpdateMessage has None as its update; it must say what to change.",
+                "Drop the message, or use delete() to remove a record.",
+            )
+
 
 K_co = TypeVar("K_co", bound=Hashable, covariant=True)
 
@@ -263,3 +437,156 @@ def same_args(one: Sequence[object], other: Sequence[object]) -> bool:
             for a, b in zip(one, other, strict=True)
         )
     )
+
+
+# `Outcomes`: what became of each entry of an operation.
+#
+# An entry without a problem is done, and done entries cost nothing here: what is kept is the records that a get found,
+# and the problems by the entry's place.
+
+
+_NONE: Mapping[int, Problem] = MappingProxyType({})
+
+
+class State(Enum):
+    """What became of an entry that is not simply done."""
+
+    SKIPPED = "skipped"  # its condition did not hold: the store has something newer, or has it already. No error
+    MISSING = "missing"  # an update met no record, and had no default
+    REFUSED = "refused"  # it fails again until something is changed
+    FAILED = "failed"  # it had no effect, and may be sent again
+    UNKNOWN = "unknown"  # sent, and no answer came: it may have had its effect
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why one entry is not done. `retry_after`: seconds that the store asked to wait before it is sent again.
+
+    `of_request`: the request failed as a whole, whatever was in it, so that nothing is said of this one record.
+    """
+
+    state: State
+    error: BaseException | None = None
+    retry_after: float | None = None
+    of_request: bool = False
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the entry may succeed when it is sent again as it was."""
+        return self.state in (State.FAILED, State.UNKNOWN)
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether the store did as it was asked, and this is what it had to say: no failure, and nothing to repeat."""
+        return self.state in (State.SKIPPED, State.MISSING)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """One outcome for each of `count` entries.
+
+    `records` are a get's, None where there is no record. `defaults_put` counts the records that updates began.
+    `waited`: seconds before requests were sent, for the table's rate; no retry policy's time is used up by them.
+    """
+
+    count: int
+    records: Sequence[Any] | None = None
+    problems: Mapping[int, Problem] = field(default_factory=lambda: _NONE)
+    defaults_put: int = 0
+    waited: float = 0.0
+
+    @staticmethod
+    def all(count: int, problem: Problem) -> Outcomes:
+        """The same problem for every entry."""
+        return Outcomes(count, problems=dict.fromkeys(range(count), problem))
+
+    def places(self, *states: State) -> list[int]:
+        """The places of the entries in one of these states, in order."""
+        return sorted(place for place, problem in self.problems.items() if problem.state in states)
+
+    @property
+    def done(self) -> int:
+        """How many entries have taken effect, or were read."""
+        return self.count - len(self.problems)
+
+    def amended(self, places: Sequence[int], later: Outcomes) -> Outcomes:
+        """These outcomes where the entries at `places` were sent again, with `later` as their outcomes."""
+        again = set(places)
+        problems = {place: problem for place, problem in self.problems.items() if place not in again}
+        problems |= {places[place]: problem for place, problem in later.problems.items()}
+        records = self.records
+        if later.records is not None:
+            records = [None] * self.count if records is None else list(records)
+            for place, record in zip(places, later.records, strict=True):
+                records[place] = record
+        return Outcomes(
+            self.count, records, problems, self.defaults_put + later.defaults_put, self.waited + later.waited
+        )
+
+
+def joined(parts: Iterable[Outcomes]) -> Outcomes:
+    """The outcomes of an operation that was sent in parts, one after the other."""
+    kept = list(parts)
+    if len(kept) == 1:
+        return kept[0]
+    problems: dict[int, Problem] = {}
+    records: list[Any] | None = [] if any(part.records is not None for part in kept) else None
+    count = 0
+    for part in kept:
+        problems |= {count + place: problem for place, problem in part.problems.items()}
+        if records is not None:
+            records.extend(part.records if part.records is not None else [None] * part.count)
+        count += part.count
+    defaults_put, waited = sum(part.defaults_put for part in kept), sum(part.waited for part in kept)
+    return Outcomes(count, records, problems, defaults_put, waited)
+
+
+T = TypeVar("T")
+
+
+def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return what the coroutine returns; a loop that is running in this thread waits meanwhile."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1, thread_name_prefix="adjunct-loop") as aside:
+        return aside.submit(asyncio.run, coroutine).result()
+
+
+# `PerLoop`: something of which each event loop has its own: what waits in it, connections, locks, workers.
+#
+# A table or function that threads share, each with a loop of its own (as every `BlockingTable` has), keeps one of them
+# for each.
+
+
+class PerLoop(Generic[T]):
+    """Makes one for each event loop when it first asks; `drop` gives back what that of a loop holds that is closed."""
+
+    def __init__(self, make: Callable[[], T], drop: Callable[[T], object] = lambda _: None) -> None:
+        self._make, self._drop = make, drop
+        self._of: dict[asyncio.AbstractEventLoop, T] = {}
+        self._last: tuple[asyncio.AbstractEventLoop, T] | None = None
+        self._lock = threading.Lock()
+
+    def here(self) -> T:
+        """That of the running event loop."""
+        loop = asyncio.get_running_loop()
+        last = self._last  # read once: another thread may change it
+        if last is not None and last[0] is loop:
+            return last[1]
+        with self._lock:
+            gone = [self._of.pop(other) for other in list(self._of) if other.is_closed()]
+            mine = self._of.get(loop)
+            if mine is None:
+                mine = self._of[loop] = self._make()
+            self._last = (loop, mine)
+        for unused in gone:
+            self._drop(unused)
+        return mine
+
+    def take(self) -> T | None:
+        """That of the running event loop, which is the caller's from now on; None where there is none."""
+        with self._lock:
+            self._last = None
+            return self._of.pop(asyncio.get_running_loop(), None)

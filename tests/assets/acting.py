@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from dagster_adjunct.assets.declaration.changes.change_formats import Upserts
+from dagster_adjunct.assets.declaration.change_formats import Upserts
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.resources.schemas.schema import Schema
 

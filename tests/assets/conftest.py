@@ -14,13 +14,12 @@ from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.advance_report import AdvanceReport
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.assets.versions.reports import AdvanceReport
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import StreamSystem
 from tests.assets.foreign_streams import ForeignStreams
 
 if TYPE_CHECKING:

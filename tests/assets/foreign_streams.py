@@ -11,8 +11,8 @@ import pyarrow as pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo, StreamSystem
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import StreamInfo, StreamSystem
 
 _STORED = {"date": "int", "timestamp": "bigint", "string": "binary"}
 

@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.kept_history import FIRST, VALID_FROM, VALID_TO, KeptHistory
-from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE, SealedVersion, layout_of
-from dagster_adjunct.resources.bucketing.bucket_files import Generation
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, KeptHistory, SealedVersion, layout_of
+from dagster_adjunct.resources.bucketing.files import Generation
+from dagster_adjunct.resources.bucketing.write_over_time import FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
-from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 
 SCHEMA = Schema.of(item="string", shop="int", price="int")

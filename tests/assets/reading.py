@@ -16,13 +16,12 @@ from typing import Any
 # What readers import is imported here, once, for all that are forked from a process that has read this module.
 import pyarrow.parquet  # noqa: F401
 
-from dagster_adjunct.assets.reading.open_dataset import Dataset, open_dataset
+from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.resources.errors import VersionDiscardedError
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 
 DATASET = "rates"

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
-from dagster_adjunct.resources.bucketing.bucket_files import Generation
+from dagster_adjunct.assets.versions.version import SealedVersion, layout_of
+from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
-from dagster_adjunct.resources.objects.object_store import ObjectStore
+from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema
 
 Row = tuple[Any, ...]

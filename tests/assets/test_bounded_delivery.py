@@ -9,16 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.sources.end_of_dataset_markers import (
-    Complete,
-    MarkerSaid,
-    Waiting,
-    check_counts,
-    next_delivery,
-)
+from dagster_adjunct.assets.sources.markers import Complete, MarkerSaid, Waiting, check_counts, next_delivery
 from dagster_adjunct.resources.errors import MarkerConflictError
-from dagster_adjunct.resources.streams.interface.stream_system import Marker
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition
 
 P0, P1, P2 = (SystemStreamPartition("lake", "planes", p) for p in (0, 1, 2))
 START = {P0: 0, P1: 0}

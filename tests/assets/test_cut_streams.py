@@ -10,17 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.bounded.advance_versions import abandon_version, advance_version_set
+from dagster_adjunct.assets.bounded.advance import abandon_version, advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.end_of_dataset_markers import Complete, next_delivery
-from dagster_adjunct.assets.sources.lost_versions import GoesOn, Unknown, go_on, to_count
+from dagster_adjunct.assets.sources.markers import Complete, GoesOn, Unknown, go_on, next_delivery, to_count
 from dagster_adjunct.resources.errors import MarkerConflictError, OffsetOutOfRangeError
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.streams.interface.stream_system import Marker, StreamSystem
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.lake.manifest import Retention
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import Marker, StreamSystem, SystemStreamPartition
 from tests.assets.conftest import World
 from tests.assets.cycle import KEYS, NAME, PLANES, SCHEMA, deliver, served, whole
 from tests.clocks import on_clock

@@ -9,10 +9,9 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.versions.advance_report import AdvanceReport
+from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.resources.errors import CommitConflictError
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.faulty_store import Crash, Fault, FaultyStore, deaths

@@ -9,12 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_adjunct.assets.declaration.changes.change_formats import Upserts
+from dagster_adjunct.assets.declaration.change_formats import Upserts
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.extractors.extractor import Projection
-from dagster_adjunct.assets.declaration.following_changes import DeadLetters, DeltaCompaction
-from dagster_adjunct.assets.declaration.initial_load import ParquetSnapshot, QuerySnapshot
-from dagster_adjunct.assets.declaration.postgres_snapshot import PostgresSnapshot
+from dagster_adjunct.assets.declaration.extractors import Projection
+from dagster_adjunct.assets.declaration.policies import DeadLetters, DeltaCompaction
+from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot, PostgresSnapshot, QuerySnapshot
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
 
 

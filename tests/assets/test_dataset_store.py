@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.discard_policy import VersionPartitions
-from dagster_adjunct.assets.declaration.inputs_besides_streams import QuerySource
-from dagster_adjunct.assets.reading.dataset_names import list_datasets
-from dagster_adjunct.assets.reading.entry_keys import coerce_key, decode_key, key_from_text
-from dagster_adjunct.assets.reading.open_dataset import open_dataset
-from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.resources.bucketing.bucket_files import encode_key
+from dagster_adjunct.assets.declaration.policies import VersionPartitions
+from dagster_adjunct.assets.declaration.sources import QuerySource
+from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.assets.reading.key_lookup import coerce_key, decode_key, key_from_text
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets
+from dagster_adjunct.resources.bucketing.files import encode_key
 from dagster_adjunct.resources.errors import (
     DatasetError,
     DatasetNotFoundError,

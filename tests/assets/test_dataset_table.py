@@ -11,23 +11,17 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
-from dagster_adjunct.assets.reading.dataset_table import DatasetTable
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.dataset import DatasetTable
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.leases import all_leases
-from dagster_adjunct.resources.backends import describe, function_from
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    DatasetNotFoundError,
-    NullKeyError,
-    SchemaMismatchError,
-)
+from dagster_adjunct.resources.backends.columns import describe, function_from
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetNotFoundError, NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.tables import BlockingTable, RemoteTable
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
-from dagster_adjunct.resources.tables.outcomes import State
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries, State
+from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.assets.conftest import World
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.reading.entry_keys import key_from_text
-from dagster_adjunct.assets.reading.open_dataset import open_dataset
+from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.assets.reading.key_lookup import key_from_text
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -38,7 +38,7 @@ def test_reading_by_key_imports_no_spark(sparkling: World) -> None:
     world = sealed(sparkling)
     code = (
         "import sys\n"
-        "from dagster_adjunct.assets.reading.open_dataset import open_dataset\n"
+        "from dagster_adjunct.assets.reading.dataset import open_dataset\n"
         "from dagster_adjunct.resources.objects.lake import open_lake\n"
         f"view = open_dataset(open_lake({world.lake.url!r}), 'planes')\n"
         "assert view.get('N7') == {'tailnum': 'N7', 'seats': 7}, view.get('N7')\n"
@@ -173,7 +173,7 @@ def test_threads_may_share_a_view(sparkling: World) -> None:
 
 @pytest.mark.spark
 def test_a_version_read_again_and_again_outlives_the_tables_of_others(sparkling: World, monkeypatch) -> None:
-    monkeypatch.setattr("dagster_adjunct.resources.bucketing.bucketed_tables._TABLES_KEPT", 3)
+    monkeypatch.setattr("dagster_adjunct.resources.bucketing.files._TABLES_KEPT", 3)
     world = sealed(sparkling)
     view = world.view(PLANES)
     for number in range(2, 6):

@@ -13,14 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.reading.arrow_comparison import compare
-from dagster_adjunct.assets.reading.diff_versions import VersionDiff, diff_versions
+from dagster_adjunct.assets.reading.diff import VersionDiff, compare, diff_versions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE, SealedVersion, layout_of
-from dagster_adjunct.resources.bucketing.bucket_files import Generation
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, layout_of
+from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, ManifestMismatchError
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.sealing import Row, table_of, view_of
 

@@ -10,34 +10,28 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.assets.bounded.advance_versions import advance_version_set
+from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
-from dagster_adjunct.assets.reading.open_dataset import current_versions
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.dataset import current_versions
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention import discard as discard_module
-from dagster_adjunct.assets.retention.discard import DiscardReport, discard
-from dagster_adjunct.assets.retention.discard_plan import Listing, plan_discard
-from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest, Pin
+from dagster_adjunct.assets.retention.discard import DiscardReport, Listing, discard, plan_discard
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import Lease, LeaseInfo
-from dagster_adjunct.assets.versions.manifest import DatasetManifest
-from dagster_adjunct.assets.versions.sealed_version import SealedVersion, Verdict, VersionRef
-from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
-from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
-from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
-from dagster_adjunct.resources.bucketing.bucket_files import Generation
+from dagster_adjunct.assets.versions.manifest import Bootstrap, BoundedManifest, DatasetManifest, Pin, UnboundedManifest
+from dagster_adjunct.assets.versions.version import DatasetDeclaration, SealedVersion, Verdict, VersionRef
+from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     DatasetError,
     DatasetNotFoundError,
     VersionDiscardedError,
 )
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import lake_in, open_lake
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.cycle import (
     AT_ONCE,

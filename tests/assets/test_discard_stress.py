@@ -15,11 +15,11 @@ from queue import Empty
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import DiscardReport, discard
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.reading import CODES, DATASET, SCHEMA, WAYS, Seen, read_until
 from tests.rounds import rounds

@@ -13,20 +13,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.bounded.advance_versions import advance_version_set
+from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.diff import verify_version
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.reading.verify_version import verify_version
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.retention.erasing.erasure import ErasureReport, find_keys, forget
-from dagster_adjunct.assets.retention.erasing.redaction import CLEARED
-from dagster_adjunct.assets.validation.candidate_version import Candidate
-from dagster_adjunct.assets.validation.validators import Finding, custom
-from dagster_adjunct.assets.versions.build_attempts import attempt_key
-from dagster_adjunct.assets.versions.leases import Lease
-from dagster_adjunct.resources.bucketing.bucket_files import unpack_footer
+from dagster_adjunct.assets.retention.erasure import ErasureReport, find_keys, forget
+from dagster_adjunct.assets.retention.key_search import CLEARED
+from dagster_adjunct.assets.validation.checks import Finding
+from dagster_adjunct.assets.validation.validators import Candidate, custom
+from dagster_adjunct.assets.versions.leases import Lease, attempt_key
+from dagster_adjunct.resources.bucketing.files import unpack_footer
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -36,12 +35,10 @@ from dagster_adjunct.resources.errors import (
     NullKeyError,
     SchemaMismatchError,
 )
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import lake_in, open_lake
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
-from dagster_adjunct.resources.objects.object_store import ObjectStore
+from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
+from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.faulty_store import Crash, Fault, FaultyStore, deaths
 from tests.servers.s3 import S3Server

@@ -11,21 +11,21 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
-from dagster_adjunct.assets.declaration.extractors.extractor import (
+from dagster_adjunct.assets.declaration.extractors import (
     KeyValueExtractor,
     Projection,
     PythonExtractor,
+    _entries,
     fits,
     hiding,
 )
-from dagster_adjunct.assets.declaration.extractors.python_extractor import _entries
-from dagster_adjunct.assets.declaration.inputs_besides_streams import QuerySource
+from dagster_adjunct.assets.declaration.sources import QuerySource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.spark_errors import find, wrapped
-from dagster_adjunct.resources.streams.interface.stream_system import EPOCH
-from dagster_adjunct.resources.streams.lake.arrow_read import meta_schema
+from dagster_adjunct.resources.spark.errors import find, wrapped
+from dagster_adjunct.resources.streams.lake.read import meta_schema
+from dagster_adjunct.resources.streams.system import EPOCH
 from tests.assets.conftest import World
 
 if TYPE_CHECKING:

@@ -18,22 +18,17 @@ import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
-from dagster_adjunct.assets.declaration.discard_policy import VersionPartitions
-from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource
+from dagster_adjunct.assets.declaration.policies import VersionPartitions
+from dagster_adjunct.assets.declaration.sources import FileSource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.file_source import FileVersions
-from dagster_adjunct.assets.sources.open_source import open_source
+from dagster_adjunct.assets.sources.stream_source import open_source
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
-from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 from dagster_adjunct.assets.versions.deliveries import Abandoned, Delivered, MarkerFacts
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
-from dagster_adjunct.assets.versions.sealed_version import VersionRef
-from dagster_adjunct.resources.errors import (
-    DatasetError,
-    MarkerConflictError,
-    SchemaMismatchError,
-    SourceChangedError,
-)
+from dagster_adjunct.assets.versions.reports import AdvanceReport
+from dagster_adjunct.assets.versions.version import VersionRef
+from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SchemaMismatchError, SourceChangedError
 from dagster_adjunct.resources.files.tree import LocalTree
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World, no_spark
@@ -639,10 +634,9 @@ def test_records_without_a_key_are_named_by_file_and_line(
 
 def _read_changed(place: Place, source: Any, spark: SparkSession) -> None:
     """What tasks meet is raised as Adjunct's own error where the job was started."""
-    from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
-    from dagster_adjunct.resources.bucketing.write_buckets import write_buckets
-    from dagster_adjunct.resources.bucketing.writer import WriteOptions
-    from dagster_adjunct.resources.objects import InMemoryStore
+    from dagster_adjunct.resources.bucketing.files import BucketLayout
+    from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_buckets
+    from dagster_adjunct.resources.objects.store import InMemoryStore
 
     place.csv("v3", {"N1": 1})
     manifest = source.first_manifest().after(known=("v1", "v2"))
@@ -657,7 +651,7 @@ def _read_changed(place: Place, source: Any, spark: SparkSession) -> None:
 def test_files_on_s3_are_sealed_by_spark_whatever_their_names_with_their_checksum_compared(
     s3_place: Place, sparkling: World, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dagster_adjunct.resources.streams.interface.checksum import records_checksum
+    from dagster_adjunct.resources.streams.checksum import records_checksum
 
     for variable, value in versitygw.env.items():  # Spark's workers were started before the server's keys were known
         monkeypatch.setitem(sparkling.spark().sparkContext.environment, variable, value)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.writing.generation_writer import ARROW, SPARK
-from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
-from dagster_adjunct.resources.bucketing.row_digest import row_digests
+from dagster_adjunct.assets.writing.write_generation import ARROW, SPARK
+from dagster_adjunct.resources.bucketing.files import BucketLayout
+from dagster_adjunct.resources.bucketing.hashing import row_digests
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.quoted_columns import row_hash

@@ -14,15 +14,14 @@ import pytest
 
 from dagster_adjunct.assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE, SealedVersion
-from dagster_adjunct.resources.bucketing.bucket_files import Generation
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion
+from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
-from dagster_adjunct.resources.objects.arrow_fs import arrow_filesystem
+from dagster_adjunct.resources.objects.arrow_files import arrow_filesystem
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
-from dagster_adjunct.resources.objects.object_store import S3Options
 from dagster_adjunct.resources.objects.s3_store import S3Store
+from dagster_adjunct.resources.objects.store import InMemoryStore, S3Options
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.sealing import Row, table_of, view_of
 

@@ -12,20 +12,18 @@ import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource
+from dagster_adjunct.assets.declaration.sources import FileSource
 from dagster_adjunct.assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
 from dagster_adjunct.assets.exchange.iceberg import register_in_iceberg
-from dagster_adjunct.assets.reading.entries_over_time import EntriesAt, EntriesOverTime
-from dagster_adjunct.assets.reading.open_dataset import open_dataset
+from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime, micros
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.reading.versions_over_time import micros
-from dagster_adjunct.assets.versions.kept_history import KeptHistory
 from dagster_adjunct.assets.versions.leases import all_leases
+from dagster_adjunct.assets.versions.version import KeptHistory
 from dagster_adjunct.resources.errors import DatasetError
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.histories import BEGIN, LAYOUTS, Change, Interval, changes_of, day, intervals, joined, stored
 
 duckdb = pytest.importorskip("duckdb")

@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.exchange.handover import parquet_files
 from dagster_adjunct.assets.exchange.iceberg import IcebergSnapshot, register_in_iceberg, release_from_iceberg
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.leases import all_leases
-from dagster_adjunct.assets.versions.sealed_version import VersionRef
-from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
-from dagster_adjunct.assets.versions.version_holds import hold, let_go
+from dagster_adjunct.assets.versions.leases import all_leases, hold, let_go
+from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.version import DatasetDeclaration, VersionRef
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from math import nan
 
-from dagster_adjunct.assets.reading.rows_of_key import Validity, joined
+from dagster_adjunct.assets.reading.rows_over_time import Validity, joined
 
 
 def test_equal_entries_without_a_number_are_one_interval_as_spark_has_it() -> None:

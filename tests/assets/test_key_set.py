@@ -10,9 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.retention.erasing.key_set import KeySet
-from dagster_adjunct.assets.retention.erasing.redaction import CLEARED, redacted
-from dagster_adjunct.resources.bucketing.bucket_files import encode_key
+from dagster_adjunct.assets.retention.key_search import CLEARED, KeySet, redacted
+from dagster_adjunct.resources.bucketing.files import encode_key
 from dagster_adjunct.resources.schemas.schema import Field, arrow_type
 
 NOON = dt.datetime(2026, 1, 2, 12, 30, tzinfo=dt.UTC)

@@ -14,18 +14,17 @@ from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions import leases
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import Lease, all_leases, live_leases, store_now
-from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
-from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
-from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
+from dagster_adjunct.assets.versions.manifest import Bootstrap, UnboundedManifest
+from dagster_adjunct.assets.versions.version import DatasetDeclaration
 from dagster_adjunct.resources.errors import (
     DatasetNotFoundError,
     LeaseLostError,
     StoreUnavailableError,
     VersionDiscardedError,
 )
-from dagster_adjunct.resources.objects import renewed_object as renewal_module
+from dagster_adjunct.resources.objects import holds as renewal_module
 from dagster_adjunct.resources.objects.lake import lake_in, open_lake
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from tests.assets.conftest import World
 from tests.assets.cycle import AT_ONCE, NAME, content, faulty, make_older, objects, planes_in, publish, whole
 from tests.faulty_store import Crash, Fault

@@ -11,24 +11,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
-from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
-from dagster_adjunct.assets.declaration.local_table import local_table
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, local_table
+from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
-from dagster_adjunct.assets.unbounded.local_manifest import as_local
-from dagster_adjunct.assets.unbounded.local_table_upkeep import advance_local, undo_batch
-from dagster_adjunct.assets.unbounded.local_writes import LocalWrites, WritingBatch
-from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.unbounded.local_table import LocalWrites, WritingBatch, advance_local, as_local, undo_batch
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.sealed_version import SealedVersion
-from dagster_adjunct.assets.versions.stored_declaration import declaration_of
-from dagster_adjunct.assets.writing.generation_writer import ARROW
-from dagster_adjunct.assets.writing.runtime import Runtime
-from dagster_adjunct.resources.bucketing.bucket_files import BucketFile
+from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.version import SealedVersion, declaration_of
+from dagster_adjunct.assets.writing.write_generation import ARROW, Runtime
+from dagster_adjunct.resources.bucketing.files import BucketFile
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -37,9 +31,9 @@ from dagster_adjunct.resources.errors import (
     ProducerConflictError,
 )
 from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.servers.s3 import S3Server
 

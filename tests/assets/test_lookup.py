@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.assets.reading.file_cache import FileCache
-from dagster_adjunct.assets.reading.row_group import RowGroup
+from dagster_adjunct.assets.reading.key_lookup import RowGroup
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE, SealedVersion, layout_of
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, layout_of
 from dagster_adjunct.resources.bucketing import writer
-from dagster_adjunct.resources.bucketing.bucket_files import Generation
+from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
@@ -26,10 +26,8 @@ from dagster_adjunct.resources.errors import (
     NullKeyError,
     SchemaMismatchError,
 )
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
-from dagster_adjunct.resources.objects.object_store import ObjectStore
-from dagster_adjunct.resources.schemas.plain_values import to_plain
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectStore
+from dagster_adjunct.resources.schemas.schema import Schema, to_plain
 from tests.faulty_store import FaultyStore
 
 Key = tuple[Any, ...]
@@ -268,7 +266,7 @@ def test_without_a_footer_in_the_manifest_it_is_fetched_once() -> None:
 
 
 def test_a_footer_longer_than_the_first_try_is_fetched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_adjunct.assets.reading.key_files._TAIL", 100)
+    monkeypatch.setattr("dagster_adjunct.assets.reading.key_lookup._TAIL", 100)
     view = view_of(numbers(100), NUMBERS, ["k"], partitions=1, footers=False)
     assert view.get(50) == {"k": 50, "v": 1}
 
@@ -308,7 +306,7 @@ def test_files_that_do_not_say_where_row_groups_begin_are_searched_by_their_stat
 ) -> None:
     schema = Schema.of(origin="string", hour="int", temp="int")
     rows = {(o, h): {"origin": o, "hour": h, "temp": h} for o in ("EWR", "JFK", "LGA") for h in range(50)}
-    monkeypatch.setattr("dagster_adjunct.assets.reading.key_files.GROUP_KEYS", b"unknown")
+    monkeypatch.setattr("dagster_adjunct.assets.reading.key_lookup.GROUP_KEYS", b"unknown")
     view = view_of(rows, schema, ["origin", "hour"], partition_by=["origin"], partitions=2, group=7)
     assert {key: view.get(key) for key in rows} == rows
     assert view.get(("JFK", 50)) is None

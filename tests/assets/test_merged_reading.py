@@ -13,11 +13,10 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE, SealedVersion, layout_of
-from dagster_adjunct.resources.bucketing.bucket_files import Generation
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, layout_of
+from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ import pytest
 from pyspark.errors import PySparkException
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.exchange.handover import parquet_files, polars_frame, pyarrow_dataset
-from dagster_adjunct.assets.reading.open_dataset import Dataset, current_versions, open_dataset
-from dagster_adjunct.assets.reading.spark_reads import unread_version
+from dagster_adjunct.assets.reading.dataset import Dataset, current_versions, open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.version_reader import unread_version
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.leases import all_leases
 from dagster_adjunct.resources.errors import (
@@ -26,7 +26,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)

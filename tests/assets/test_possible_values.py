@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_adjunct.assets.validation.possible_values import impossible
+from dagster_adjunct.assets.validation.validators import impossible
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,25 +6,19 @@ from contextlib import suppress
 
 import pytest
 
-from dagster_adjunct.assets.bounded.advance_versions import advance_version_set
+from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
+from dagster_adjunct.assets.reading.diff import verify_version
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.reading.verify_version import verify_version
-from dagster_adjunct.assets.rebucketing.rebucketed_versions import repartition_versions
+from dagster_adjunct.assets.rebucketing.rebucketing import repartition_versions
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
-from dagster_adjunct.resources.errors import (
-    CommitConflictError,
-    ConfigurationError,
-    DatasetError,
-    StillReadError,
-)
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError, DatasetError, StillReadError
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.cycle import (
     KEYS,

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_adjunct.assets.reading.entries_over_time import EntriesAt, EntriesOverTime
+from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime, micros
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.reading.versions_over_time import micros
-from dagster_adjunct.assets.versions.kept_history import FIRST, VALID_FROM, VALID_TO, KeptHistory
-from dagster_adjunct.assets.versions.sealed_version import TOMBSTONE
-from dagster_adjunct.resources.bucketing.bucket_files import Generation
+from dagster_adjunct.assets.versions.version import TOMBSTONE, KeptHistory
+from dagster_adjunct.resources.bucketing.files import Generation
+from dagster_adjunct.resources.bucketing.write_over_time import FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from tests.assets.histories import (
     BEGIN,
     LAYOUTS,

@@ -14,19 +14,24 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.unbounded.local_table_upkeep import undo_batch
-from dagster_adjunct.assets.unbounded.local_writes import LocalWrites, WritingBatch
-from dagster_adjunct.assets.unbounded.state_spec import StateSpec
-from dagster_adjunct.assets.unbounded.state_table import begin_state, check_state, state_dataset, tend_state
+from dagster_adjunct.assets.unbounded.local_table import (
+    LocalWrites,
+    StateSpec,
+    WritingBatch,
+    begin_state,
+    check_state,
+    state_dataset,
+    tend_state,
+    undo_batch,
+)
 from dagster_adjunct.assets.versions.manifest import as_unbounded
-from dagster_adjunct.assets.versions.sealed_version import SealedVersion
-from dagster_adjunct.assets.writing.generation_writer import ARROW
-from dagster_adjunct.assets.writing.runtime import Runtime
+from dagster_adjunct.assets.versions.version import SealedVersion
+from dagster_adjunct.assets.writing.write_generation import ARROW, Runtime
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.faulty_store import Crash, Fault, FaultyStore
 
 Row = tuple[str, int | None, int]  # key, value (None deletes it), and the minute at which it is gone

@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dagster_adjunct.assets.versions.bounded_manifest import BoundedManifest
 from dagster_adjunct.assets.versions.deliveries import Abandoned
-from dagster_adjunct.assets.versions.manifest import DatasetManifest
-from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
-from dagster_adjunct.assets.versions.stored_manifest import manifest_from, stored_body
-from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
-from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
+from dagster_adjunct.assets.versions.manifest import (
+    Bootstrap,
+    BoundedManifest,
+    DatasetManifest,
+    UnboundedManifest,
+    manifest_from,
+    stored_body,
+)
+from dagster_adjunct.assets.versions.version import DatasetDeclaration
 
 NOW = dt.datetime(2026, 11, 22, tzinfo=dt.UTC)
 FIELDS = [

@@ -10,16 +10,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from dagster_adjunct.assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
+from dagster_adjunct.assets.exchange.handover import (
+    StreamView,
+    duckdb_view,
+    parquet_files,
+    polars_frame,
+    pyarrow_dataset,
+    stream_view,
+)
 from dagster_adjunct.assets.exchange.iceberg import register_in_iceberg, release_from_iceberg
-from dagster_adjunct.assets.exchange.stream_view import StreamView, stream_view
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.source_ranges import SourceRange, Sources
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy
+from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import SourceRange, Sources
 from tests.clocks import Clock, on_clock
 
 duckdb = pytest.importorskip("duckdb")

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset, bounded_dataset
-from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor
-from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource, QuerySource
+from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor
+from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.open_source import open_source
+from dagster_adjunct.assets.sources.stream_source import open_source
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.versions.deliveries import Abandoned, Delivered
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
@@ -27,18 +27,18 @@ from dagster_adjunct.resources.errors import (
     OffsetOutOfRangeError,
     SchemaMismatchError,
 )
-from dagster_adjunct.resources.objects import InMemoryStore, Lake
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.streams.interface.checksum import (
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.checksum import (
     NOTHING,
     checksums_by_partition,
     promised_checksum,
     records_checksum,
 )
-from dagster_adjunct.resources.streams.interface.stream_system import PARTITION, OffsetRange, StreamSystem
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import PARTITION, OffsetRange, StreamSystem, SystemStreamPartition
 from tests.assets.conftest import World, no_spark
 
 if TYPE_CHECKING:

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource
+from dagster_adjunct.assets.declaration.sources import FileSource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets import writing
 from tests.assets.conftest import World
 from tests.assets.cycle import (

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
-from dagster_adjunct.assets.declaration.initial_load import ParquetSnapshot
+from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.policies import DeltaCompaction
+from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.examples.postgres_changes.capture import TableCapture
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.assets.conftest import World
 from tests.faulty_store import Fault, FaultyStore
 from tests.servers.pgchanges import COLUMNS, SUM, Bank

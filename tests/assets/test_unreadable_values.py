@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
-from dagster_adjunct.assets.declaration.extractors.extractor import PythonExtractor
-from dagster_adjunct.assets.declaration.following_changes import DeadLetters
-from dagster_adjunct.assets.declaration.initial_load import ParquetSnapshot
-from dagster_adjunct.assets.declaration.inputs_besides_streams import Computation, FileSource, QuerySource
+from dagster_adjunct.assets.declaration.extractors import PythonExtractor
+from dagster_adjunct.assets.declaration.policies import DeadLetters
+from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
+from dagster_adjunct.assets.declaration.sources import Computation, FileSource, QuerySource
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.changes.changing import dataset as following
 from tests.assets.changes.changing import foreign_stream
 from tests.assets.conftest import World

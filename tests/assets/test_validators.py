@@ -17,17 +17,16 @@ from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors import AnalysisException, NumberFormatException, ParseException
 from pyspark.sql import SparkSession
 
-from dagster_adjunct.assets.bounded.advance_versions import abandon_version, advance_version_set
+from dagster_adjunct.assets.bounded.advance import abandon_version, advance_version_set
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
-from dagster_adjunct.assets.declaration.validator import Validator
-from dagster_adjunct.assets.reading.open_dataset import open_dataset
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy, Validator
+from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.validation.candidate_version import Candidate
+from dagster_adjunct.assets.validation.checks import Finding
 from dagster_adjunct.assets.validation.validators import (
+    Candidate,
     Check,
-    Finding,
     custom,
     evaluate,
     min_rows,
@@ -40,7 +39,7 @@ from dagster_adjunct.assets.validation.validators import (
     values_in,
 )
 from dagster_adjunct.assets.versions.leases import live_leases
-from dagster_adjunct.assets.versions.sealed_version import Verdict
+from dagster_adjunct.assets.versions.version import Verdict
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     CommitConflictError,
@@ -52,10 +51,9 @@ from dagster_adjunct.resources.errors import (
     ValidatorError,
 )
 from dagster_adjunct.resources.objects.local_store import LocalStore
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
-from dagster_adjunct.resources.objects.object_store import ObjectStore
+from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World, no_spark
 from tests.assets.cycle import builds, faulty
 from tests.assets.sealing import table_of, view_of

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_adjunct.assets.reading import verify_version as verify
+from dagster_adjunct.assets.reading import diff as verify
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.resources.bucketing.bucket_files import BucketFile
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.bucketing.files import BucketFile
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.sealing import table_of, view_of
 
@@ -169,7 +169,7 @@ def test_keys_of_every_type_are_in_order_and_in_their_buckets(
 
 
 def test_an_object_of_many_ranges_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_adjunct.assets.reading.stored_files._CHUNK", 100)
+    monkeypatch.setattr("dagster_adjunct.assets.reading.key_lookup._CHUNK", 100)
     view = weather()
     assert problems(view) == []
     key, file = first_file(view)

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from dagster_adjunct.assets.bounded.advance_versions import abandon_version, advance_version_set
+from dagster_adjunct.assets.bounded.advance import abandon_version, advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
-from dagster_adjunct.assets.reading.open_dataset import current_versions
+from dagster_adjunct.assets.reading.dataset import current_versions
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.resources.errors import (
@@ -22,7 +22,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.faulty_store import Crash, Fault, FaultyStore
 

@@ -14,21 +14,20 @@ import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy, VersionPartitions
-from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource
-from dagster_adjunct.assets.reading.open_dataset import open_dataset
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy, VersionPartitions
+from dagster_adjunct.assets.declaration.sources import FileSource
+from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.reading.versions_over_time import VersionsOverTime
-from dagster_adjunct.assets.rebucketing.rebucketed_versions import repartition_versions
+from dagster_adjunct.assets.rebucketing.rebucketing import repartition_versions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.validation.validators import min_rows
 from dagster_adjunct.assets.versions.leases import all_leases
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, MarkerConflictError
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.faulty_store import Fault, FaultyStore
 from tests.orchestration.cli import commands
 

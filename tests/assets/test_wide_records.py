@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource, QuerySource
+from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
 from dagster_adjunct.resources.bucketing.writer import check_values
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema, conform
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.streams.lake.arrow_read import _column
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.lake.read import _column
 from tests.assets.conftest import World
 
 FEW, MANY = 100, 400

@@ -17,11 +17,10 @@ import pyarrow.parquet  # noqa: F401
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.versions.advance_report import StageEvent
+from dagster_adjunct.assets.versions.reports import StageEvent
 from dagster_adjunct.resources.errors import CommitConflictError
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.cycle import AT_ONCE, NAME, PLANES
 from tests.faulty_store import Fault, FaultyStore

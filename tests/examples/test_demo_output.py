@@ -8,9 +8,9 @@ import logging
 from rich.console import Console
 from rich.progress import Progress
 
-from dagster_adjunct.assets.versions.advance_report import StageEvent
+from dagster_adjunct.assets.versions.reports import StageEvent
 from dagster_adjunct.examples.flights.demo import _Follower
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
+from dagster_adjunct.orchestration.step.progress import StepEvent
 
 
 def test_a_demo_whose_output_is_a_file_prints_each_event_at_once() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from dagster_adjunct import LakeStreams, application_state, open_lake
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, ClosedBatch
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, ClosedBatch
 from tests.examples.conftest import KILLED_IN_BATCH, FinishedJob
 from tests.examples.driving import drive
 from tests.examples.oracle import expected

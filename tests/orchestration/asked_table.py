@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dagster_adjunct.resources.tables.table_functions import TableReadFunction, TableWriteFunction
+from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction
 
 Record = dict[str, Any]
 

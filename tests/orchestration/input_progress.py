@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.step.progress.input_progress import (
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.step.progress import (
     feeding_streams,
     followed_state,
     looked_at,
@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.step.progress.input_progress import (
 
 if TYPE_CHECKING:
     from dagster_adjunct import Application, Lake
-    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.resources.streams.system import StreamSystem
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
-from dagster_adjunct.resources.streams.kafka import KafkaSettings, KafkaTopic
-from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
+from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams, KafkaTopic
+from dagster_adjunct.resources.streams.system import StreamSystem
 from tests.orchestration.step_world import StepWorld
 from tests.servers.kafka import KafkaServer
 

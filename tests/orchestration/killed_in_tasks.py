@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from dagster_adjunct.resources.backends import PostgresTable, SqliteTable
-from dagster_adjunct.resources.tables.operation import Operation
-from dagster_adjunct.resources.tables.outcomes import Outcomes
+from dagster_adjunct.resources.backends.postgres import PostgresTable
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
+from dagster_adjunct.resources.tables.operation import Operation, Outcomes
 
 
 class KilledInTask:

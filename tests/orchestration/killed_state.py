@@ -15,14 +15,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_adjunct.assets.reading.open_dataset import open_dataset
+from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.operators.spec.sink_context import SinkContext
-from dagster_adjunct.resources.backends import SqliteTable
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.operators.batch_context import SinkContext
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.tables import RemoteTable
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.step_world import StepWorld
 
 DOORS = ("north", "south")

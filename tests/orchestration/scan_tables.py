@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.resources.backends import PostgresTable, SqliteTable
+from dagster_adjunct.resources.backends.postgres import PostgresTable
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.tables import RateLimit, RemoteTable
+from dagster_adjunct.resources.tables.rate import RateLimit
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.step_world import StepWorld
 
 FIRST = datetime(2026, 3, 1, tzinfo=UTC)

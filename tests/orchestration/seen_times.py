@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, ClassVar
 
-from dagster_adjunct.orchestration.operators.spec.operator_spec import Spec
-from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext
+from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, Spec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
+    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

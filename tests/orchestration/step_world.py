@@ -13,23 +13,22 @@ import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.writing.runtime import Runtime
+from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
-from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
-from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import run_batch
-from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
-from dagster_adjunct.orchestration.step.context.step_context import StepContext
-from dagster_adjunct.orchestration.step.opened_step.opened_versions import OpenedVersions
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent, StepReport
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog
+from dagster_adjunct.orchestration.planner.catalog import plan_application
+from dagster_adjunct.orchestration.startpoints.coordinator import hand_out
+from dagster_adjunct.orchestration.step.compile_batch import run_batch
+from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.resources.backends import SqliteTable
-from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.orchestration.step.versions import OpenedVersions
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.stream_system import RECORD_META, OffsetRange, StreamSystem
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.tables import RemoteTable
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import RECORD_META, OffsetRange, StreamSystem
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.faulty_store import Crash, Fault, FaultyStore
 
 if TYPE_CHECKING:

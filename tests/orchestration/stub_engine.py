@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dagster_adjunct.orchestration.step.batch_compiler.batch_counts import Counted
-from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
-from dagster_adjunct.orchestration.step.context.step_context import StepContext
-from dagster_adjunct.orchestration.step.spark_proof.physical_proof import PhysicalProof
+from dagster_adjunct.orchestration.step.compile_batch import Counted
+from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof
 
 
 class StubEngine:

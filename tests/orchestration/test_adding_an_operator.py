@@ -13,34 +13,39 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.output_lineage import outputs_of
-from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import output_columns
-from dagster_adjunct.orchestration.operators.columns.known_columns import Types
-from dagster_adjunct.orchestration.operators.event_times.event_time import ARRIVAL
-from dagster_adjunct.orchestration.operators.sends.send_to_stream import SendToStream
-from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, LineageNode, Made, add
-from dagster_adjunct.orchestration.operators.spec.operator_spec import AsOf, Match, Spec
-from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext, Requirement
-from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK, UNKNOWN, StreamFacts
-from dagster_adjunct.orchestration.operators.spec.versions_met import AS_OF, CURRENT
-from dagster_adjunct.orchestration.operators.windows.window_aggregates import Count
-from dagster_adjunct.orchestration.operators.windows.window_kinds import Tumbling
-from dagster_adjunct.orchestration.planner import plan
-from dagster_adjunct.orchestration.startpoints.requests.allowed_requests import joins_as_of, versions_met
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
-from dagster_adjunct.orchestration.step.failures.sensitive_columns import sensitive_columns
+from dagster_adjunct.orchestration.application.graph import outputs_of
+from dagster_adjunct.orchestration.code_location.metadata import output_columns
+from dagster_adjunct.orchestration.operators.columns import Types
+from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
+from dagster_adjunct.orchestration.operators.operator import AsOf, Flow, Match, PlanContext, Requirement, Spec
+from dagster_adjunct.orchestration.operators.sends import SendToStream
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    AS_OF,
+    CURRENT,
+    SPARK,
+    UNKNOWN,
+    LineageContext,
+    LineageNode,
+    Made,
+    StreamFacts,
+    add,
+)
+from dagster_adjunct.orchestration.operators.windows.aggregates import Count, Tumbling
+from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, joins_as_of, versions_met
+from dagster_adjunct.orchestration.step.failures import sensitive_columns
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest, StartpointUpcoming
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointUpcoming
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.orchestration.planner.planning import catalog
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
-    from dagster_adjunct.orchestration.operators.spec.declared_sinks import Declarations
+    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
+    from dagster_adjunct.orchestration.operators.operator import Declarations
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
 TRIPS = Schema.of(tailnum="string", miles="int")

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset, version_set
-from dagster_adjunct.assets.declaration.discard_policy import VersionPartitions
-from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource, QuerySource
-from dagster_adjunct.assets.reading.open_dataset import open_dataset
-from dagster_adjunct.orchestration.application.advance_units import units_of
+from dagster_adjunct.assets.declaration.policies import VersionPartitions
+from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
+from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
-from dagster_adjunct.orchestration.step.progress.input_progress import waiting_datasets
-from dagster_adjunct.orchestration.step.run_application import run_application
+from dagster_adjunct.orchestration.application.graph import units_of
+from dagster_adjunct.orchestration.planner.catalog import systems_for
+from dagster_adjunct.orchestration.step.progress import waiting_datasets
+from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 
 SCHEMA = Schema.of(item="string", price="int")

@@ -13,11 +13,11 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.run_application import run_application
+from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, StoreUnavailableError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.acting import Acting
 from tests.assets.conftest import World
 

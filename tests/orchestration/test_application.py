@@ -10,14 +10,12 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.validation.validators import custom
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.joins.join import Join, Selected
-from dagster_adjunct.orchestration.operators.records.filter import Filter
-from dagster_adjunct.orchestration.operators.records.map import Map
-from dagster_adjunct.orchestration.operators.records.partition_by import PartitionBy
-from dagster_adjunct.orchestration.operators.sends.send_to_table import SendToDataset, SendToTable
-from dagster_adjunct.orchestration.operators.spec.table_sends import TableSend
-from dagster_adjunct.orchestration.operators.windows.window_aggregates import Aggregate
-from dagster_adjunct.orchestration.planner.plans.traverse import traverse
+from dagster_adjunct.orchestration.operators.batch_context import TableSend
+from dagster_adjunct.orchestration.operators.joins import Join, Selected
+from dagster_adjunct.orchestration.operators.records import Filter, Map, PartitionBy
+from dagster_adjunct.orchestration.operators.table_updates import SendToDataset, SendToTable
+from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate
+from dagster_adjunct.orchestration.planner.plan import traverse
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, InvalidNameError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 

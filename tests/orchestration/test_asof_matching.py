@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
-from dagster_adjunct.orchestration.operators.joins.asof_join import AsOfJoin, checked_asof_join
-from dagster_adjunct.orchestration.operators.spec.compiling import TimedRows
-from dagster_adjunct.orchestration.step.batch_compiler.join_counts import JoinCounts
+from dagster_adjunct.orchestration.operators.asof_join import AsOfJoin, checked_asof_join
+from dagster_adjunct.orchestration.operators.batch_context import TimedRows
+from dagster_adjunct.orchestration.step.compile_batch import JoinCounts
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
+    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
 
 pytestmark = pytest.mark.spark
 

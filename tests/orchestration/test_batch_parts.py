@@ -9,27 +9,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
 
-from dagster_adjunct.assets.writing.runtime import Runtime
+from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.spec.operator_spec import PassesRecords, Spec
-from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, PlanContext, Requirement
-from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
-from dagster_adjunct.orchestration.step.batch_compiler import arriving_records
-from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import compiled
-from dagster_adjunct.orchestration.step.batch_compiler.compiling_batch import CompilingBatch
-from dagster_adjunct.orchestration.step.batch_compiler.known_batch import KnownBatch, known_batch
-from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
-from dagster_adjunct.orchestration.step.context.step_context import StepContext
+from dagster_adjunct.orchestration.operators.operator import Flow, PassesRecords, PlanContext, Requirement, Spec
+from dagster_adjunct.orchestration.planner.catalog import plan_application
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+from dagster_adjunct.orchestration.step import compile_batch as arriving_records
+from dagster_adjunct.orchestration.step.compile_batch import CompilingBatch, KnownBatch, compiled, known_batch
+from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
-    from dagster_adjunct.orchestration.operators.spec.declared_sinks import Declarations
+    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
+    from dagster_adjunct.orchestration.operators.operator import Declarations
 
 
 @pytest.fixture(autouse=True)

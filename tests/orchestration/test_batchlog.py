@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_adjunct.orchestration.batchlog.batch_log import (
+from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
     ClosedBatch,
@@ -18,11 +18,10 @@ from dagster_adjunct.orchestration.batchlog.batch_log import (
     add_counters,
     application_state,
 )
-from dagster_adjunct.orchestration.step.next_batch.plan_batch import spread
+from dagster_adjunct.orchestration.step.plan_batch import spread
 from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 TRIPS = [SystemStreamPartition("lake", "trips", partition) for partition in (0, 1)]

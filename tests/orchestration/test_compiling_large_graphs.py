@@ -11,21 +11,19 @@ from typing import Any
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from dagster_adjunct.assets.writing.runtime import Runtime
+from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
-from dagster_adjunct.orchestration.step.batch_compiler.compile_batch import run_batch
-from dagster_adjunct.orchestration.step.batch_compiler.known_batch import known_batch
-from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
-from dagster_adjunct.orchestration.step.context.step_context import StepContext
-from dagster_adjunct.orchestration.step.spark_proof import rehearsal as rehearsing
-from dagster_adjunct.orchestration.step.spark_proof.rehearsal import Rehearsal
-from dagster_adjunct.resources.backends import SqliteTable
+from dagster_adjunct.orchestration.planner.catalog import plan_application
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+from dagster_adjunct.orchestration.step import verify_plan as rehearsing
+from dagster_adjunct.orchestration.step.compile_batch import known_batch, run_batch
+from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+from dagster_adjunct.orchestration.step.verify_plan import Rehearsal
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.tables import RemoteTable
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.tables.table import RemoteTable
 
 Compiled = Callable[[StepContext, BatchInputs], None]
 

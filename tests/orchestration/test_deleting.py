@@ -8,15 +8,13 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.bounded.version_set import join_version_set
+from dagster_adjunct.assets.bounded.advance import join_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.reading.dataset_names import list_datasets
-from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.leases import Lease
-from dagster_adjunct.assets.versions.version_holds import hold, let_go
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, Intent, Range
-from dagster_adjunct.orchestration.upkeep.delete_unread import DeletionReport, delete_dataset, delete_stream
+from dagster_adjunct.assets.versions.leases import Lease, hold, let_go
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent, Range
+from dagster_adjunct.orchestration.maintenance.delete import DeletionReport, delete_dataset, delete_stream
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -26,13 +24,12 @@ from dagster_adjunct.resources.errors import (
     StillReadError,
     StreamNotFoundError,
 )
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.streams.lake.named_readers import forget_reader, read_new
+from dagster_adjunct.resources.streams.lake.readers import forget_reader, read_new
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, PLANES, planes_in, publish, served, whole
 from tests.faulty_store import Crash, Fault, FaultyStore

@@ -6,10 +6,10 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.retention.erasing.erasure import forget
+from dagster_adjunct.assets.retention.erasure import forget
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
-from dagster_adjunct.orchestration.upkeep.discard_with_roots import open_batches
+from dagster_adjunct.orchestration.maintenance.discard import open_batches
+from dagster_adjunct.orchestration.step.progress import StepEvent
 from tests.orchestration.step_world import StepWorld
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)

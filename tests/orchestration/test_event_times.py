@@ -13,18 +13,18 @@ import pytest
 from pyspark.sql.functions import unix_micros
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.event_times.event_time import FIRST, LAST, EventTime
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
-from dagster_adjunct.orchestration.step.record_times import records_behind
-from dagster_adjunct.orchestration.step.record_times.times_in_tasks import times_of
+from dagster_adjunct.orchestration.operators.event_time import FIRST, LAST, EventTime
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.store import startpoints_of
+from dagster_adjunct.orchestration.step import event_times as records_behind
+from dagster_adjunct.orchestration.step.event_times import times_of
+from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest, StartpointSpecific
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.streams import ARRIVAL
 from dagster_adjunct.testing import TestStream, assert_plannable
 from tests.clocks import on_clock

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_adjunct import Application
-from dagster_adjunct.orchestration.operators.windows.window_results import results_of
-from dagster_adjunct.orchestration.operators.windows.window_rows import CLOSING, END, EXPIRES, START, Windows
+from dagster_adjunct.orchestration.operators.windows.rows import CLOSING, END, EXPIRES, START, Windows
+from dagster_adjunct.orchestration.operators.windows.window import results_of
 from dagster_adjunct.resources.errors import DatasetError, OperatorFailedError
-from dagster_adjunct.resources.spark.spark_errors import unwrapped
+from dagster_adjunct.resources.spark.errors import unwrapped
 from dagster_adjunct.windows import Mean, Session, Sum, Tumbling
 from tests.orchestration.step_world import StepWorld
 

@@ -13,9 +13,9 @@ import pytest
 
 from dagster_adjunct import Application, Schema
 from dagster_adjunct.errors import OperatorFailedError, ProducerConflictError
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.operators.sends.sink import Sink
-from dagster_adjunct.orchestration.step.failures.told_failure import _Probe
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.operators.sends import Sink
+from dagster_adjunct.orchestration.step.failures import _Probe
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -8,18 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.reading.open_dataset import open_dataset
+from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.batch_records.few_records import (
-    ROWS,
-    VersionSize,
-    are_few,
-    are_interpreted,
-    size_of,
-)
+from dagster_adjunct.orchestration.step.small_batches import ROWS, VersionSize, are_few, are_interpreted, size_of
 from dagster_adjunct.resources.errors import ConfigurationError, ManifestMismatchError, OperatorFailedError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.interpreted_plans import FEW_ROWS
+from dagster_adjunct.resources.spark.tuning import FEW_ROWS
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:

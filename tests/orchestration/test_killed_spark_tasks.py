@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
-from dagster_adjunct.orchestration.step.run_application import run_application
+from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.resources.errors import TransientError
-from dagster_adjunct.resources.streams.interface.startpoint import StartpointSpecific
+from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
 from tests.orchestration.killed_in_tasks import KilledInTask, KilledPostgres, KilledSqlite
 from tests.orchestration.scan_tables import COLUMNS, Store, counting, postgres_store, scanned, send, sqlite_store
 from tests.orchestration.step_world import StepWorld

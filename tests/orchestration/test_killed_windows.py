@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
+from dagster_adjunct.orchestration.step.progress import StepEvent
 from tests.faulty_store import Crash
 from tests.orchestration import chained_windows
 from tests.orchestration.chained_windows import chained, check, clicks_of, create, send

@@ -10,27 +10,23 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
-from dagster_adjunct.assets.declaration.local_table import local_table
-from dagster_adjunct.assets.reading.open_dataset import open_dataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, local_table
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.retention.erasing.erasure import forget
-from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
-from dagster_adjunct.assets.unbounded.local_table_upkeep import undo_batch
-from dagster_adjunct.assets.unbounded.local_writes import LocalWrites, WritingBatch
-from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
-from dagster_adjunct.assets.writing.generation_writer import ARROW
-from dagster_adjunct.assets.writing.runtime import Runtime
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, Intent
-from dagster_adjunct.orchestration.upkeep.delete_unread import delete_dataset
-from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard, open_batches
-from dagster_adjunct.orchestration.upkeep.repartitioning import repartition_dataset
+from dagster_adjunct.assets.retention.erasure import forget
+from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.unbounded.local_table import LocalWrites, WritingBatch, undo_batch
+from dagster_adjunct.assets.writing.write_generation import ARROW, Runtime
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent
+from dagster_adjunct.orchestration.maintenance.delete import delete_dataset
+from dagster_adjunct.orchestration.maintenance.discard import discard, open_batches
+from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
 from dagster_adjunct.resources.errors import DatasetError, StillReadError, VersionDiscardedError
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.orchestration.cli.commands import document, printed, refused
 
 

@@ -10,19 +10,18 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
-from dagster_adjunct.assets.reading.open_dataset import open_dataset
+from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
-from dagster_adjunct.orchestration.step.run_application import run_application
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.store import startpoints_of
+from dagster_adjunct.orchestration.step.progress import StepEvent
+from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.resources.errors import NullKeyError
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.startpoint import StartpointSpecific
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.step_world import StepWorld
 

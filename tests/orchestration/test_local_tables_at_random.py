@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
-from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
-from dagster_adjunct.assets.reading.open_dataset import open_dataset
+from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
+from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.maintenance.discard import discard
 from dagster_adjunct.resources.errors import DatasetNotFoundError
-from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.step_world import StepWorld

@@ -18,9 +18,9 @@ from dagster_adjunct.errors import (
     SchemaMismatchError,
     TableAccessError,
 )
-from dagster_adjunct.resources.backends import SqliteTable
-from dagster_adjunct.resources.tables import RemoteTable
-from dagster_adjunct.resources.tables.partial_update import UpdateContract
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
+from dagster_adjunct.resources.tables.operation import UpdateContract
+from dagster_adjunct.resources.tables.table import RemoteTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
+from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest, StartpointSpecific
-from dagster_adjunct.resources.tables import RemoteTable
+from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration import scan_tables
 from tests.orchestration.scan_tables import Scan, Store, counting, newest, postgres_store, scanned, send, sqlite_store
 from tests.orchestration.step_world import StepWorld

@@ -9,15 +9,15 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.spark_proof import rehearsal
-from dagster_adjunct.orchestration.step.spark_proof.spark_plan import SparkPlan, plan_of
+from dagster_adjunct.orchestration.step import verify_plan as rehearsal
+from dagster_adjunct.orchestration.step.verify_plan import SparkPlan, plan_of
 from dagster_adjunct.resources.errors import PlanningError
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.application.declared_handles import DatasetHandle
+    from dagster_adjunct.orchestration.application.graph import DatasetHandle
     from dagster_adjunct.orchestration.application.message_stream import MessageStream
 
 pytestmark = pytest.mark.spark

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
+from dagster_adjunct.orchestration.step.progress import StepEvent
 from tests.faulty_store import Crash
 from tests.kept_processes import without_kept_processes
 from tests.orchestration import random_applications

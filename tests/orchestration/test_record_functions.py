@@ -12,7 +12,7 @@ import pytest
 
 from dagster_adjunct import MessageStream, Schema
 from dagster_adjunct.errors import OperatorFailedError
-from dagster_adjunct.orchestration.operators.functions.record_functions import RecordCall, _made
+from dagster_adjunct.orchestration.operators.functions import RecordCall, _made
 
 
 @pytest.mark.parametrize(

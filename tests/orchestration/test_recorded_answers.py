@@ -8,9 +8,8 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.spec.table_lookups import TableLookup
-from dagster_adjunct.orchestration.step.answers.recorded_answers import RecordedAnswers, forget_answers
-from dagster_adjunct.orchestration.step.answers.table_answers import about
+from dagster_adjunct.orchestration.operators.batch_context import TableLookup
+from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers, about, forget_answers
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import open_lake
 from tests.orchestration.step_world import StepWorld

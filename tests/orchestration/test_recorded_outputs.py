@@ -10,19 +10,15 @@ import pyarrow.compute as pc
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
-from dagster_adjunct.assets.reading.open_dataset import open_dataset
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
+from dagster_adjunct.orchestration.maintenance.discard import discard_all
+from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard_all
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.startpoint import (
-    StartpointOldest,
-    StartpointSpecific,
-    StartpointUpcoming,
-)
+from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific, StartpointUpcoming
 from tests.orchestration.step_world import StepWorld
 
 pytestmark = pytest.mark.spark

@@ -12,37 +12,32 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.retention.discard import discard as discard_sparing
-from dagster_adjunct.assets.writing.runtime import Runtime
+from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
-from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.application_startpoints import (
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog
+from dagster_adjunct.orchestration.maintenance.discard import discard_all, needed_versions
+from dagster_adjunct.orchestration.planner.catalog import plan_application
+from dagster_adjunct.orchestration.startpoints import recorded_replay as plan_module
+from dagster_adjunct.orchestration.startpoints.coordinator import hand_out
+from dagster_adjunct.orchestration.startpoints.startpoints import (
     AskedStartpoints,
     Startpoints,
     ask,
     startpoint_requests,
 )
-from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
-from dagster_adjunct.orchestration.startpoints.resolving import recorded_plan as plan_module
-from dagster_adjunct.orchestration.step.batch_compiler.batch_counts import Counted
-from dagster_adjunct.orchestration.step.context.step_context import StepContext
+from dagster_adjunct.orchestration.step.compile_batch import Counted
+from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard_all, needed_versions
 from dagster_adjunct.resources.errors import ConfigurationError, VersionDiscardedError
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.streams.interface.startpoint import (
-    StartpointOldest,
-    StartpointSpecific,
-    StartpointUpcoming,
-)
-from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific, StartpointUpcoming
+from dagster_adjunct.resources.streams.system import StreamSystem
 from dagster_adjunct.startpoints import StartpointRequest
 from dagster_adjunct.windows import Count, Tumbling
 from tests.assets.conftest import World
@@ -408,7 +403,7 @@ def test_without_an_end_versions_are_refused_with_the_reason(trips: Trips) -> No
 
 
 def test_a_request_that_was_written_without_looking_is_refused_at_the_start(trips: Trips) -> None:
-    from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
+    from dagster_adjunct.orchestration.startpoints.store import startpoints_of
 
     trips.first_run()
     request = StartpointRequest(ssp=P0, startpoint=at(0), until=at(1), versions="recorded", **WHO)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_adjunct.orchestration.operators.event_times.made_records import as_json
+from dagster_adjunct.orchestration.operators.event_time import as_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,24 +12,20 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.reading.open_dataset import open_dataset
+from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.batchlog.checkpoint_history import CheckpointManager
-from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease
-from dagster_adjunct.orchestration.step.progress.step_report import StepReport
-from dagster_adjunct.orchestration.step.run_application import run_application
-from dagster_adjunct.orchestration.upkeep.renaming import rename_application
-from dagster_adjunct.resources.backends import SqliteTable
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.batch_log.checkpoints import CheckpointManager
+from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
+from dagster_adjunct.orchestration.maintenance.rename import rename_application
+from dagster_adjunct.orchestration.step.progress import StepReport
+from dagster_adjunct.orchestration.step.run import run_application
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import ApplicationBusyError, ConfigurationError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.startpoint import (
-    StartpointOldest,
-    StartpointSpecific,
-    StartpointUpcoming,
-)
-from dagster_adjunct.resources.tables import RemoteTable
+from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific, StartpointUpcoming
+from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.startpoints import Startpoints
 from dagster_adjunct.windows import Count, Tumbling
 from tests.faulty_store import Crash, Fault, deaths

@@ -8,11 +8,10 @@ from contextlib import suppress
 import pytest
 
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.orchestration.upkeep.repartitioning import repartition_dataset, repartition_stream
+from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset, repartition_stream
 from dagster_adjunct.resources.errors import StillReadError
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, PLANES, deliver, planes_in, publish, served, whole
 from tests.faulty_store import Crash, Fault, FaultyStore

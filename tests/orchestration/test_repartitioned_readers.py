@@ -10,27 +10,19 @@ import pytest
 from click.testing import CliRunner
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog, Intent, Range
-from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, Intent, OffsetState, Range
 from dagster_adjunct.orchestration.cli.main import root
-from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
-from dagster_adjunct.orchestration.startpoints.positions.repartitioned_positions import carried_over
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_documents import settled_key
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import FAN_OUTS
-from dagster_adjunct.orchestration.upkeep.repartitioning import repartition_stream
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    OffsetOutOfRangeError,
-    PlanningError,
-    StillReadError,
-)
+from dagster_adjunct.orchestration.maintenance.repartition import repartition_stream
+from dagster_adjunct.orchestration.startpoints.positions import carried_over
+from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+from dagster_adjunct.orchestration.startpoints.store import FAN_OUTS, settled_key
+from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, PlanningError, StillReadError
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.streams.interface.startpoint import StartpointSpecific
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.streams.lake.named_readers import NewRecords, read_new
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.streams.lake.readers import NewRecords, read_new
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.step_world import StepWorld
 from tests.orchestration.test_deleting import sent, values

@@ -9,20 +9,19 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.orchestration.batchlog.batch_log import (
+from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
     ClosedBatch,
     Intent,
     Range,
+    list_applications,
 )
-from dagster_adjunct.orchestration.batchlog.known_applications import list_applications
-from dagster_adjunct.orchestration.upkeep.discard_with_roots import open_batches
+from dagster_adjunct.orchestration.maintenance.discard import open_batches
 from dagster_adjunct.resources.errors import MalformedDocumentError
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.upkeep import DiscardReport, discard, discard_all
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, PLANES, content, planes_in, publish, served, whole

@@ -7,10 +7,10 @@ import pytest
 from pyspark.sql import DataFrame, functions
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
-from dagster_adjunct.orchestration.upkeep.delete_unread import delete_stream
+from dagster_adjunct.orchestration.maintenance.delete import delete_stream
+from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest
+from dagster_adjunct.resources.streams.startpoint import StartpointOldest
 from dagster_adjunct.windows import Aggregate, Count, Session
 from tests.orchestration.meeting_streams import create, seconds
 from tests.orchestration.seen_times import at

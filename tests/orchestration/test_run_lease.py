@@ -14,20 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.orchestration.batchlog import run_lease as module
-from dagster_adjunct.orchestration.batchlog.processes import Process, this_process
-from dagster_adjunct.orchestration.batchlog.run_lease import (
+from dagster_adjunct.orchestration.batch_log import run_lease as module
+from dagster_adjunct.orchestration.batch_log.run_lease import (
     Claim,
     Holder,
+    Process,
     RunLease,
     StoredLease,
     over,
     read_lease,
+    this_process,
     who_runs,
 )
 from dagster_adjunct.resources.errors import ApplicationBusyError, ConfigurationError, RunLeaseLostError
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from tests.faulty_store import Fault, FaultyStore
 
 BEGAN = datetime(2026, 1, 2, tzinfo=UTC)
@@ -36,7 +36,7 @@ KEY = "applications/delays/run.json"
 ELSEWHERE = Process(host="other", pid=7, boot="b", namespace="n", started="1")
 HOLD = """
 import sys, time
-from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease
+from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
 from dagster_adjunct.resources.objects.lake import open_lake
 with RunLease(open_lake(sys.argv[1]), "delays", "killed-run", Claim()):
     print("held", flush=True)

@@ -11,7 +11,7 @@ import pytest
 
 from dagster_adjunct.errors import PlanningError
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.progress.step_report import StepReport
+from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.tables import Cache, RemoteTable, SqliteTable
 from tests.orchestration.step_world import StepWorld
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources.errors import ObjectExistsError, PreconditionFailedError
-from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.windows import Count, Tumbling
 from tests.faulty_store import Crash, FaultyStore
 from tests.orchestration.seen_times import at

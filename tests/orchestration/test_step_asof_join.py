@@ -11,16 +11,16 @@ import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.step.spark_proof.rehearsal import rehearse
+from dagster_adjunct.orchestration.maintenance.discard import discard
+from dagster_adjunct.orchestration.planner.catalog import plan_application
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard
+from dagster_adjunct.orchestration.step.verify_plan import rehearse
 from dagster_adjunct.resources.errors import OperatorFailedError, StreamNotFoundError
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.orchestration.step_world import StepWorld
 
 pytestmark = pytest.mark.spark

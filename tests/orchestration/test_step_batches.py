@@ -6,8 +6,8 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -15,7 +15,7 @@ from dagster_adjunct.resources.errors import (
     NoSealedVersionError,
     OffsetOutOfRangeError,
 )
-from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
+from dagster_adjunct.resources.streams.lake.manifest import Retention
 from tests.orchestration.step_world import StepWorld
 
 pytestmark = pytest.mark.spark

@@ -8,9 +8,9 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
-from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest, StartpointSpecific
+from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+from dagster_adjunct.orchestration.step.progress import StepEvent
+from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific
 from tests.faulty_store import Crash
 from tests.orchestration.step_world import StepWorld
 

@@ -10,7 +10,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
+from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import PlanningError, ProducerConflictError, StreamExistsError
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -9,17 +9,12 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.store import startpoints_of
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.streams.interface.startpoint import (
-    Startpoint,
-    StartpointOldest,
-    StartpointSpecific,
-)
-from dagster_adjunct.resources.streams.interface.stream_system import POSITION
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.streams.startpoint import Startpoint, StartpointOldest, StartpointSpecific
+from dagster_adjunct.resources.streams.system import POSITION, SystemStreamPartition
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:
@@ -143,7 +138,7 @@ def test_the_latest_results_agree_with_what_the_application_would_make_of_each_r
 
 def test_a_function_that_loses_the_position_behind_an_output_is_refused(step_world: StepWorld) -> None:
     from dagster_adjunct.resources.errors import PlanningError
-    from dagster_adjunct.resources.streams.interface.stream_system import RECORD_META
+    from dagster_adjunct.resources.streams.system import RECORD_META
 
     step_world.stream("numbers", "k", 2, k="string", v="int")
     step_world.send("numbers", ("a", 1))

@@ -10,14 +10,16 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.reading.dataset_table import DatasetTable
+from dagster_adjunct.assets.reading.dataset import DatasetTable
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.resources.backends import HttpTable
+from dagster_adjunct.resources.backends.http import HttpTable
 from dagster_adjunct.resources.errors import SchemaMismatchError, TransientError
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.tables import BlockingTable, RateLimit, RemoteTable, RetryPolicy
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.tables.cache import Cache
-from dagster_adjunct.resources.tables.table_functions import TableReadFunction
+from dagster_adjunct.resources.tables.functions import TableReadFunction
+from dagster_adjunct.resources.tables.rate import RateLimit
+from dagster_adjunct.resources.tables.retry import RetryPolicy
+from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.faulty_store import Fault, FaultyStore
 from tests.orchestration.asked_table import AskedTable
 from tests.orchestration.step_world import StepWorld
@@ -218,7 +220,7 @@ def test_records_can_be_spread_by_what_was_looked_up(step_world: StepWorld) -> N
 def test_a_store_is_asked_in_tasks_where_there_are_many_keys_and_under_its_rate(
     step_world: StepWorld, monkeypatch: pytest.MonkeyPatch, keys_a_task: int
 ) -> None:
-    monkeypatch.setattr("dagster_adjunct.resources.tables.bulk_read.KEYS_A_TASK", keys_a_task)
+    monkeypatch.setattr("dagster_adjunct.resources.tables.spark.KEYS_A_TASK", keys_a_task)
     things = step_world.table()
     with BlockingTable(things) as blocking:
         blocking.put_all([(f"n{i}", {"k": f"n{i}", "v": i, "w": None}) for i in range(5)])

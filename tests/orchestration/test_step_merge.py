@@ -8,7 +8,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
+from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources.errors import PlanningError
 from tests.faulty_store import Crash
 from tests.orchestration.executed_plans import executed_plans

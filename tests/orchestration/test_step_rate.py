@@ -10,7 +10,9 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.tables import RateLimit, RemoteTable, TableWriteFunction
+from dagster_adjunct.resources.tables.functions import TableWriteFunction
+from dagster_adjunct.resources.tables.rate import RateLimit
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.step_world import StepWorld
 
 RATE = 150.0

@@ -15,8 +15,8 @@ import pytest
 
 from dagster_adjunct import SinkContext
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.spec.sink_context import SinkFunction
-from dagster_adjunct.orchestration.step.answers.function_sinks import as_declared
+from dagster_adjunct.orchestration.operators.batch_context import SinkFunction
+from dagster_adjunct.orchestration.step.recorded_answers import as_declared
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.faulty_store import Fault

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.update_expressions import update_message
-from dagster_adjunct.resources.backends import SqliteTable
+from dagster_adjunct.orchestration.application.message_stream import update_message
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     NullKeyError,
@@ -22,9 +22,8 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
     TableError,
 )
-from dagster_adjunct.resources.tables import BlockingTable, RemoteTable, UpdateContract
-from dagster_adjunct.resources.tables.operation import Operation, RowEntries
-from dagster_adjunct.resources.tables.outcomes import Outcomes
+from dagster_adjunct.resources.tables.operation import Operation, Outcomes, RowEntries, UpdateContract
+from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.orchestration.asked_table import NotedTable
 from tests.orchestration.step_world import StepWorld
 

@@ -15,14 +15,14 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.transient_version import is_transient
-from dagster_adjunct.assets.versions.advance_report import AdvanceReport
+from dagster_adjunct.assets.unbounded.transient import is_transient
+from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
-from dagster_adjunct.orchestration.step.run_application import RunReport, run_application
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.maintenance.discard import open_batches
+from dagster_adjunct.orchestration.step.progress import StepEvent
+from dagster_adjunct.orchestration.step.run import RunReport, run_application
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.orchestration.upkeep.discard_with_roots import open_batches
 from dagster_adjunct.resources.errors import (
     BadChangeError,
     ConfigurationError,
@@ -30,10 +30,9 @@ from dagster_adjunct.resources.errors import (
     OffsetOutOfRangeError,
     StaleDatasetError,
 )
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.streams.lake.segment_index import all_segments
-from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.lake.manifest import Retention, all_segments
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.clocks import on_clock
 from tests.faulty_store import Fault, FaultyStore
 from tests.orchestration.executed_plans import executed_plans

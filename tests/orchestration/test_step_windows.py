@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.cli.main import root
-from dagster_adjunct.orchestration.operators.windows.window_kinds import Kind, Session, Sliding, Tumbling
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
+from dagster_adjunct.orchestration.operators.windows.aggregates import Kind, Session, Sliding, Tumbling
+from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.streams import ARRIVAL
 from dagster_adjunct.windows import Aggregate, Count, Distinct, Max, Mean, Min, Sum
 from tests.orchestration.step_world import StepWorld

@@ -10,14 +10,14 @@ from datetime import timedelta
 
 import pytest
 
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
-from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.maintenance.discard import discard
+from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources.errors import DatasetNotFoundError
-from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.windows import Count, Tumbling
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.meeting_streams import KINDS, create, drawn, expected, joined_rows, meeting

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import pytest
 
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
+from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from tests.clocks import Clock, on_clock
 from tests.faulty_store import Crash

@@ -9,16 +9,15 @@ from collections import Counter
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.remembered_tables import remembered_tables
-from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
-from dagster_adjunct.resources.key_value.json_serializers import JsonSerializer
-from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
-from dagster_adjunct.resources.key_value.serializers import TextSerializer
-from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
-from dagster_adjunct.resources.key_value_frames import read_key_value_table
-from dagster_adjunct.resources.key_value_rows import KeyValueRows
-from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest
-from dagster_adjunct.resources.tables import RemoteTable
+from dagster_adjunct.orchestration.application.table_registry import remembered_tables
+from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
+from dagster_adjunct.resources.key_value.serializers import JsonSerializer, TextSerializer
+from dagster_adjunct.resources.key_value.table import KeyValueTable
+from dagster_adjunct.resources.key_value_frames.frames import read_key_value_table
+from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
+from dagster_adjunct.resources.streams.startpoint import StartpointOldest
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.kept_processes import program
 from tests.orchestration.scan_tables import COLUMNS, Store, counting, newest, scanned, send
 from tests.orchestration.step_world import StepWorld

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.remembered_tables import forget_table, remembered_tables
-from dagster_adjunct.resources.backends import SqliteTable
+from dagster_adjunct.orchestration.application.table_registry import forget_table, remembered_tables
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import ConfigurationError, TableNotFoundError
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.tables import BlockingTable, RemoteTable
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.orchestration.cli.commands import document
 
 

@@ -10,17 +10,14 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.local_writes import LocalWrites, WritingBatch
-from dagster_adjunct.assets.unbounded.state_spec import StateSpec
-from dagster_adjunct.assets.unbounded.state_table import state_dataset
-from dagster_adjunct.assets.writing.generation_writer import ARROW
-from dagster_adjunct.assets.writing.runtime import Runtime
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, Intent
-from dagster_adjunct.orchestration.step.next_batch.own_tables import tend_states
+from dagster_adjunct.assets.unbounded.local_table import LocalWrites, StateSpec, WritingBatch, state_dataset
+from dagster_adjunct.assets.writing.write_generation import ARROW, Runtime
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent
+from dagster_adjunct.orchestration.step.plan_batch import tend_states
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.faulty_store import FaultyStore
 
 START = datetime(2026, 3, 1, tzinfo=UTC)

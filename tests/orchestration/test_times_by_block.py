@@ -8,10 +8,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.orchestration.step.record_times.records_behind import put_together
-from dagster_adjunct.orchestration.step.record_times.running_times import NEVER, Stood
-from dagster_adjunct.orchestration.step.record_times.times_by_block import COLUMNS, BlocksOfTimes
-from dagster_adjunct.resources.times import microseconds
+from dagster_adjunct.orchestration.step.event_times import COLUMNS, NEVER, BlocksOfTimes, Stood, put_together
+from dagster_adjunct.resources.common import microseconds
 
 Record = tuple[int, int, int | None]  # partition, offset, time
 LENGTH = 4

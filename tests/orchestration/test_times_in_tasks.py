@@ -6,9 +6,9 @@ import pickle
 
 import pyarrow as pa
 
-from dagster_adjunct.orchestration.operators.event_times.event_time import FIRST, LAST
-from dagster_adjunct.orchestration.step.record_times.times_in_tasks import TimesInTasks
-from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
+from dagster_adjunct.orchestration.operators.event_time import FIRST, LAST
+from dagster_adjunct.orchestration.step.event_times import TimesInTasks
+from dagster_adjunct.resources.streams.system import OffsetRange
 from dagster_adjunct.streams import ARRIVAL
 from tests.orchestration.step_world import StepWorld
 

@@ -12,18 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, Intent, Range
-from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
-from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK, StreamFacts
-from dagster_adjunct.orchestration.operators.spec.watermark_inputs import needed_for, watermark_inputs
-from dagster_adjunct.orchestration.planner import plan
-from dagster_adjunct.orchestration.step.progress.time_progress import input_times, waited_for
-from dagster_adjunct.orchestration.step.progress.watermarks import begun_times, moved_times, operator_watermark
-from dagster_adjunct.orchestration.step.record_times.records_behind import look_at_each
-from dagster_adjunct.orchestration.step.record_times.running_times import Stood
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, PartitionTimes, Range, TimeState
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts, needed_for, watermark_inputs
+from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.step.event_times import Stood, look_at_each
+from dagster_adjunct.orchestration.step.progress import (
+    begun_times,
+    input_times,
+    moved_times,
+    operator_watermark,
+    waited_for,
+)
+from dagster_adjunct.resources.common import microseconds
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.times import microseconds
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.windows import Count, Session, Tumbling
 from tests.orchestration.seen_times import Seen, at, watermarks_in_order
 

@@ -9,8 +9,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.orchestration.operators.windows.window_functions import WindowCall
-from dagster_adjunct.orchestration.operators.windows.window_records import PLACE
+from dagster_adjunct.orchestration.operators.windows.functions import WindowCall
+from dagster_adjunct.orchestration.operators.windows.rows import PLACE
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.windows import Aggregate

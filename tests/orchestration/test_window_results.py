@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_adjunct.orchestration.operators.columns.hidden_columns import AGAIN, BEHIND, EVENT_TIME
-from dagster_adjunct.orchestration.operators.spec.compiling import Watermarks
-from dagster_adjunct.orchestration.operators.windows.window_arguments import checked_window
-from dagster_adjunct.orchestration.operators.windows.window_kinds import Kind, Session, Sliding, Tumbling
-from dagster_adjunct.orchestration.operators.windows.window_records import (
+from dagster_adjunct.orchestration.operators.batch_context import Watermarks
+from dagster_adjunct.orchestration.operators.columns import AGAIN, BEHIND, EVENT_TIME
+from dagster_adjunct.orchestration.operators.windows.aggregates import Kind, Session, Sliding, Tumbling
+from dagster_adjunct.orchestration.operators.windows.rows import (
     DELETED,
     LATE,
     NULL_KEY,
@@ -22,18 +21,19 @@ from dagster_adjunct.orchestration.operators.windows.window_records import (
     PARTLY,
     READ_AGAIN,
     WHY,
+    Windows,
     judged,
+    sessions_side_by_side,
 )
-from dagster_adjunct.orchestration.operators.windows.window_rows import Windows
-from dagster_adjunct.orchestration.operators.windows.window_sessions import sessions_side_by_side
-from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
+from dagster_adjunct.orchestration.operators.windows.window import checked_window
+from dagster_adjunct.resources.streams.system import TOMBSTONE
 from dagster_adjunct.windows import Count, Distinct, Max, Mean, Min, Sum
 from tests.orchestration.window_oracle import Click, at, behind, expected, random_clicks, values_of, watermark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct.assets.unbounded.state_spec import StateSpec
+    from dagster_adjunct.assets.unbounded.local_table import StateSpec
 
 pytestmark = pytest.mark.spark
 

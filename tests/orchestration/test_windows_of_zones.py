@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.windows.window_bounds import end_of, start_of
+from dagster_adjunct.orchestration.operators.windows.bounds import end_of, start_of
 from dagster_adjunct.windows import Count, Sum, Tumbling
 from tests.orchestration.step_world import StepWorld
 

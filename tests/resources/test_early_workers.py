@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_adjunct.resources.spark.early_workers import begin_workers, wait_for_workers
+from dagster_adjunct.resources.spark.tuning import begin_workers, wait_for_workers
 from tests.kept_processes import program
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ENDED_AT_ONCE = """
-from dagster_adjunct.resources.spark.early_workers import begin_workers
+from dagster_adjunct.resources.spark.tuning import begin_workers
 from dagster_adjunct.resources.spark.session import new_session, stop_session
 
 spark = new_session(master="local[1]")

@@ -19,7 +19,7 @@ from dagster_adjunct.resources.errors import (
     RecordNotFoundError,
     TransientError,
 )
-from dagster_adjunct.resources.spark.spark_errors import find, from_document, to_document, wrapped
+from dagster_adjunct.resources.spark.errors import find, from_document, to_document, wrapped
 
 ALL = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, AdjunctError)]
 LOST = OffsetOutOfRangeError("gone.", "Begin later.", stream="lake.orders", partition=3, offset="7", oldest="9")

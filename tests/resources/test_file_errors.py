@@ -26,7 +26,7 @@ from dagster_adjunct import (
     open_lake,
     unbounded_dataset,
 )
-from dagster_adjunct.resources.backends import SqliteTable
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -35,8 +35,8 @@ from dagster_adjunct.resources.errors import (
     TransientError,
 )
 from dagster_adjunct.resources.file_errors import file_error, telling_file_errors
-from dagster_adjunct.resources.files import FoundFile, open_tree
-from dagster_adjunct.resources.spark.spark_errors import adjunct_error
+from dagster_adjunct.resources.files.tree import FoundFile, open_tree
+from dagster_adjunct.resources.spark.errors import adjunct_error
 from dagster_adjunct.resources.streams.lake.export import export_records
 from dagster_adjunct.sources import FileSource
 from dagster_adjunct.upkeep import compact_dataset, forget, rebuild_dataset, repartition_dataset, repartition_stream

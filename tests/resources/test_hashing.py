@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.resources.bucketing.hashing import bucket_of, buckets, spark_hash
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.schemas.plain_values import to_plain
-from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
+from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, to_plain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.spark.interpreted_plans import FEW_ROWS, interpreted_if_few, interpreted_plans
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.spark.tuning import FEW_ROWS, interpreted_if_few, interpreted_plans
 
 WHOLE, EACH = "spark.sql.codegen.wholeStage", "spark.sql.codegen.factoryMode"
 COMPILED, INTERPRETED = {WHOLE: "true", EACH: "FALLBACK"}, {WHOLE: "false", EACH: "NO_CODEGEN"}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_adjunct.resources.spark.kept_frames import KeptFrames
+from dagster_adjunct.resources.spark.tuning import KeptFrames
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

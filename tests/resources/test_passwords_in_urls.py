@@ -8,16 +8,10 @@ import traceback
 import pytest
 from pydantic import ValidationError
 
-from dagster_adjunct.resources.adjunct_error import without_passwords
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ConfigurationError,
-    StoreUnavailableError,
-)
-from dagster_adjunct.resources.objects import LakeSettings
-from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.objects.object_store import S3Options
-from dagster_adjunct.resources.objects.s3_errors import S3Request, asking
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, StoreUnavailableError, without_passwords
+from dagster_adjunct.resources.objects.lake import LakeSettings, open_lake
+from dagster_adjunct.resources.objects.s3_store import S3Request, asking
+from dagster_adjunct.resources.objects.store import S3Options
 
 
 @pytest.mark.parametrize(

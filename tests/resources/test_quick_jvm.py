@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.spark.quick_jvm import end_jvm, is_quick, quick_options
 from dagster_adjunct.resources.spark.session import check_java, session_config
+from dagster_adjunct.resources.spark.tuning import end_jvm, is_quick, quick_options
 
 
 @pytest.fixture

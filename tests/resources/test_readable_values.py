@@ -9,12 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.schemas.readable_values import (
-    first_unreadable,
-    readable_value,
-    readable_values,
-    unreadable,
-)
+from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value, readable_values, unreadable
 
 TIME, DAY, STRING = pa.timestamp("us", tz="UTC"), pa.date32(), pa.string()
 FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
@@ -119,7 +114,7 @@ def test_the_first_one_is_told_by_column_and_row() -> None:
 
 def test_few_of_many_texts_are_found_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not row by row: that a column of a million texts is right takes one look, and one bad text about twenty more."""
-    from dagster_adjunct.resources.schemas import readable_values as module
+    from dagster_adjunct.resources.schemas import values as module
 
     looks = []
     looked = module._is_unreadable

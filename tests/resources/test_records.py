@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from dagster_adjunct import IN_PROCESS, LakeStreams, Schema, advance_dataset, bounded_dataset, open_dataset, open_lake
 from dagster_adjunct.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.records import table_of
 from dagster_adjunct.sources import QuerySource
 from dagster_adjunct.tables import BlockingTable, MemoryTable, RemoteTable

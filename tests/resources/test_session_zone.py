@@ -11,8 +11,8 @@ from dagster_adjunct import Application, advance_dataset, run_application, unbou
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import session_of, starter_of
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.spark.in_process import session_of, starter_of
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,8 @@ from dagster_adjunct.resources.errors import (
     TableAccessError,
     TransientError,
 )
-from dagster_adjunct.resources.objects.s3_errors import StoreBusyError, UploadGoneError
-from dagster_adjunct.resources.spark.spark_errors import adjunct_error, find, wrapped
+from dagster_adjunct.resources.objects.s3_store import StoreBusyError, UploadGoneError
+from dagster_adjunct.resources.spark.errors import adjunct_error, find, wrapped
 
 
 class OwnError(TableAccessError):

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from dagster import DagsterInstance
 
-from dagster_adjunct.orchestration.code_location.dagster_home import prepare_dagster_home
+from dagster_adjunct.orchestration.code_location.definitions import prepare_dagster_home
 from tests.kept_processes import program
 from tests.servers.ports import free_port
 from tests.servers.s3 import ROOT

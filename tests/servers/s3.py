@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_adjunct.resources.objects import LakeSettings
+from dagster_adjunct.resources.objects.lake import LakeSettings
 from tests.servers.ports import free_port
 
 if TYPE_CHECKING:

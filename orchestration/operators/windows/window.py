@@ -2,43 +2,186 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
-from dagster_adjunct.assets.unbounded.state_spec import StateSpec
-from dagster_adjunct.orchestration.operators.columns.kept_columns import check_kept
-from dagster_adjunct.orchestration.operators.columns.known_columns import FINAL, check_names, require
-from dagster_adjunct.orchestration.operators.event_times.late_records import as_late
-from dagster_adjunct.orchestration.operators.event_times.made_records import as_json, made_records
-from dagster_adjunct.orchestration.operators.spec.operator_spec import Spec
-from dagster_adjunct.orchestration.operators.spec.planning_values import Flow, Requirement
-from dagster_adjunct.orchestration.operators.windows import window_functions as functions
-from dagster_adjunct.orchestration.operators.windows import window_records as records
-from dagster_adjunct.orchestration.operators.windows.window_aggregates import Aggregate, Aggregation
-from dagster_adjunct.orchestration.operators.windows.window_fixed import fixed_windows
-from dagster_adjunct.orchestration.operators.windows.window_kinds import Kind, Session, longest
-from dagster_adjunct.orchestration.operators.windows.window_reserved import check_reserved
-from dagster_adjunct.orchestration.operators.windows.window_results import Results, kept_rows, results_of
-from dagster_adjunct.orchestration.operators.windows.window_rows import CLOSING, END, EXPIRES, START, TOUCHED, Windows
-from dagster_adjunct.orchestration.operators.windows.window_sessions import (
+from dagster_adjunct.assets.unbounded.local_table import StateSpec
+from dagster_adjunct.orchestration.operators.arguments import LONGEST, column_names, first_double
+from dagster_adjunct.orchestration.operators.columns import FINAL, check_kept, check_names, require
+from dagster_adjunct.orchestration.operators.event_time import as_json, as_late, made_records
+from dagster_adjunct.orchestration.operators.operator import Flow, Requirement, Spec
+from dagster_adjunct.orchestration.operators.windows import functions
+from dagster_adjunct.orchestration.operators.windows import rows as records
+from dagster_adjunct.orchestration.operators.windows.aggregates import (
+    Aggregate,
+    Aggregation,
+    Kind,
+    Session,
+    Sliding,
+    Tumbling,
+    longest,
+)
+from dagster_adjunct.orchestration.operators.windows.exact_sums import WIDEST, ExactSum
+from dagster_adjunct.orchestration.operators.windows.functions import KEPT_TIME, LIMIT
+from dagster_adjunct.orchestration.operators.windows.rows import (
+    ABSORBED,
+    CLOSING,
+    END,
+    EXPIRES,
+    PLACE,
+    RECORDS,
+    START,
+    TOUCHED,
+    Windows,
+    fixed_windows,
     session_runs,
     session_windows,
     sessions_side_by_side,
 )
-from dagster_adjunct.resources.errors import PlanningError, SchemaMismatchError
+from dagster_adjunct.resources.common import check_name
+from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Field
+from dagster_adjunct.resources.spark.errors import refusal
+from dagster_adjunct.resources.streams.system import TOMBSTONE
+from dagster_adjunct.resources.user_code import MASKED, SHOWN
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.orchestration.operators.columns.known_columns import Types
-    from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, Made
-    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
-    from dagster_adjunct.orchestration.operators.spec.declared_sinks import Declarations
-    from dagster_adjunct.orchestration.operators.spec.planning_values import PlanContext
+    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
+    from dagster_adjunct.orchestration.operators.columns import Types
+    from dagster_adjunct.orchestration.operators.operator import Declarations, PlanContext
+    from dagster_adjunct.orchestration.operators.stream_facts import LineageContext, Made
+
+_OF_RECORDS = (PLACE, KEPT_TIME, LIMIT, EXPIRES)
+_OF_WINDOWS = (START, END, RECORDS)
+
+
+def check_reserved(
+    operator: str,
+    names: Iterable[str],
+    by: Sequence[str],
+    aggregates: Sequence[tuple[str, Aggregation]],
+) -> None:
+    """Raise PlanningError for a key or an aggregate of records' columns that are called as what is kept.
+
+    `names` are the columns of the records, which a function without `of` takes.
+    """
+    partials = [
+        partial.name for name, made in aggregates for kind in ("", WIDEST) for partial in made.partials(name, kind)
+    ]
+    _refuse(operator, "by=", by, {*_OF_RECORDS, *_OF_WINDOWS, *partials})
+    own = [name for name in names if not name.startswith("__")]
+    for name, made in aggregates:
+        taken = made.columns or (own if isinstance(made, Aggregate) else ())
+        _refuse(operator, f"the aggregate {name!r}", taken, _OF_RECORDS)
+
+
+def _refuse(operator: str, what: str, taken: Iterable[str], reserved: Collection[str]) -> None:
+    clash = next((name for name in taken if name.lower() in {other.lower() for other in reserved}), None)
+    if clash is not None:
+        raise PlanningError(
+            f"{operator}: {what} takes the column {clash!r}, and windows keep something of their own under that name.",
+            f'Give the column another name before: .select("… as {clash.replace("$", "")}_of_record"), say; a function '
+            "takes the columns that of= names.",
+            operator=operator,
+            column=clash,
+        )
+
+
+Results: TypeAlias = Literal["final", "updates"]
+
+
+def results_of(
+    rows: DataFrame, windows: Windows, results: Results, operator: str, sensitive: Collection[str]
+) -> DataFrame:
+    """Return a result for each row, with TOMBSTONE; with updates FINAL and what sessions take back, too.
+
+    A sum that its type can't hold fails the batch that closes its window. In updates before that it is null: records
+    may come that bring it back.
+    """
+    from pyspark.sql import functions as F
+
+    masked = frozenset(name.lower() for name in sensitive)
+    values = [F.col(START), F.col(END)]
+    values += [_value(name, made, windows, operator, masked) for name, made in windows.aggregates]
+    if results == "final":
+        kept = [column(name) for name in windows.by]
+        return rows.filter(CLOSING).select(*kept, *values, F.lit(False).alias(TOMBSTONE))
+    return _with_taken_back(rows, windows, [*values, F.col(CLOSING).alias(FINAL)], (START,))
+
+
+def _value(name: str, made: Aggregation, windows: Windows, operator: str, masked: Collection[str]) -> Column:
+    from pyspark.sql import functions as F
+
+    if isinstance(made, Aggregate):
+        return column(name)
+    kind = windows.kind_of(made)
+    value, exact = F.expr(made.result(name, kind)), made.exact(name, kind)
+    if exact is None:
+        return value.alias(name)
+
+    def shown(source: str, part: Column) -> Column:
+        return F.lit(MASKED) if source.lower() in masked else F.substring(part.cast("string"), 1, SHOWN)
+
+    words = [F.lit(f"{operator}: {made.words()} as {name} is "), shown(made.columns[0], F.expr(exact))]
+    words.append(F.lit(f", which is no {made.returns_of(kind)}: in the window from "))
+    words += [F.col(START).cast("string"), F.lit(" to "), F.col(END).cast("string"), F.lit(" UTC of ")]
+    for place, key in enumerate(windows.by):
+        words += [F.lit(f"{', ' if place else ''}{key} = "), shown(key, column(key))]
+    refused = refusal(OperatorFailedError, F.concat(*words, F.lit(".")), _next_step(made, kind), operator=operator)
+    too_large = F.col(CLOSING) & value.isNull() & F.expr(exact).isNotNull()
+    return F.when(too_large, refused.cast(str(made.returns_of(kind)))).otherwise(value).alias(name)
+
+
+def _next_step(made: Aggregation, kind: str) -> str:
+    """Return what can be done about a result that its type can't hold: only what is kept alike is gone on with."""
+    column, wider = made.columns[0], ExactSum("", kind).wider
+    if wider is not None:
+        return (
+            f"Nothing is lost: the sum is kept whole. Add up a wider type, .with_columns({column}="
+            f'"cast({column} as {wider})") before the window, and the next run goes on with it.'
+        )
+    scale = ExactSum("", kind).scale
+    fewer = f', or, with fewer digits behind the point, "cast({column} as decimal(38,{scale // 2}))"' if scale else ""
+    return (
+        f"No decimal with {scale} digits behind the point holds it, and what is kept has as many. Add up doubles, "
+        f'which round: .with_columns({column}="cast({column} as double)") before the window{fewer}. Do so in an '
+        "application of another name, with outputs of its own: it fills its windows from the oldest records on."
+    )
+
+
+def kept_rows(rows: DataFrame, windows: Windows) -> DataFrame:
+    """Return the rows that stay open, as they are kept, with TOMBSTONE: those of absorbed sessions are deleted."""
+    names = [name for name in windows.schema.names if name not in windows.by]
+    still_open = rows.filter(TOUCHED).filter(f"not {CLOSING}")
+    return _with_taken_back(still_open, windows, [column(name) for name in names], (START, EXPIRES))
+
+
+def _with_taken_back(rows: DataFrame, windows: Windows, values: Sequence[Column], known: Sequence[str]) -> DataFrame:
+    """Return these values of each row, and a tombstone with the `known` columns for each session that it absorbed.
+
+    They come out of one list a row, so that they lie where it does: of a union Spark would not know.
+    """
+    from pyspark.sql import functions as F
+
+    key = [column(name) for name in windows.by]
+    if not isinstance(windows.kind, Session):
+        return rows.select(*key, *values, F.lit(False).alias(TOMBSTONE))
+    here = F.struct(*values, F.lit(False).alias(TOMBSTONE))
+    fields = rows.select(*values).schema.fields
+
+    def gone(old: Column) -> Column:
+        parts = [
+            (old.getField(field.name) if field.name in known else F.lit(None).cast(field.dataType)).alias(field.name)
+            for field in fields
+        ]
+        return F.struct(*parts, F.lit(True).alias(TOMBSTONE))
+
+    return rows.select(*key, F.inline(F.concat(F.array(here), F.transform(ABSORBED, gone))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,3 +422,64 @@ def _can_be_kept(name: str, kind: str) -> bool:
     except SchemaMismatchError:
         return False
     return True
+
+
+def checked_window(
+    after: str,
+    kind: Kind,
+    by: str | Sequence[str],
+    name: str,
+    aggregates: Mapping[str, Aggregation],
+    results: Results,
+    allowed_lateness: timedelta,
+    partition_by: str | Sequence[str] | None,
+) -> Window:
+    """Return the windows that a user's arguments ask for, behind the operator `after`."""
+    what = f"window after {after}"
+    check_name("window", name)
+    if not isinstance(kind, Tumbling | Sliding | Session):
+        raise ConfigurationError(
+            f"{what} got {kind!r}.", "Pass Tumbling(…), Sliding(…) or Session(…).", argument="kind"
+        )
+    if results not in ("final", "updates"):
+        raise ConfigurationError(f"{what} has results={results!r}.", "Write final or updates.", argument="results")
+    if not isinstance(allowed_lateness, timedelta) or not timedelta(0) <= allowed_lateness <= LONGEST:
+        raise ConfigurationError(
+            f"{what} has allowed_lateness={allowed_lateness!r}: expected a timedelta of none or more, and "
+            "of 100 years at most.",
+            "Correct it.",
+            argument="allowed_lateness",
+        )
+    key = column_names(f"{what}: by=", by)
+    if not key:
+        raise ConfigurationError(f"{what} has no column in by=.", "Name the key.", argument="by")
+    lying = key if partition_by is None else column_names(f"{what}: partition_by=", partition_by)
+    if not lying or set(lying) - set(key):
+        raise ConfigurationError(
+            f"{what} has partition_by={partition_by!r}: expected some of by= ({', '.join(key)}).",
+            "Name columns of the key, so that all records of a window lie together; or leave it out for all of them.",
+            argument="partition_by",
+        )
+    return Window(name, kind, key, lying, _aggregates(what, aggregates), results, allowed_lateness)
+
+
+def _aggregates(what: str, aggregates: Mapping[str, Aggregation]) -> tuple[tuple[str, Aggregation], ...]:
+    if not isinstance(aggregates, Mapping) or not aggregates:
+        raise ConfigurationError(
+            f"{what} has aggregates={aggregates!r}: expected a value or more.",
+            'Write {"views": Count()}, say.',
+            argument="aggregates",
+        )
+    names = column_names(f"{what}: aggregates=", list(aggregates))
+    double = first_double(names)
+    wrong = next((name for name, made in aggregates.items() if not isinstance(made, Aggregation)), None)
+    if double is not None or wrong is not None:
+        mistake = f"names {double!r} twice" if double is not None else f"gives {wrong!r} {aggregates[wrong or '']!r}"
+        raise ConfigurationError(
+            f"{what}: aggregates= {mistake}.",
+            "Give each name one of Count(), Sum(…), Min(…), Max(…), Mean(…), Distinct(…) and Aggregate(…).",
+            argument="aggregates",
+        )
+    for made in aggregates.values():
+        column_names(f"{what}: {made.words()}", made.columns)
+    return tuple(aggregates.items())

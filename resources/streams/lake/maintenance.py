@@ -6,36 +6,264 @@ they left behind may be deleted. What the index dropped stays for the grace peri
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, as_laid_out
+from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions
+from dagster_adjunct.resources.errors import (
+    MalformedDocumentError,
+    ManifestMismatchError,
+    ObjectExistsError,
+    OffsetOutOfRangeError,
+)
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
-from dagster_adjunct.resources.streams.lake.file_holds import held_attempts
-from dagster_adjunct.resources.streams.lake.merge_segments import merge_files
-from dagster_adjunct.resources.streams.lake.segment_index import (
+from dagster_adjunct.resources.objects.holds import delete_holds, holder_prefix
+from dagster_adjunct.resources.schemas.schema import arrow_type
+from dagster_adjunct.resources.streams.lake.manifest import (
+    ROW,
+    CompactionPolicy,
+    Declaration,
+    Dropped,
+    Entry,
+    FileEntry,
     Pages,
+    Retention,
+    Segment,
+    StreamState,
+    StreamStates,
     all_segments,
+    data_folder,
     leaves,
     page_keys,
     rebuilt,
 )
-from dagster_adjunct.resources.streams.lake.segment_policies import expired, merged, runs_to_merge
-from dagster_adjunct.resources.streams.lake.stream_manifest import (
-    Dropped,
-    Entry,
-    FileEntry,
-    Segment,
-    StreamState,
-    data_folder,
-)
+from dagster_adjunct.resources.streams.lake.read import open_parquet
+from dagster_adjunct.resources.streams.system import EPOCH, POSITION, SOURCE, TIMESTAMP
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from dagster_adjunct.resources.objects.commit_log import Commit
     from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.lake.stream_states import StreamStates
+    from dagster_adjunct.resources.objects.store import ObjectStore
+
+# Holds: files of a stream that are kept for something outside, such as a table in another catalogue.
+#
+#     streams/NAME/holds/{hash of the holder}-{number}.json
+#
+# A hold names the folders of files as they were at one commit. Who maintains the stream spares them until it is let go.
+
+
+def hold(lake: Lake, stream: str, identity: str, number: str, attempts: Iterable[str], *, holder: str) -> None:
+    """Keep these folders of files of the stream with this identity from being deleted, until `let_go`.
+
+    To hold them again changes nothing. Raises OffsetOutOfRangeError where the stream does not list them any more: they
+    may be about to be deleted.
+    """
+    wanted = sorted(set(attempts))
+    body = json.dumps({"holder": holder, "attempts": wanted}).encode()
+    key = f"{_prefix(lake, stream, holder)}{number}.json"
+    try:
+        lake.store.put_if_absent(key, body)
+    except ObjectExistsError:
+        return  # held since they were listed
+    # Whoever drops them from the index from now on looks for holds after that, and finds this one.
+    streams = StreamStates(lake)
+    _, state = streams.state(stream)
+    listed = {segment.attempt for segment in all_segments(state, streams.pages_of(stream))}
+    gone = [attempt for attempt in wanted if attempt not in listed]
+    if gone or state.id != identity:
+        lake.store.delete(key)
+        raise OffsetOutOfRangeError(
+            f"stream {stream!r} has changed since its commit {number}: {len(gone)} of {len(wanted)} folders of files "
+            "are not listed any more.",
+            "Take a new view of it (stream_view), and repeat this.",
+            stream=f"lake.{stream}",
+        )
+
+
+def let_go(lake: Lake, stream: str, *, holder: str, keep: Collection[str] = ()) -> tuple[str, ...]:
+    """End this holder's holds but those of the numbers in `keep`; return the numbers that it held.
+
+    With `keep`, holds of the last hour stay as well (`delete_holds`).
+    """
+    return delete_holds(lake.store, _prefix(lake, stream, holder), keep=keep)
+
+
+def held_attempts(lake: Lake, stream: str) -> dict[str, list[str]]:
+    """Return the folders of files that are held, by holder. Raises MalformedDocumentError."""
+    attempts_of: dict[str, set[str]] = {}
+    for item in lake.store.list(f"{lake.stream_prefix(stream)}/holds/"):
+        try:
+            body = json.loads(lake.store.get(item.key).data)
+            attempts_of.setdefault(body["holder"], set()).update(body["attempts"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise MalformedDocumentError(
+                f"the hold {item.key!r} in {lake.url} can't be read ({error!r}), so nobody knows what it keeps.",
+                "Restore it, or delete it and register the stream again where it was held.",
+                document=item.key,
+            ) from error
+    return {holder: sorted(attempts) for holder, attempts in attempts_of.items()}
+
+
+def _prefix(lake: Lake, stream: str, holder: str) -> str:
+    return holder_prefix(f"{lake.stream_prefix(stream)}/holds/", holder)
+
+
+def merge_files(
+    store: ObjectStore, prefix: str, declaration: Declaration, run: Sequence[Segment], attempt: str
+) -> tuple[FileEntry, ...]:
+    """Write the run's records into one file a partition and return the files.
+
+    Rows are streamed by row group, so memory does not grow with the run. A timestamp that was the append's is
+    written out, since the segment can't tell the appends apart any more. Files of before the stream's columns changed
+    are written with those of now.
+    """
+    folder = data_folder(prefix, attempt)
+    options = WriteOptions(prefix, range_of=TIMESTAMP)
+    layout = declaration.layout_of((EPOCH, *positions_in(store, prefix, run)))
+    written: list[FileEntry] = []
+    for partition in sorted({file.partition for segment in run for file in segment.files}):
+        writer = BucketFileWriter(store, folder, partition, layout, options)
+        rows = 0
+        try:
+            for segment in run:
+                for file in segment.files:
+                    if file.partition == partition:
+                        rows += file.rows
+                        _copy(store, prefix, segment, file, run[0].base[partition], writer, layout)
+            done = writer.finish()
+        finally:
+            writer.discard()
+        _check(prefix, partition, rows, done)
+        if done is not None:
+            written.append(FileEntry.of(done))
+    return tuple(written)
+
+
+def positions_in(store: ObjectStore, prefix: str, run: Sequence[Segment]) -> tuple[str, ...]:
+    """Return the columns of positions where a file of these segments has them.
+
+    Segments that were merged of some with positions and some without say that they have none, and their files do.
+    """
+    if any(segment.positioned and segment.files for segment in run):
+        return tuple(POSITION)
+    files = ((segment, file) for segment in run for file in segment.files)
+    there = any(SOURCE in open_parquet(store, prefix, *place).schema_arrow.names for place in files)
+    return tuple(POSITION) if there else ()
+
+
+def _copy(
+    store: ObjectStore,
+    prefix: str,
+    segment: Segment,
+    file: FileEntry,
+    base: int,
+    writer: BucketFileWriter,
+    layout: BucketLayout,
+) -> None:
+    parquet = open_parquet(store, prefix, segment, file)
+    shift = segment.base[file.partition] - base
+    for group in range(parquet.metadata.num_row_groups):
+        rows = _moved(parquet.read_row_group(group), shift, segment.appended, layout)
+        writer.write(as_laid_out(rows, layout))
+
+
+def _moved(table: pa.Table, shift: int, appended_ms: int, layout: BucketLayout) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    when = pa.scalar(appended_ms * 1000, pa.timestamp("us", tz="UTC"))
+    for name, kind in layout.hidden:
+        if name not in table.column_names:  # a file of records without epochs, or without positions
+            table = table.append_column(name, pa.nulls(table.num_rows, arrow_type(kind)))
+    for name, column in (
+        (ROW, pc.add(table.column(ROW), shift)),
+        (TIMESTAMP, pc.fill_null(table.column(TIMESTAMP), when)),
+    ):
+        table = table.set_column(table.column_names.index(name), name, column)
+    return table
+
+
+def _check(prefix: str, partition: int, expected: int, done: BucketFile | None) -> None:
+    written = done.rows if done is not None else 0
+    if written != expected:
+        raise ManifestMismatchError(
+            f"{prefix}: compaction of partition {partition} wrote {written} records, the manifest lists {expected}.",
+            "Nothing was committed; the stream is as it was. Report this with the stream's manifest.",
+            key=prefix,
+        )
+
+
+def expired(segments: Sequence[Segment], retention: Retention | None, now_ms: int) -> int:
+    """Return how many of the oldest segments retention drops.
+
+    A segment's age counts from its append's commit, so that old records loaded today stay as long as new ones.
+    """
+    if retention is None:
+        return 0
+    drop = 0
+    if retention.max_age is not None:
+        limit = now_ms - int(retention.max_age.total_seconds() * 1000)
+        while drop < len(segments) and segments[drop].appended <= limit:
+            drop += 1
+    if retention.max_bytes is not None:
+        size = sum(segment.size for segment in segments[drop:])
+        while size > retention.max_bytes:
+            size -= segments[drop].size
+            drop += 1
+    return drop
+
+
+def runs_to_merge(segments: Sequence[Segment], policy: CompactionPolicy | None) -> list[tuple[Segment, ...]]:
+    """Return runs of neighbours that are worth merging into one segment each.
+
+    A run does not begin with a segment that outweighs all others of it: otherwise the product of the last
+    merge would be written again with each few appends, instead of once whenever its size has doubled.
+    """
+    if policy is None:
+        return []
+    groups: list[list[Segment]] = [[]]
+    size = 0
+    for segment in segments:
+        small = 2 * segment.size < policy.target_bytes
+        if not small or size + segment.size > policy.target_bytes:
+            groups.append([])
+            size = 0
+        if small:
+            groups[-1].append(segment)
+            size += segment.size
+    runs = []
+    for group in groups:
+        rest = sum(segment.size for segment in group)
+        begin = 0
+        while begin < len(group) and 2 * group[begin].size > rest:
+            rest -= group[begin].size
+            begin += 1
+        if len(group) - begin >= policy.min_segments:
+            runs.append(tuple(group[begin:]))
+    return runs
+
+
+def merged(run: Sequence[Segment], attempt: str, files: tuple[FileEntry, ...], number: int) -> Segment:
+    """Return the segment that stands for a run: the same offsets and markers, one file a partition."""
+    return Segment(
+        id=number,
+        attempt=attempt,
+        base=run[0].base,
+        next=run[-1].next,
+        appended=run[-1].appended,
+        files=files,
+        markers=tuple(marker for segment in run for marker in segment.markers),
+        positioned=all(segment.positioned for segment in run if segment.files),
+        chained=any(segment.chained for segment in run),
+    )
+
 
 _GRACE = timedelta(hours=1)
 _ATTEMPTS = 20

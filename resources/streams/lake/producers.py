@@ -11,9 +11,8 @@ import json
 from collections.abc import Iterable, Mapping
 
 from dagster_adjunct.resources.errors import ProducerConflictError
-from dagster_adjunct.resources.streams.interface.checked_arguments import counted_anew
-from dagster_adjunct.resources.streams.interface.stream_system import AppendResult
-from dagster_adjunct.resources.streams.lake.stream_manifest import Sent
+from dagster_adjunct.resources.streams.lake.manifest import Sent
+from dagster_adjunct.resources.streams.system import AppendResult, counted_anew
 
 WINDOW = 32
 PRODUCERS = 256

@@ -13,18 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.bucketing.files_before_evolution import as_laid_out
+from dagster_adjunct.resources.bucketing.files import as_laid_out
 from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.errors import ConfigurationError, ManifestMismatchError
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 from dagster_adjunct.resources.schemas.schema import arrow_type
-from dagster_adjunct.resources.streams.interface.checksum import promised_checksum
-from dagster_adjunct.resources.streams.interface.marker_times import time_of_micros
-from dagster_adjunct.resources.streams.interface.stream_system import EPOCH, TIMESTAMP
-from dagster_adjunct.resources.streams.lake.arrow_read import open_parquet
-from dagster_adjunct.resources.streams.lake.merge_segments import positions_in
-from dagster_adjunct.resources.streams.lake.segment_index import all_segments, page_keys, rebuilt
-from dagster_adjunct.resources.streams.lake.stream_manifest import (
+from dagster_adjunct.resources.streams.checksum import promised_checksum
+from dagster_adjunct.resources.streams.lake.maintenance import positions_in
+from dagster_adjunct.resources.streams.lake.manifest import (
     ROW,
     Declaration,
     Dropped,
@@ -33,15 +29,20 @@ from dagster_adjunct.resources.streams.lake.stream_manifest import (
     Rewritten,
     Segment,
     StreamState,
+    all_segments,
     data_folder,
+    page_keys,
+    rebuilt,
 )
+from dagster_adjunct.resources.streams.lake.read import open_parquet
+from dagster_adjunct.resources.streams.system import EPOCH, TIMESTAMP, time_of_micros
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
-    from dagster_adjunct.resources.objects.object_store import ObjectStore
-    from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+    from dagster_adjunct.resources.bucketing.files import BucketLayout
+    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 
 _TRIES = 10
 Ranges = tuple[tuple[int, int], ...]

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from fastavro import parse_schema, schemaless_writer
 
-from dagster_adjunct.assets.declaration.changes.avro_values import json_of, readers
-from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.declaration.changes.envelope import transactions_of
+from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope, json_of, readers
+from dagster_adjunct.assets.declaration.envelopes import transactions_of
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.changes.changing import Change, dataset, decoded, stream

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.declaration.changes.change_formats import OperationColumn
-from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.change_formats import OperationColumn
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.declaration.following_changes import DeadLetters
-from dagster_adjunct.assets.sources.change_dead_letters import DEAD_LETTERS, send_dead_letters
+from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.policies import DeadLetters
+from dagster_adjunct.assets.sources.change_stream import DEAD_LETTERS, send_dead_letters
 from dagster_adjunct.assets.unbounded.engine import engine_of
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, ProducerConflictError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.spark_errors import unwrapped
+from dagster_adjunct.resources.spark.errors import unwrapped
 from tests.assets.changes.changing import VALUES, changes_of, dataset, rows_of, send, stream
 from tests.assets.conftest import World
 

@@ -8,16 +8,11 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.declaration.changes.change_formats import (
-    ChangeFormat,
-    DebeziumUnwrapped,
-    OperationColumn,
-    Upserts,
-)
-from dagster_adjunct.assets.declaration.changes.change_order import SNAPSHOT_ROWS
-from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, DebeziumUnwrapped, OperationColumn, Upserts
+from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor
+from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor
 from dagster_adjunct.assets.sources.opened_stream import Source
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.declaration.changes.change_formats import DebeziumUnwrapped, OperationColumn
-from dagster_adjunct.assets.declaration.changes.change_order import pattern_of, sortable, sortable_in_arrow
-from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.declaration.following_changes import DeadLetters, DeltaCompaction
-from dagster_adjunct.assets.reading.entries_in_arrow import read_entries
+from dagster_adjunct.assets.declaration.change_formats import DebeziumUnwrapped, OperationColumn
+from dagster_adjunct.assets.declaration.change_values import pattern_of, sortable, sortable_in_arrow
+from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.policies import DeadLetters, DeltaCompaction
+from dagster_adjunct.assets.reading.diff import read_entries
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
-from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
+from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.resources.errors import (
     BadChangeError,
     ConfigurationError,
@@ -28,7 +28,7 @@ from dagster_adjunct.resources.errors import (
     StreamNotFoundError,
 )
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.changes.changing import as_record, dataset, envelopes, problems, send, stream
 from tests.assets.conftest import World
 

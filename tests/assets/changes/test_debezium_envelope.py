@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.declaration.changes.change_order import SNAPSHOT_ROWS
-from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.declaration.changes.debezium_json_values import unscaled_text
-from dagster_adjunct.assets.declaration.extractors.extractor import Projection
+from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
+from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope, unscaled_text
+from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.changes.changing import (
     Change,

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.declaration.changes.change_formats import DebeziumUnwrapped, OperationColumn
-from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor
-from dagster_adjunct.assets.declaration.following_changes import DeadLetters
+from dagster_adjunct.assets.declaration.change_formats import DebeziumUnwrapped, OperationColumn
+from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor
+from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.unbounded.engine import engine_of
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.changes.changing import changes_of, dataset, foreign_stream
 from tests.assets.conftest import World
 

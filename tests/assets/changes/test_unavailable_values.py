@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.declaration.changes.change_formats import DebeziumUnwrapped
-from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.declaration.changes.maxwell import MaxwellEnvelope
-from dagster_adjunct.assets.declaration.changes.unavailable import PLACEHOLDER
+from dagster_adjunct.assets.declaration.change_formats import DebeziumUnwrapped
+from dagster_adjunct.assets.declaration.change_values import PLACEHOLDER
+from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.maxwell import MaxwellEnvelope
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.changes.changing import changes_of, dataset, envelopes, problems, rows_of, stream

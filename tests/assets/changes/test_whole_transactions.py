@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.sources.change_stream import TransactionPart, cut_at_incomplete, whole_transactions
 from dagster_adjunct.assets.sources.opened_stream import Source
-from dagster_adjunct.assets.sources.whole_transactions import TransactionPart, cut_at_incomplete, whole_transactions
 from dagster_adjunct.resources.errors import DatasetError, NoSealedVersionError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
+from dagster_adjunct.resources.streams.lake.manifest import Retention
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.assets.changes.changing import VALUES, dataset, send, stream
 from tests.assets.conftest import World
 from tests.clocks import on_clock

@@ -12,13 +12,13 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.extractors.extractor import PythonExtractor
-from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
+from dagster_adjunct.assets.declaration.extractors import PythonExtractor
+from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.sources.change_dead_letters import DEAD_LETTERS
+from dagster_adjunct.assets.sources.change_stream import DEAD_LETTERS
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import StreamNotFoundError
-from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.faulty_store import Fault, FaultyStore

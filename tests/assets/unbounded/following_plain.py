@@ -9,16 +9,15 @@ from typing import Any
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
-from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage, ignore
+from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
-from dagster_adjunct.assets.writing.runtime import Runtime
-from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, ignore
+from dagster_adjunct.assets.writing.write_generation import Runtime
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import StreamInfo, SystemStreamPartition
 from tests.assets.conftest import World
 from tests.clocks import on_clock
 
@@ -84,8 +83,7 @@ class Table:
 
     def drop_the_front(self, keep: int = 1) -> None:
         """Let retention drop all segments of the stream but the newest `keep`."""
-        from dagster_adjunct.resources.streams.lake.segment_index import all_segments
-        from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
+        from dagster_adjunct.resources.streams.lake.manifest import Retention, all_segments
 
         streams = LakeStreams(self.world.lake)
         _, state = streams.state(NAME)

@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
+from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.kept_history import moment_of
-from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.version import moment_of
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
+from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.engine import engine_of
-from dagster_adjunct.assets.versions.build_attempts import attempts
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.assets.versions.leases import attempts
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.faulty_store import Fault, FaultyStore
 

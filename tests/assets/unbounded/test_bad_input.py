@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.declaration.changes.change_formats import OperationColumn
-from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.change_formats import OperationColumn
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.following_changes import DeadLetters, OnLostOffset
+from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.policies import DeadLetters, OnLostOffset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.streams.lake.segment_index import all_segments
-from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.lake.manifest import Retention, all_segments
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.assets.changes.changing import VALUES, dataset, send, stream
 from tests.assets.conftest import World
 from tests.assets.unbounded import facts

@@ -5,25 +5,18 @@ from __future__ import annotations
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
+from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded import next_served_version as served_version
-from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
-from dagster_adjunct.assets.unbounded.compaction_plan import plan_compaction
-from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
+from dagster_adjunct.assets.unbounded import commit as served_version
+from dagster_adjunct.assets.unbounded.compaction import CompactionReport, compact_dataset, plan_compaction
 from dagster_adjunct.assets.unbounded.engine import engine_of
-from dagster_adjunct.assets.versions.sealed_version import SealedVersion
-from dagster_adjunct.assets.writing.runtime import Runtime
-from dagster_adjunct.resources.bucketing.bucket_files import BucketFile, Generation
-from dagster_adjunct.resources.errors import (
-    CommitConflictError,
-    ConfigurationError,
-    DatasetError,
-    DatasetNotFoundError,
-)
-from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.assets.versions.version import SealedVersion
+from dagster_adjunct.assets.writing.write_generation import Runtime
+from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
+from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError, DatasetError, DatasetNotFoundError
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.unbounded.tables import entries, faulty, left_over, send, stored, table
 from tests.faulty_store import Fault
@@ -326,7 +319,7 @@ def test_of_two_compactions_at_once_one_counts_and_the_other_says_so(quick: Worl
 
 
 def test_a_rebuild_goes_on_beside_a_compaction_of_the_table_that_is_served(quick: World) -> None:
-    from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
+    from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 
     spec = table(quick, partitions=1, chunk=2)
     send(quick, spec, {"a": 1, "b": 1})
@@ -440,7 +433,7 @@ def test_a_commit_of_late_changes_loses_against_a_compaction_that_moves_the_hori
 
 
 def test_a_rebuild_takes_in_what_is_below_the_horizon_of_the_table_before(quick: World) -> None:
-    from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
+    from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 
     spec = ordered(quick, keep_tombstones=100)
     change(quick, spec, ("a", 10, False))

@@ -18,24 +18,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_adjunct.assets.declaration.changes.change_formats import DebeziumUnwrapped, OperationColumn
-from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.declaration.changes.unavailable import PLACEHOLDER
+from dagster_adjunct.assets.declaration.change_formats import DebeziumUnwrapped, OperationColumn
+from dagster_adjunct.assets.declaration.change_values import PLACEHOLDER
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
-from dagster_adjunct.assets.declaration.extractors.extractor import Projection
-from dagster_adjunct.assets.declaration.following_changes import DeadLetters
-from dagster_adjunct.assets.declaration.initial_load import ParquetSnapshot
-from dagster_adjunct.assets.reading.entries_in_arrow import read_stored_file
-from dagster_adjunct.assets.reading.stored_files import StoredFile, files_of
+from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.extractors import Projection
+from dagster_adjunct.assets.declaration.policies import DeadLetters, DiscardPolicy
+from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
+from dagster_adjunct.assets.reading.diff import read_stored_file
+from dagster_adjunct.assets.reading.key_lookup import StoredFile, files_of
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.retention.erasing.erasure import forget
-from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
-from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
+from dagster_adjunct.assets.retention.erasure import forget
+from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
-from dagster_adjunct.assets.unbounded.transient_table import TransientTable
-from dagster_adjunct.orchestration.upkeep.repartitioning import repartition_dataset
+from dagster_adjunct.assets.unbounded.transient import TransientTable
+from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP
 from dagster_adjunct.resources.errors import (
@@ -46,14 +45,13 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
     StreamNotFoundError,
 )
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.spark.spark_errors import unwrapped
-from dagster_adjunct.resources.streams.interface.startpoint import StartpointSpecific
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.assets.conftest import World
 from tests.assets.unbounded.tables import BY_HAND, copy_of, faulty
 from tests.faulty_store import Crash, Fault, FaultyStore

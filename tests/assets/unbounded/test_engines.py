@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
-from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
-from dagster_adjunct.assets.declaration.extractors.extractor import Projection
-from dagster_adjunct.assets.declaration.following_changes import DeadLetters
-from dagster_adjunct.assets.declaration.initial_load import ParquetSnapshot
+from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.extractors import Projection
+from dagster_adjunct.assets.declaration.policies import DeadLetters
+from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
-from dagster_adjunct.orchestration.step.session_scope import session_scope
+from dagster_adjunct.orchestration.step.run import session_scope
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.spark.resource import SparkResource
-from dagster_adjunct.resources.streams.interface.startpoint import StartpointSpecific
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.spark.session import SparkResource
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.assets.conftest import World
 from tests.assets.unbounded.facts import DEAD, KEYS, NAME, PARTITIONS, TENFOLD, Fact, facts_in, send, table_of
 

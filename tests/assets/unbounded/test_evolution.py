@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.extractors.extractor import Projection
-from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
+from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.extractors import Projection
+from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.assets.exchange.handover import pyarrow_dataset
+from dagster_adjunct.assets.reading.diff import verify_version
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.reading.verify_version import verify_version
-from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
-from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
+from dagster_adjunct.assets.unbounded.advance import advance_unbounded
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.recovery import check_evolution
-from dagster_adjunct.assets.writing.runtime import Runtime
+from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.schema import Schema, widens
 from tests.assets.conftest import World

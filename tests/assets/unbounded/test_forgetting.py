@@ -11,25 +11,23 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.retention.erasing.erasure import find_keys, forget
-from dagster_adjunct.assets.retention.erasing.redaction import CLEARED
-from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
-from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
+from dagster_adjunct.assets.retention.erasure import find_keys, forget
+from dagster_adjunct.assets.retention.key_search import CLEARED
+from dagster_adjunct.assets.unbounded.advance import advance_unbounded
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions import dataset_log
-from dagster_adjunct.assets.versions.build_attempts import attempts
-from dagster_adjunct.assets.versions.leases import Lease
+from dagster_adjunct.assets.versions.leases import Lease, attempts
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_unbounded
-from dagster_adjunct.assets.writing.runtime import Runtime
+from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.resources.errors import CommitConflictError, ManifestMismatchError, VersionDiscardedError
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.test_erasure import copy_of, traces
 from tests.assets.unbounded.tables import BY_HAND, content, entries, faulty, send, table

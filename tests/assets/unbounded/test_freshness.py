@@ -10,13 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.declaration.following_changes import Following
+from dagster_adjunct.assets.declaration.policies import Following
 from dagster_adjunct.assets.sources.opened_stream import as_stored
-from dagster_adjunct.assets.unbounded.bootstrap_progress import bootstrap_progress
-from dagster_adjunct.assets.unbounded.table_lag import PlaceInStream, check_fresh
+from dagster_adjunct.assets.unbounded.progress import PlaceInStream, bootstrap_progress, check_fresh
 from dagster_adjunct.resources.errors import DatasetError, StaleDatasetError
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.assets.conftest import World
 from tests.assets.unbounded.following_plain import (
     COLUMNS,

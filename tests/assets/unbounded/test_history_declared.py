@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
-from dagster_adjunct.assets.versions.kept_history import KeptHistory, newest_valid_from
-from dagster_adjunct.assets.versions.sealed_version import layout_of
-from dagster_adjunct.resources.bucketing.bucket_files import BucketFile, Generation
+from dagster_adjunct.assets.versions.version import KeptHistory, layout_of, newest_valid_from
+from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Schema
 

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.reading.entries_in_arrow import read_entries
-from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
-from dagster_adjunct.assets.versions.kept_history import moment_of, told
+from dagster_adjunct.assets.reading.diff import read_entries
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.versions.version import moment_of, told
 from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite, Timeline
 from dagster_adjunct.resources.objects.lake import lake_in, open_lake
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.objects.store import InMemoryStore
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.unbounded.over_time import (
     KEYS,

@@ -11,10 +11,10 @@ import pytest
 
 from dagster_adjunct.assets.exchange.handover import duckdb_view, polars_frame
 from dagster_adjunct.assets.exchange.iceberg import register_in_iceberg
-from dagster_adjunct.assets.reading.open_dataset import open_dataset
-from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
+from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.unbounded.over_time import KEYS, LAST, NAME, Change, Model, at, prices, prices_in, second_of, send
 from tests.orchestration.cli import commands
@@ -23,7 +23,7 @@ from tests.servers.s3 import S3Server
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_adjunct.assets.reading.open_dataset import Dataset
+    from dagster_adjunct.assets.reading.dataset import Dataset
 
 Interval = tuple[str, int, int, int | None]  # (key, value, first second, the second after the last or none)
 

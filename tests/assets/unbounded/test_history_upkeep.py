@@ -10,21 +10,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.declaration.following_changes import DeadLetters
+from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.exchange.handover import polars_frame
-from dagster_adjunct.assets.reading.open_dataset import open_dataset
-from dagster_adjunct.assets.reading.verify_version import verify_version
-from dagster_adjunct.assets.rebucketing.rebucketed_table import repartition_table
-from dagster_adjunct.assets.retention.erasing.erasure import forget
-from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
+from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.assets.reading.diff import verify_version
+from dagster_adjunct.assets.rebucketing.rebucketing import repartition_table
+from dagster_adjunct.assets.retention.erasure import forget
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
-from dagster_adjunct.assets.versions.kept_history import moment_of, told
+from dagster_adjunct.assets.versions.version import moment_of, told
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import lake_in, open_lake
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.streams.interface.startpoint import StartpointSpecific
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.objects.store import InMemoryStore
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.assets.conftest import World
 from tests.assets.unbounded.over_time import (
     KEYS,

@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
-from dagster_adjunct.assets.declaration.initial_load import ParquetSnapshot, QuerySnapshot, positions
-from dagster_adjunct.assets.declaration.postgres_snapshot import PostgresSnapshot
+from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot, PostgresSnapshot, QuerySnapshot, positions
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.opened_stream import as_stored
 from dagster_adjunct.resources.errors import (

@@ -7,15 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.assets.advancing.dataset_manager import AdjunctDatasetManager
-from dagster_adjunct.assets.declaration.dataset import (
-    AdjunctDataset,
-    bounded_dataset,
-    unbounded_dataset,
-    version_set,
-)
-from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource
-from dagster_adjunct.assets.reading.open_dataset import open_dataset
+from dagster_adjunct.assets.advancing.advance_dataset import AdjunctDatasetManager
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset, version_set
+from dagster_adjunct.assets.declaration.sources import FileSource
+from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.leases import all_leases
 from dagster_adjunct.resources.errors import (
@@ -24,8 +19,8 @@ from dagster_adjunct.resources.errors import (
     NoSealedVersionError,
     OffsetOutOfRangeError,
 )
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.assets.conftest import World
 from tests.assets.unbounded.following_plain import COLUMNS, NAME, table_in
 

@@ -25,13 +25,12 @@ from hypothesis.stateful import (
 )
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
-from dagster_adjunct.assets.declaration.following_changes import DeadLetters, DeltaCompaction
+from dagster_adjunct.assets.declaration.policies import DeadLetters, DeltaCompaction, DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
-from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
+from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -40,10 +39,9 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
     VersionDiscardedError,
 )
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import lake_in, open_lake
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
+from dagster_adjunct.resources.objects.store import InMemoryStore
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.unbounded.facts import (
     BY_HAND,

@@ -9,15 +9,14 @@ from datetime import timedelta
 
 import pytest
 
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
-from dagster_adjunct.assets.declaration.following_changes import DeadLetters
-from dagster_adjunct.assets.reading.open_dataset import open_dataset
+from dagster_adjunct.assets.declaration.policies import DeadLetters, DiscardPolicy
+from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.unbounded.facts import (
     DEAD,

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
-from dagster_adjunct.assets.retention.dataset_deletion import delete
+from dagster_adjunct.assets.retention.discard import delete
 from dagster_adjunct.assets.sources.opened_stream import by_partition
-from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
-from dagster_adjunct.assets.versions.advance_report import AdvanceReport, StageEvent
+from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
+from dagster_adjunct.assets.versions.reports import AdvanceReport, StageEvent
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.progress.input_progress import waiting_datasets
+from dagster_adjunct.orchestration.step.progress import waiting_datasets
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
@@ -29,8 +29,8 @@ from dagster_adjunct.resources.errors import (
     OffsetOutOfRangeError,
 )
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.assets.conftest import World
 from tests.assets.cycle import faulty
 from tests.assets.unbounded.following_plain import (

@@ -10,20 +10,17 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.sources.opened_stream import Source, as_stored
+from dagster_adjunct.assets.unbounded.commit import SeenTable, followed, state_of
 from dagster_adjunct.assets.unbounded.recovery import decide, recover
-from dagster_adjunct.assets.unbounded.table_validity import SeenTable, followed, state_of
-from dagster_adjunct.assets.versions.sealed_version import SealedVersion
-from dagster_adjunct.assets.versions.stored_declaration import declaration_of
-from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
-from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
-from dagster_adjunct.resources.bucketing.bucket_files import Generation
+from dagster_adjunct.assets.versions.manifest import Bootstrap, UnboundedManifest
+from dagster_adjunct.assets.versions.version import SealedVersion, declaration_of
+from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import StreamInfo, SystemStreamPartition
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 DAY = timedelta(days=1)

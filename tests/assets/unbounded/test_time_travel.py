@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -19,9 +19,9 @@ from dagster_adjunct.resources.errors import (
     NoSealedVersionError,
     VersionDiscardedError,
 )
-from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.commit_log import Commit
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.unbounded.tables import COLUMNS, content, entries, faulty, send, table
 from tests.faulty_store import Crash, Fault, FaultyStore

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
-from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.following_changes import DeadLetters
-from dagster_adjunct.assets.unbounded.transient_table import TransientTable
-from dagster_adjunct.assets.unbounded.transient_version import ranges_of, version_of
+from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.policies import DeadLetters
+from dagster_adjunct.assets.unbounded.transient import TransientTable, ranges_of, version_of
 from dagster_adjunct.resources.errors import (
     BadChangeError,
     ConfigurationError,
@@ -29,12 +28,10 @@ from dagster_adjunct.resources.errors import (
     StaleDatasetError,
 )
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.spark_errors import unwrapped
-from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.streams.lake.segment_index import all_segments
-from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
+from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.streams.lake.manifest import Retention, all_segments
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import StreamInfo, SystemStreamPartition
 from tests.assets.conftest import World
 
 if TYPE_CHECKING:
@@ -339,7 +336,7 @@ def test_a_text_that_is_no_version_is_refused(text: str) -> None:
 def test_a_table_outlives_the_catalogue_entry_of_what_it_was_read_from(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dagster_adjunct.resources.bucketing.bucketed_tables._TABLES_KEPT", 1)
+    monkeypatch.setattr("dagster_adjunct.resources.bucketing.files._TABLES_KEPT", 1)
     runs.send(a=1)
     table = runs.start()
     runs.batch()

@@ -8,23 +8,19 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
-from dagster_adjunct.assets.reading.open_dataset import open_dataset
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention import discard as discard_module
-from dagster_adjunct.assets.retention.discard import DiscardReport, discard
-from dagster_adjunct.assets.retention.retired_generations import oldest_kept, plan_retired
-from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
-from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
+from dagster_adjunct.assets.retention.discard import DiscardReport, discard, oldest_kept, plan_retired
+from dagster_adjunct.assets.unbounded.compaction import CompactionReport, compact_dataset
 from dagster_adjunct.assets.versions.leases import Lease
-from dagster_adjunct.assets.versions.sealed_version import version_number
-from dagster_adjunct.assets.versions.stored_declaration import DatasetDeclaration
-from dagster_adjunct.assets.versions.unbounded_manifest import UnboundedManifest
-from dagster_adjunct.assets.versions.unbounded_state import Bootstrap, Retired
+from dagster_adjunct.assets.versions.manifest import Bootstrap, Retired, UnboundedManifest
+from dagster_adjunct.assets.versions.version import DatasetDeclaration, version_number
 from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError, VersionDiscardedError
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.cycle import make_older, objects
 from tests.assets.unbounded.tables import content, copy_of, entries, faulty, left_over, send, table

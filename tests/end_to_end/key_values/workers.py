@@ -8,20 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dagster_adjunct.errors import (
-    ConditionsNotMetError,
-    KeyValueTableNotFoundError,
-    KeyValueTableSealedError,
-)
-from dagster_adjunct.key_value import (
-    BlockingKeyValueTable,
-    Insert,
-    KeyVersion,
-    Put,
-    Remove,
-    Replace,
-    TableEntry,
-)
+from dagster_adjunct.errors import ConditionsNotMetError, KeyValueTableNotFoundError, KeyValueTableSealedError
+from dagster_adjunct.key_value import BlockingKeyValueTable, Insert, KeyVersion, Put, Remove, Replace, TableEntry
 from tests.end_to_end.key_values.family_history import ABSENT
 from tests.end_to_end.key_values.worlds import Notes, Table
 

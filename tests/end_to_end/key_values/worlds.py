@@ -22,8 +22,8 @@ from dagster_adjunct.key_value import (
     KeyValueTableManager,
     TextSerializer,
 )
-from dagster_adjunct.resources.key_value.table_segment import SegmentBackend
-from dagster_adjunct.resources.key_value_backends import PostgresSegments
+from dagster_adjunct.resources.key_value.segment import SegmentBackend
+from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
 from dagster_adjunct.resources.objects.lake import open_lake
 from tests.resources.key_value_backends.segment_stores import (
     SegmentStore,

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.resources.errors import AdjunctError
-from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.lake import Lake
 
 
 class World(Protocol):

@@ -13,15 +13,15 @@ import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset, version_set
-from dagster_adjunct.assets.declaration.discard_policy import VersionPartitions
-from dagster_adjunct.assets.declaration.inputs_besides_streams import Computation, QuerySource
+from dagster_adjunct.assets.declaration.policies import VersionPartitions
+from dagster_adjunct.assets.declaration.sources import Computation, QuerySource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.validation.validators import min_rows, row_count_within
-from dagster_adjunct.assets.versions.advance_report import StageEvent
+from dagster_adjunct.assets.versions.reports import StageEvent
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.orchestration.cli.commands import invoke, printed, refused
 

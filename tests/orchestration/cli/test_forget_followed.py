@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.unbounded.tables import entries, send, table
 

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.cli.output import NOT_FOUND, guarded
-from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
-from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
+from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
+from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration
 from dagster_adjunct.resources.objects.lake import open_lake
 from tests.orchestration.cli.commands import World, document, invoke, printed, refused
 from tests.servers.postgres import GUARDED_PASSWORD, GUARDED_USER, PostgresServer
@@ -113,7 +113,7 @@ def test_a_table_in_a_place_that_cannot_be_reached_is_forgotten(world: World, mo
     made = ["kvt", "create", "plant/far", "--partitions", "1", "--postgres", "FAR_DSN"]
     assert "FAR_DSN, which should hold its DSN, is not set" in refused(world, *made)
     assert [one["name"] for one in document(world, "kvt", "list", "plant")] == ["machines"]
-    monkeypatch.setattr("dagster_adjunct.resources.key_value.table_manager._PATIENCE", 0.0)
+    monkeypatch.setattr("dagster_adjunct.resources.key_value.manager._PATIENCE", 0.0)
     monkeypatch.setenv("FAR_DSN", "postgresql://nobody@127.0.0.1:1/none")
     error = invoke(world, *made).exception
     monkeypatch.delenv("FAR_DSN")

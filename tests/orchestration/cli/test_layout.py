@@ -15,12 +15,11 @@ from click.testing import CliRunner
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.cli.main import root
-from dagster_adjunct.orchestration.cli.output import NOT_FOUND, guarded
-from dagster_adjunct.orchestration.cli.table_layout import in_minutes, shortened, told
+from dagster_adjunct.orchestration.cli.output import NOT_FOUND, guarded, in_minutes, shortened, told
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.orchestration.cli.test_version_commands import PLANES, SCHEMA
 

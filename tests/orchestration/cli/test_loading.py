@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.orchestration.application.load_application import load_application
+from dagster_adjunct.orchestration.application.application import load_application
 from dagster_adjunct.resources.errors import ConfigurationError
 
 CASES = {

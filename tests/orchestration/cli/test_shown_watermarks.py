@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
-from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, PartitionTimes, TimeState
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.orchestration.cli.commands import document, printed
 
 APPLICATION = """

@@ -15,7 +15,7 @@ from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.faulty_store import Crash
 from tests.orchestration.cli.commands import document, invoke, printed, refused
 from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld, ssp

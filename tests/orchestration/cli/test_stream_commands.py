@@ -13,13 +13,12 @@ from click.testing import CliRunner
 
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.source_ranges import SourceRange, Sources
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.streams.lake.named_readers import read_new
-from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
+from dagster_adjunct.resources.streams.lake.manifest import Retention
+from dagster_adjunct.resources.streams.lake.readers import read_new
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import SourceRange, Sources
 
 
 @pytest.fixture

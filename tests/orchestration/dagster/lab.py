@@ -23,8 +23,8 @@ from dagster_adjunct import (
     open_lake,
 )
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.orchestration.step.context.step_context import StepContext
-from dagster_adjunct.orchestration.step.progress.step_report import StepReport
+from dagster_adjunct.orchestration.step.context import StepContext
+from dagster_adjunct.orchestration.step.progress import StepReport
 
 SCHEMA = Schema.of(item="string", label="string", price="int")
 Row = tuple[str, str, int]

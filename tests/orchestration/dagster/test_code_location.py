@@ -15,8 +15,8 @@ from dagster import AssetKey, DefaultSensorStatus, Definitions
 from dagster_adjunct import Application, Schema, bounded_dataset, build_definitions
 from dagster_adjunct.code_location import AdjunctTranslator, AssetSubject
 from dagster_adjunct.errors import ConfigurationError
-from dagster_adjunct.orchestration.code_location.nodes.nodes_by_kind import kind_of
-from dagster_adjunct.orchestration.operators.spec.column_lineage import Kind
+from dagster_adjunct.orchestration.code_location.nodes import kind_of
+from dagster_adjunct.orchestration.operators.stream_facts import Kind
 from dagster_adjunct.sources import FileSource, QuerySource
 from dagster_adjunct.testing import TestStream, assert_plannable
 from tests.orchestration.dagster import small

@@ -11,7 +11,7 @@ import pytest
 from dagster import DefaultScheduleStatus, Definitions
 
 from dagster_adjunct import AdjunctDataset, Application, build_definitions, unbounded_dataset
-from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
+from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.exchange import IcebergTable
 from dagster_adjunct.resources.errors import ConfigurationError
 from tests.assets.unbounded.test_unbounded_handover import configured

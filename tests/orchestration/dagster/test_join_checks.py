@@ -18,9 +18,9 @@ from dagster_adjunct.assets.validation.validators import (
     thresholds_of,
     values_in,
 )
-from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-from dagster_adjunct.orchestration.step.context.step_context import StepContext
-from dagster_adjunct.orchestration.step.progress.step_report import StepReport
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
+from dagster_adjunct.orchestration.step.context import StepContext
+from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.resources.errors import ConfigurationError
 from tests.orchestration.dagster.lab import (
     APPLES,

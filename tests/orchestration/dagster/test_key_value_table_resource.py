@@ -11,8 +11,7 @@ from dagster import DagsterInstance, Definitions, EnvVar, MaterializeResult, ass
 
 from dagster_adjunct.code_location import KeyValueTableResource
 from dagster_adjunct.key_value import KeyValueTableConfiguration, KeyValueTableManager, TextSerializer
-from dagster_adjunct.resources.errors import ConfigurationError, LakeNotFoundError
-from dagster_adjunct.resources.key_value_errors import KeyValueTableExistsError
+from dagster_adjunct.resources.errors import ConfigurationError, KeyValueTableExistsError, LakeNotFoundError
 from dagster_adjunct.resources.objects.lake import open_lake
 from tests.servers.postgres import GUARDED_PASSWORD, GUARDED_USER, PostgresServer
 

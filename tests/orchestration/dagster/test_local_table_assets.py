@@ -10,8 +10,8 @@ from dagster import AssetKey, DagsterInstance, TableMetadataValue
 
 from dagster_adjunct import Application, Schema, SparkResource, build_definitions, open_lake
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
-from dagster_adjunct.orchestration.application.output_lineage import outputs_of
-from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
+from dagster_adjunct.orchestration.application.graph import outputs_of
+from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from tests.orchestration.step_world import StepWorld
 
 COUNTS, OUT = AssetKey(["datasets", "counts_dataset"]), AssetKey(["lake", "out"])

@@ -7,10 +7,9 @@ from pathlib import Path
 from dagster import AssetKey
 
 from dagster_adjunct import Application, build_definitions
-from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-from dagster_adjunct.orchestration.step.progress.step_report import StepReport
-from dagster_adjunct.resources.tables.histogram import Histogram
-from dagster_adjunct.resources.tables.metrics import TableMetrics
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
+from dagster_adjunct.orchestration.step.progress import StepReport
+from dagster_adjunct.resources.tables.metrics import Histogram, TableMetrics
 from dagster_adjunct.tables import RemoteTable, SqliteTable
 from tests.orchestration.dagster.lab import NO_SPARK, SCHEMA, plain, running_lab, steps_run_by
 

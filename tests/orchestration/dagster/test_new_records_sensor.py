@@ -24,28 +24,36 @@ from dagster_adjunct import (
 )
 from dagster_adjunct.code_location import LaunchWhen
 from dagster_adjunct.errors import ConfigurationError
-from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog, Intent, Range
-from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState, Replay, ResolvedStartpoint
-from dagster_adjunct.orchestration.code_location.sensing import new_records_sensor as new_records
-from dagster_adjunct.orchestration.code_location.sensing.launch_when import launch_rules
-from dagster_adjunct.orchestration.code_location.sensing.new_records_sensor import (
-    NewRecordsCursor,
-    Stock,
-    decide,
-    take_stock,
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
+    BatchLog,
+    Intent,
+    OffsetState,
+    Range,
+    Replay,
+    ResolvedStartpoint,
 )
-from dagster_adjunct.orchestration.code_location.sensing.resumable_look import (
+from dagster_adjunct.orchestration.code_location import sensors as new_records
+from dagster_adjunct.orchestration.code_location.metadata import concerns
+from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Deadline,
+    LastRequest,
+    LaunchRequest,
     Look,
+    Skip,
     StreamFinding,
     look_at_ages,
     look_at_streams,
+    read_cursor,
 )
-from dagster_adjunct.orchestration.code_location.sensing.run_requests import LastRequest, LaunchRequest, Skip
-from dagster_adjunct.orchestration.code_location.sensing.sensor_cursor import read_cursor
-from dagster_adjunct.orchestration.code_location.shared.runs_in_progress import concerns
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
-from dagster_adjunct.resources.objects.object_store import Stored
+from dagster_adjunct.orchestration.code_location.sensors import (
+    NewRecordsCursor,
+    Stock,
+    decide_launch,
+    launch_rules,
+    take_stock,
+)
+from dagster_adjunct.resources.objects.store import InMemoryStore, Stored
 from tests.clocks import on_clock
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.ticking import Ticker
@@ -65,7 +73,7 @@ def decided(
     unfinished: tuple[str, ...] = (),
 ) -> LaunchRequest | Skip:
     stock = Stock(Look(streams={"lake.orders": StreamFinding(lag=lag, due=due)}), True, old)
-    return decide(
+    return decide_launch(
         "app:lake",
         LastRequest(),
         stock,

@@ -19,11 +19,11 @@ from dagster import (
 )
 
 from dagster_adjunct import AdjunctDataset, LakeResource, bounded_dataset
-from dagster_adjunct.assets.declaration.discard_policy import VersionPartitions
-from dagster_adjunct.assets.declaration.inputs_besides_streams import Computation, QuerySource
+from dagster_adjunct.assets.declaration.policies import VersionPartitions
+from dagster_adjunct.assets.declaration.sources import Computation, QuerySource
 from dagster_adjunct.assets.validation.validators import min_rows
-from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-from dagster_adjunct.orchestration.step.progress.step_report import StepReport
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
+from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.resources.errors import StoreUnavailableError
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, FinishedRun, Lab, key_of, running_lab, steps_run_by
 
@@ -70,7 +70,7 @@ ITEMS = by_day()
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     ANSWERS.begin()
-    monkeypatch.setattr("dagster_adjunct.orchestration.code_location.shared.failures._SECONDS", 0.01)
+    monkeypatch.setattr("dagster_adjunct.orchestration.code_location.metadata._SECONDS", 0.01)
     return ANSWERS
 
 
@@ -162,7 +162,7 @@ def test_a_partition_built_anew_with_the_same_content_keeps_its_version(lab: Lab
 
 
 def test_a_days_partition_counts_from_its_beginning_and_names_stand_in_their_natural_order() -> None:
-    from dagster_adjunct.orchestration.code_location.assets.version_partitions import partitions_of
+    from dagster_adjunct.orchestration.code_location.dataset_assets import partitions_of
 
     assert partitions_of(ITEMS) == DailyPartitionsDefinition(start_date=DAYS[0], end_offset=1)
     named = bounded_dataset(

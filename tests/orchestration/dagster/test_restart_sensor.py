@@ -27,17 +27,11 @@ from dagster_adjunct.errors import (
     RunLeaseLostError,
     TransientError,
 )
-from dagster_adjunct.orchestration.batchlog.batch_log import (
-    ApplicationState,
-    BatchLog,
-    ClosedBatch,
-    Intent,
-    Range,
-)
-from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease
-from dagster_adjunct.orchestration.code_location.sensing.restart_sensor import ApplicationRun, Restart, decide
-from dagster_adjunct.orchestration.code_location.sensing.run_requests import Skip
-from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, ClosedBatch, Intent, Range
+from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
+from dagster_adjunct.orchestration.code_location.metadata import clear_failures
+from dagster_adjunct.orchestration.code_location.sensor_ticks import Skip
+from dagster_adjunct.orchestration.code_location.sensors import ApplicationRun, Restart, decide_restart
 from tests.clocks import on_clock
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.ticking import Ticker
@@ -68,7 +62,7 @@ def failed(*runs: str, seconds: float = 100.0) -> list[ApplicationRun]:
 def decided(
     attempts: list[ApplicationRun], state: ApplicationState | None = None, *, permanent: str = "", now: float = 10_000.0
 ) -> Restart | Skip:
-    return decide(attempts, state or ApplicationState(), permanent, limit=5, now=now)
+    return decide_restart(attempts, state or ApplicationState(), permanent, limit=5, now=now)
 
 
 def test_a_run_that_failed_before_its_commit_is_launched_again() -> None:
@@ -132,7 +126,7 @@ def test_failures_count_in_a_row_whoever_launched_the_runs() -> None:
 
 def test_a_run_is_left_to_whoever_else_runs_the_application() -> None:
     who = "run cli-1 on host a (pid 7), since 2026-01-02 00:00:00 UTC"
-    skip = decide(failed("a"), ApplicationState(), "", limit=5, now=10_000.0, busy=lambda: who)
+    skip = decide_restart(failed("a"), ApplicationState(), "", limit=5, now=10_000.0, busy=lambda: who)
     assert isinstance(skip, Skip)
     assert (
         skip.reason == f"Run a failed before its commit, and the application is being run by {who}: left to that one."

@@ -15,7 +15,7 @@ from dagster_adjunct import Application, Lake, LakeStreams, SparkResource, build
 from dagster_adjunct.errors import PermanentError, TransientError
 from dagster_adjunct.plans import ExecutionPlan
 from dagster_adjunct.resources.errors import NullKeyError
-from dagster_adjunct.resources.spark.spark_errors import adjunct_error
+from dagster_adjunct.resources.spark.errors import adjunct_error
 from tests.faulty_store import Fault, FaultyStore
 from tests.kept_processes import program
 from tests.orchestration.dagster import small
@@ -176,7 +176,7 @@ def test_a_transient_failure_is_tried_again_in_the_same_run(
 ) -> None:
     slow_down = Fault("get", 1, "throttle", below="datasets/rates/")
     busy = Lake(FaultyStore(lake.store, [slow_down]), lake.id)
-    monkeypatch.setattr("dagster_adjunct.orchestration.code_location.shared.failures._SECONDS", 0.01)
+    monkeypatch.setattr("dagster_adjunct.orchestration.code_location.metadata._SECONDS", 0.01)
     result = run(busy, small.order_totals(tmp_path / "t.sqlite"), Unwanted(), adjunct_lake=given_lake(busy))
     assert result.success
     assert [event.step_key for event in result.all_events if event.is_step_up_for_retry] == ["dataset_rates"]

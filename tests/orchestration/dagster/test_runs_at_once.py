@@ -11,8 +11,7 @@ import pytest
 from dagster import DagsterInstance, DagsterRun, ExecuteInProcessResult
 
 from dagster_adjunct import Application, Lake, build_definitions, open_lake
-from dagster_adjunct.orchestration.batchlog.processes import Process
-from dagster_adjunct.orchestration.batchlog.run_lease import Claim, Holder, RunLease, who_runs
+from dagster_adjunct.orchestration.batch_log.run_lease import Claim, Holder, Process, RunLease, who_runs
 from tests.orchestration.dagster import small
 
 

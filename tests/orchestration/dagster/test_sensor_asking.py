@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_adjunct.orchestration.code_location.sensing.new_records_sensor import NewRecordsCursor
-from dagster_adjunct.orchestration.code_location.sensing.restart_sensor import RestartCursor
-from dagster_adjunct.orchestration.code_location.sensing.resumable_look import Look, StreamFinding
-from dagster_adjunct.orchestration.code_location.sensing.run_requests import (
+from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     LastRequest,
     LaunchRequest,
+    Look,
     Skip,
+    StreamFinding,
     ask,
+    read_cursor,
     shortened,
+    write_cursor,
 )
-from dagster_adjunct.orchestration.code_location.sensing.sensor_cursor import read_cursor, write_cursor
+from dagster_adjunct.orchestration.code_location.sensors import NewRecordsCursor, RestartCursor
 
 
 def asked(about: object, before: LastRequest, now: float) -> LaunchRequest:

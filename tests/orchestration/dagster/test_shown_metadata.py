@@ -21,15 +21,11 @@ from dagster_adjunct import (
     update_message,
 )
 from dagster_adjunct.changes import Projection
-from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import (
-    dataset_columns,
-    origins,
-    output_columns,
-)
-from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
-from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.step.progress.step_report import StepReport
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
+from dagster_adjunct.orchestration.code_location.metadata import dataset_columns, origins, output_columns
+from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
+from dagster_adjunct.orchestration.planner.catalog import plan_application
+from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.tables import RemoteTable, SqliteTable
 from tests.orchestration.dagster.lab import APPLES, NO_SPARK, SCHEMA, Lab, key_of, running_lab, steps_run_by

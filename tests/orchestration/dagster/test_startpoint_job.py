@@ -9,9 +9,9 @@ import pytest
 from dagster import DagsterInstance
 
 from dagster_adjunct import Application, Lake, LakeStreams, SystemStreamPartition, build_definitions, open_lake
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.streams.interface.startpoint import StartpointSpecific, StartpointTimestamp
+from dagster_adjunct.resources.streams.startpoint import StartpointSpecific, StartpointTimestamp
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.lab import FinishedRun
 

@@ -9,13 +9,12 @@ import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
 from dagster_adjunct import Application, Lake, LakeStreams, SystemStreamPartition, open_lake
-from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
-from dagster_adjunct.orchestration.batchlog.stored_positions import AppliedStartpoint, OffsetState
-from dagster_adjunct.orchestration.code_location.sensing.startpoint_sensor import not_applied
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, AppliedStartpoint, BatchLog, OffsetState
+from dagster_adjunct.orchestration.code_location.sensors import not_applied
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest, StartpointSpecific
+from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific
 from tests.clocks import on_clock
 from tests.faulty_store import FaultyStore
 from tests.orchestration.dagster import small

@@ -5,12 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState, Replay
-from dagster_adjunct.orchestration.code_location.shared.asset_metadata import output_metadata, step_metadata
-from dagster_adjunct.orchestration.code_location.shared.plan_metadata import plan_metadata
-from dagster_adjunct.orchestration.planner import ExecutionPlan, plan
-from dagster_adjunct.orchestration.step.progress.step_report import StepReport
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, OffsetState, Replay
+from dagster_adjunct.orchestration.code_location.metadata import output_metadata, plan_metadata, step_metadata
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.resources.tables.metrics import Meter
 from tests.orchestration.planner.planning import application, catalog
 

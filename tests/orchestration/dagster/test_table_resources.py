@@ -18,9 +18,9 @@ from dagster_adjunct.code_location import (
     SqliteTableResource,
 )
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.resources.backends.table_resources import TableResource
+from dagster_adjunct.resources.backends.resources import TableResource
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.tables import RateLimit
+from dagster_adjunct.resources.tables.rate import RateLimit
 from tests.servers.dynamodb import DynamoDbServer
 from tests.servers.http_records import running_service
 from tests.servers.postgres import GUARDED_PASSWORD, GUARDED_USER, PostgresServer

@@ -20,10 +20,10 @@ from dagster_adjunct import (
     build_definitions,
     unbounded_dataset,
 )
-from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction, Following
+from dagster_adjunct.assets.declaration.policies import DeltaCompaction, Following
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
-from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
+from dagster_adjunct.resources.streams.lake.manifest import Retention
 from dagster_adjunct.startpoints import MetadataStore, StartpointManager, StartpointOldest
 from tests.assets.acting import acting, failing
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, FinishedRun, Lab, Row, check_of, key_of, running_lab

@@ -21,7 +21,7 @@ from dagster_adjunct import (
     systems_for,
 )
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
+from dagster_adjunct.orchestration.step.progress import StepEvent
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.lab import FinishedRun
 

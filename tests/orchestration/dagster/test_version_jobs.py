@@ -13,7 +13,7 @@ from dagster import DefaultScheduleStatus, Definitions
 
 from dagster_adjunct import bounded_dataset
 from dagster_adjunct.assets.declaration.dataset import version_set
-from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.validation.validators import min_rows
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, FinishedRun, Lab, key_of, running_lab
 

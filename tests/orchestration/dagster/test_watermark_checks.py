@@ -8,11 +8,9 @@ from pathlib import Path
 from dagster import AssetKey
 
 from dagster_adjunct import Application, build_definitions
-from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-from dagster_adjunct.orchestration.batchlog.stored_times import PartitionTimes, TimeState
-from dagster_adjunct.orchestration.step.progress.step_report import StepReport
-from dagster_adjunct.orchestration.step.progress.time_progress import StateSize, input_times
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, PartitionTimes, TimeState
+from dagster_adjunct.orchestration.step.progress import StateSize, StepReport, input_times
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.orchestration.dagster.lab import NO_SPARK, SCHEMA, FinishedRun, running_lab, steps_run_by
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

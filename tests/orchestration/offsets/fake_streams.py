@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError, StreamNotFoundError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange, StreamInfo, StreamSystem
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import OffsetRange, StreamInfo, StreamSystem, SystemStreamPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

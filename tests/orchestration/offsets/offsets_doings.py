@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.resources.streams.interface.startpoint import (
+from dagster_adjunct.resources.streams.startpoint import (
     Startpoint,
     StartpointOldest,
     StartpointSpecific,
     StartpointTimestamp,
     StartpointUpcoming,
 )
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.faulty_store import Fault
 from tests.orchestration.offsets import offsets_processes, startpoints_model
 from tests.orchestration.offsets.offsets_model import Box, Partition, Position, Replay, Setting, Wish

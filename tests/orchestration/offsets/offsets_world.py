@@ -10,27 +10,25 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.writing.runtime import Runtime
+from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
-from dagster_adjunct.orchestration.planner import Task
-from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import OnUnresolved, StartpointRequest
-from dagster_adjunct.orchestration.step.batch_compiler.batch_counts import Counted
-from dagster_adjunct.orchestration.step.context.batch_inputs import BatchInputs
-from dagster_adjunct.orchestration.step.context.step_context import StepContext
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent, StepReport
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog
+from dagster_adjunct.orchestration.planner.catalog import plan_application
+from dagster_adjunct.orchestration.planner.plan import Task
+from dagster_adjunct.orchestration.startpoints.coordinator import hand_out
+from dagster_adjunct.orchestration.startpoints.request import OnUnresolved, StartpointRequest
+from dagster_adjunct.orchestration.startpoints.store import StartpointManager
+from dagster_adjunct.orchestration.step.compile_batch import Counted
+from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.startpoint import Startpoint
-from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.startpoint import Startpoint
+from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 from tests.clocks import on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.offsets.fake_streams import FakeStreams

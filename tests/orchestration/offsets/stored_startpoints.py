@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import uuid
 
-from dagster_adjunct.orchestration.startpoints.requests.fan_out import Requests
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import OnUnresolved, StartpointRequest
-from dagster_adjunct.resources.streams.interface.startpoint import Startpoint
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.orchestration.startpoints.fan_out import Requests
+from dagster_adjunct.orchestration.startpoints.request import OnUnresolved, StartpointRequest
+from dagster_adjunct.orchestration.startpoints.store import StartpointManager
+from dagster_adjunct.resources.streams.startpoint import Startpoint
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 
 def write_startpoint(

@@ -12,27 +12,20 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.batch_log import application_state
-from dagster_adjunct.orchestration.startpoints.application_startpoints import ask, startpoint_requests
-from dagster_adjunct.orchestration.startpoints.previews.preview_requests import Preview
-from dagster_adjunct.orchestration.startpoints.requests.request_parsing import expand_partitions, parse_position
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ConfigurationError,
-    InvalidNameError,
-    StreamNotFoundError,
-)
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.streams.interface.startpoint import (
+from dagster_adjunct.orchestration.batch_log.batch_log import application_state
+from dagster_adjunct.orchestration.startpoints.preview import Preview
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, expand_partitions, parse_position
+from dagster_adjunct.orchestration.startpoints.startpoints import ask, startpoint_requests
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, InvalidNameError, StreamNotFoundError
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.startpoint import (
     Startpoint,
     StartpointOldest,
     StartpointSpecific,
     StartpointTimestamp,
     StartpointUpcoming,
 )
-from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 from tests.faulty_store import Crash
 from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest, StartpointSpecific
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.orchestration.offsets.offsets_world import OffsetsWorld
 from tests.orchestration.offsets.stored_startpoints import write_startpoint
 

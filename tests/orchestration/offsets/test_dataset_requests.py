@@ -9,33 +9,30 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.versions.advance_report import AdvanceReport
-from dagster_adjunct.assets.writing.runtime import Runtime
+from dagster_adjunct.assets.versions.reports import AdvanceReport
+from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
-from dagster_adjunct.orchestration.startpoints.dataset_requests import DatasetOutcome, apply_dataset_startpoints
-from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import fan_out_requests
-from dagster_adjunct.orchestration.startpoints.requests.allowed_requests import (
-    dataset_task,
-    dataset_tasks,
-    named_only,
+from dagster_adjunct.orchestration.batch_log.batch_log import OffsetState
+from dagster_adjunct.orchestration.startpoints.coordinator import (
+    DatasetOutcome,
+    apply_dataset_startpoints,
+    fan_out_requests,
 )
-from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, dataset_task, dataset_tasks, named_only
+from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.resources.errors import DatasetError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
-from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.streams.interface.startpoint import (
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.store import InMemoryStore
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.startpoint import (
     Startpoint,
     StartpointOldest,
     StartpointSpecific,
     StartpointUpcoming,
 )
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.assets.conftest import World
 from tests.assets.unbounded.facts import SCHEMA, TENFOLD, Fact
 from tests.faulty_store import Crash, Fault, FaultyStore

@@ -6,10 +6,9 @@ import random
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, ClosedBatch, Intent, Range
-from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
-from dagster_adjunct.orchestration.startpoints.previews.plan_recorded import AskedOffsets, first_reads, main_batches
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, ClosedBatch, Intent, OffsetState, Range
+from dagster_adjunct.orchestration.startpoints.recorded_replay import AskedOffsets, first_reads, main_batches
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 PARTITIONS = [SystemStreamPartition("fake", "s", number) for number in range(3)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.startpoints.take_back_startpoints import take_back
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.startpoints.startpoints import take_back
+from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
-from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest, StartpointUpcoming
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointUpcoming
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.faulty_store import Crash
 from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld, two_partitions
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     CommitStateUnknownError,
@@ -25,7 +25,7 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
 )
 from dagster_adjunct.resources.objects import commit_log as commit_module
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.faulty_store import Crash, Fault
 from tests.orchestration.offsets.offsets_doings import LIMIT, TASKS, Doing, Doings, in_turn, number
 from tests.orchestration.offsets.offsets_model import Box, Partition, Position, Wish, World

@@ -8,20 +8,25 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.application_startpoints import AskedStartpoints, ask, startpoint_requests
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_listing import list_startpoints
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import startpoints_of
-from dagster_adjunct.orchestration.startpoints.take_back_startpoints import TakenBack, take_back
-from dagster_adjunct.orchestration.step.progress.step_report import StepEvent
+from dagster_adjunct.orchestration.planner.catalog import plan_application
+from dagster_adjunct.orchestration.startpoints.startpoints import (
+    AskedStartpoints,
+    TakenBack,
+    ask,
+    list_startpoints,
+    startpoint_requests,
+    take_back,
+)
+from dagster_adjunct.orchestration.startpoints.store import startpoints_of
+from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.streams.interface.startpoint import (
+from dagster_adjunct.resources.streams.startpoint import (
     Startpoint,
     StartpointOldest,
     StartpointSpecific,
     StartpointUpcoming,
 )
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.faulty_store import Crash, Fault
 from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld, ssp
 

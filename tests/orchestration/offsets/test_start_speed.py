@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.resources.streams.interface.startpoint import (
+from dagster_adjunct.resources.streams.startpoint import (
     Startpoint,
     StartpointOldest,
     StartpointTimestamp,
     StartpointUpcoming,
 )
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.orchestration.offsets.offsets_world import OffsetsWorld
 
 UNTIL = StartpointUpcoming()

@@ -16,16 +16,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+from dagster_adjunct.orchestration.startpoints.store import StartpointManager
+from dagster_adjunct.resources import metadata as document_module
 from dagster_adjunct.resources.errors import CommitStateUnknownError, StoreUnavailableError
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.metadata import namespace_document as document_module
 from dagster_adjunct.resources.objects import commit_log as commit_module
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
-from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.objects.store import InMemoryStore
+from dagster_adjunct.resources.streams.startpoint import StartpointOldest
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.clocks import on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.offsets import startpoints_model as model

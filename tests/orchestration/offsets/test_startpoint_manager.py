@@ -11,25 +11,23 @@ from typing import Any, ClassVar
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
-from dagster_adjunct.orchestration.startpoints.requests.fan_out import FanOut
-from dagster_adjunct.orchestration.startpoints.requests.fan_out_in_words import gone_in_words, left_in_words
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_listing import list_startpoints
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut, gone_in_words, left_in_words
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints, list_startpoints
+from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.startpoint import (
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.startpoint import (
     Startpoint,
     StartpointOldest,
     StartpointSpecific,
     StartpointUpcoming,
 )
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.clocks import Clock, on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.offsets.stored_startpoints import handed_to, waiting_at, write_startpoint

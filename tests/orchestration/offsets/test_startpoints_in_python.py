@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from dagster_adjunct import Application
-from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+from dagster_adjunct.orchestration.planner.catalog import plan_application
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.streams.interface.startpoint import (
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.startpoint import (
     StartpointOldest,
     StartpointSpecific,
     StartpointTimestamp,
     StartpointUpcoming,
 )
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.startpoints import CheckpointManager, Startpoint, StartpointManager, StartpointRequest, Startpoints
 from tests.clocks import on_clock
 from tests.orchestration.input_progress import input_progress

@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.startpoints.application_startpoints import ask, startpoint_requests
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_listing import list_startpoints
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_request import StartpointRequest
-from dagster_adjunct.orchestration.startpoints.take_back_startpoints import TakenBack, take_back
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.startpoints import (
+    TakenBack,
+    ask,
+    list_startpoints,
+    startpoint_requests,
+    take_back,
+)
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest, StartpointTimestamp
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointTimestamp
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.orchestration.offsets.offsets_world import OffsetsWorld
 from tests.orchestration.offsets.stored_startpoints import handed_to, waiting_at, write_startpoint
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.planner import SPARK, StreamFacts
-from dagster_adjunct.orchestration.planner.plans.execution_plan import Exchange, ExecutionPlan
+from dagster_adjunct.orchestration.operators.operator import Exchange
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 
 
 def catalog(*streams: StreamFacts, **partitions: int) -> dict[str, StreamFacts]:

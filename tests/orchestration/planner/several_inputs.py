@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from dagster_adjunct.orchestration.operators.spec.operator_spec import Spec
-from dagster_adjunct.orchestration.operators.spec.planning_values import (
+from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
     Flow,
     PlanContext,
     Requirement,
+    Spec,
     agreed,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.columns.known_columns import Types
-    from dagster_adjunct.orchestration.operators.spec.compiling import BatchContext
-    from dagster_adjunct.orchestration.operators.spec.declared_sinks import Declarations
+    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
+    from dagster_adjunct.orchestration.operators.columns import Types
+    from dagster_adjunct.orchestration.operators.operator import Declarations
 
 
 class Planned(Spec):

@@ -15,9 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.joins.join import Join
-from dagster_adjunct.orchestration.operators.sends.send_to_table import SendToDataset
-from dagster_adjunct.orchestration.planner import plan
+from dagster_adjunct.orchestration.operators.joins import Join
+from dagster_adjunct.orchestration.operators.table_updates import SendToDataset
+from dagster_adjunct.orchestration.planner.planner import plan
 from dagster_adjunct.resources.errors import PartitionCountMismatchError
 from tests.orchestration.planner.planning import application, catalog, dataset
 from tests.orchestration.planner.several_inputs import BY_K, StreamJoin, Together

@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.extractors.extractor import Projection
+from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.validation.validators import custom, no_nulls, sql_check, unique_keys, values_in
-from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
+from dagster_adjunct.orchestration.planner.planner import plan
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.tables import RemoteTable, TableWriteFunction, UpdateContract
+from dagster_adjunct.resources.tables.functions import TableWriteFunction
+from dagster_adjunct.resources.tables.operation import UpdateContract
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.planner.planning import application, catalog
 
 VISIT = Schema.of(visitor="string", shop="string", spent="double", at="timestamp", times="int")

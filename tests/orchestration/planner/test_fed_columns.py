@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
-from dagster_adjunct.assets.declaration.extractors.extractor import Projection
-from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
+from dagster_adjunct.assets.declaration.extractors import Projection
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
+from dagster_adjunct.orchestration.planner.planner import plan
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_adjunct.orchestration.planner import plan
-from dagster_adjunct.orchestration.planner.counts.partition_counts import assign
+from dagster_adjunct.orchestration.planner.partition_counts import assign
+from dagster_adjunct.orchestration.planner.planner import plan
 from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatchError, PlanningError
 from tests.orchestration.planner.planning import application, catalog, dataset
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.orchestration.planner import ExecutionPlan, plan
-from dagster_adjunct.orchestration.planner.plans.plan_differences import differences
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.render import differences
 from tests.orchestration.planner.planning import application, catalog, dataset
 from tests.orchestration.planner.test_planned_tables import counts, last_seen, planned, scans, tags
 

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.orchestration.planner import SPARK, ExecutionPlan, StreamFacts, plan
-from dagster_adjunct.resources.backends import SqliteTable
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.tables import RemoteTable
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.planner.planning import application, catalog, dataset
 from tests.orchestration.planner.test_planned_tables import last_seen, planned, tags
 

@@ -11,14 +11,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.inputs.input import Input
-from dagster_adjunct.orchestration.operators.joins.join import Join
-from dagster_adjunct.orchestration.operators.records.map import Map
-from dagster_adjunct.orchestration.operators.records.partition_by import PartitionBy
-from dagster_adjunct.orchestration.operators.sends.send_to_stream import SendToStream
-from dagster_adjunct.orchestration.operators.sends.send_to_table import SendToDataset
-from dagster_adjunct.orchestration.planner import plan
-from dagster_adjunct.orchestration.planner.counts.partition_counts import assign
+from dagster_adjunct.orchestration.operators.inputs import Input
+from dagster_adjunct.orchestration.operators.joins import Join
+from dagster_adjunct.orchestration.operators.records import Map, PartitionBy
+from dagster_adjunct.orchestration.operators.sends import SendToStream
+from dagster_adjunct.orchestration.operators.table_updates import SendToDataset
+from dagster_adjunct.orchestration.planner.partition_counts import assign
+from dagster_adjunct.orchestration.planner.planner import plan
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
 from tests.orchestration.planner.planning import application, catalog, dataset
 from tests.orchestration.planner.several_inputs import Together

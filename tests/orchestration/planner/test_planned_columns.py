@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.orchestration.operators.records.filter import Filter
-from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
+from dagster_adjunct.orchestration.operators.records import Filter
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
+from dagster_adjunct.orchestration.planner.planner import plan
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog, dataset

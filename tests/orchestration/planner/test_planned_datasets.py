@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset, bounded_dataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.extractors.extractor import Projection
-from dagster_adjunct.assets.declaration.inputs_besides_streams import FileSource, QuerySource
-from dagster_adjunct.orchestration.application.output_lineage import source_of, sources_read
-from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
-from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
+from dagster_adjunct.assets.declaration.extractors import Projection
+from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
+from dagster_adjunct.orchestration.application.graph import source_of, sources_read
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, LineageNode, StreamFacts
+from dagster_adjunct.orchestration.planner.planner import plan
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog

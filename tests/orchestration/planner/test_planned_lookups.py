@@ -7,17 +7,16 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.output_lineage import joins_of, outputs_of
-from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import output_columns
-from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
-from dagster_adjunct.orchestration.planner import SPARK, StreamFacts
+from dagster_adjunct.orchestration.application.graph import joins_of, outputs_of
+from dagster_adjunct.orchestration.code_location.metadata import output_columns
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, LineageNode, StreamFacts
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import plan
-from dagster_adjunct.orchestration.planner.plans.execution_plan import ExecutionPlan
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.tables import RemoteTable
 from dagster_adjunct.resources.tables.cache import Cache
-from dagster_adjunct.resources.tables.memory_table import MemoryTable
+from dagster_adjunct.resources.tables.memory import MemoryTable
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.asked_table import AskedTable
 from tests.orchestration.planner.planning import dataset
 

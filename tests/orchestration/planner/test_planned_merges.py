@@ -9,9 +9,9 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
-from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import output_columns
-from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageNode
-from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
+from dagster_adjunct.orchestration.code_location.metadata import output_columns
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, LineageNode, StreamFacts
+from dagster_adjunct.orchestration.planner.planner import plan
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_adjunct.orchestration.planner import plan
+from dagster_adjunct.orchestration.planner.planner import plan
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
 from tests.orchestration.planner.planning import application, catalog, dataset
 from tests.orchestration.planner.several_inputs import BY_K, StreamJoin, Together, Window

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
+from dagster_adjunct.orchestration.planner.planner import plan
 from dagster_adjunct.resources.errors import PartitionCountMismatchError
 from tests.orchestration.planner.planning import application, catalog, dataset
 from tests.orchestration.planner.several_inputs import BY_K

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
+from dagster_adjunct.orchestration.planner.planner import plan
 from dagster_adjunct.resources.errors import PlanningError
 from tests.orchestration.planner.planning import application, catalog, dataset, exchanges_before
 

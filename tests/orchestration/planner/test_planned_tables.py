@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.update_expressions import update_message
-from dagster_adjunct.orchestration.operators.spec.stream_facts import SPARK, StreamFacts
-from dagster_adjunct.orchestration.planner import ExecutionPlan, plan
-from dagster_adjunct.resources.backends import SqliteTable
+from dagster_adjunct.orchestration.application.message_stream import update_message
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.tables import RemoteTable, TableWriteFunction, UpdateContract
+from dagster_adjunct.resources.tables.functions import TableWriteFunction
+from dagster_adjunct.resources.tables.operation import UpdateContract
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.test_adding_an_operator import Union
 
 WITH_DEFAULTS = UpdateContract.UPDATE_WITH_DEFAULTS
@@ -416,7 +419,7 @@ def test_defaults_may_overwrite_where_the_declaration_says_so() -> None:
 
 
 def test_compact_batches_take_no_updates() -> None:
-    from dagster_adjunct.resources.tables.batch import BatchProvider
+    from dagster_adjunct.resources.tables.batching import BatchProvider
 
     refused(tags(batches=BatchProvider(compact=True)), "a batch that compacts", update={"set": ["place"]})
 

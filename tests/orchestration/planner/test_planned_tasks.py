@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
-from dagster_adjunct.orchestration.startpoints.requests.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
+from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
-from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.objects.store import InMemoryStore
+from dagster_adjunct.resources.streams.startpoint import StartpointOldest
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.orchestration.offsets.stored_startpoints import handed_to, write_startpoint
 from tests.orchestration.planner.planning import application, catalog, dataset
 

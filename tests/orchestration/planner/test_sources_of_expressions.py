@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_adjunct.orchestration.operators.records.map import Map
-from dagster_adjunct.orchestration.operators.spec.column_lineage import LineageContext, LineageNode, Made, sources_of
-from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
+from dagster_adjunct.orchestration.operators.records import Map
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    SPARK,
+    LineageContext,
+    LineageNode,
+    Made,
+    StreamFacts,
+    sources_of,
+)
+from dagster_adjunct.orchestration.planner.planner import plan
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog
 

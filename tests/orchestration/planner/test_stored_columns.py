@@ -7,8 +7,8 @@ import re
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.spec.stream_facts import Catalog
-from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, StreamFacts
+from dagster_adjunct.orchestration.planner.planner import plan
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.tables import RemoteTable, SqliteTable

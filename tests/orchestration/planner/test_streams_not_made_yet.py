@@ -5,17 +5,15 @@ from __future__ import annotations
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.planner import ExecutionPlan
-from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+from dagster_adjunct.orchestration.planner.catalog import plan_application
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError
-from dagster_adjunct.resources.objects import InMemoryStore, Lake
-from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.stream_system import NewStreams, StreamSystem
-from dagster_adjunct.resources.streams.kafka.declared_topics import DeclaredTopics
-from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings
-from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.kafka.streams import DeclaredTopics, KafkaSettings, KafkaStreams
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import NewStreams, StreamSystem
 from tests.orchestration.offsets.fake_streams import FakeStreams
 
 SCHEMA = Schema.of(k="string", v="int")

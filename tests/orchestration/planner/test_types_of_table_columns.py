@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.orchestration.operators.columns.update_columns import Update
-from dagster_adjunct.orchestration.operators.sends.refused_table_sends import CheckedSink, check_columns
-from dagster_adjunct.orchestration.operators.spec.table_sends import TableSend
-from dagster_adjunct.resources.backends import DynamoDbTable, SqliteTable
+from dagster_adjunct.orchestration.operators.batch_context import TableSend
+from dagster_adjunct.orchestration.operators.table_updates import CheckedSink, Update, check_columns
+from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.tables import RemoteTable, UpdateContract
+from dagster_adjunct.resources.tables.operation import UpdateContract
+from dagster_adjunct.resources.tables.table import RemoteTable
 
 COLUMNS = {"text": "string", "at": "timestamp", "j": "json", "texts": "array<string>", "n": "bigint", "key": "string"}
 NEVER = [

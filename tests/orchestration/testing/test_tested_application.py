@@ -10,7 +10,7 @@ import pytest
 
 from dagster_adjunct import Application, Schema, bounded_dataset, unbounded_dataset
 from dagster_adjunct.errors import ConfigurationError, PlanningError
-from dagster_adjunct.orchestration.testing.stream_twins import table_of
+from dagster_adjunct.orchestration.testing.fakes import table_of
 from dagster_adjunct.sources import FileSource
 from dagster_adjunct.tables import PostgresTable, RemoteTable, TableWriteFunction
 from dagster_adjunct.testing import TestApplication, TestStream

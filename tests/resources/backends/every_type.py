@@ -6,8 +6,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
-from dagster_adjunct.resources.tables import RemoteTable
-from dagster_adjunct.resources.tables.blocking_table import BlockingTable
+from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 
 TYPES = {
     "id": "bigint",

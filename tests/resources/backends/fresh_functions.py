@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.resources.backends import DynamoDbTable, PostgresTable, RedisTable, SqliteTable
-from dagster_adjunct.resources.key_value_rows import KeyValueRows
+from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
+from dagster_adjunct.resources.backends.postgres import PostgresTable
+from dagster_adjunct.resources.backends.redis import RedisTable
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
+from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.tables import MemoryTable, TableReadFunction, TableWriteFunction
-from dagster_adjunct.resources.tables.record_not_found import record_not_found
+from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction, record_not_found
+from dagster_adjunct.resources.tables.memory import MemoryTable
 from tests.resources.key_value_backends import segment_stores
 from tests.resources.key_value_backends.segment_stores import SegmentStore
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 
-from dagster_adjunct.resources.tables import (
-    BlockingTable,
-    RemoteTable,
-    TableMetrics,
-    UpdateContract,
-    UpdateMessage,
-)
+from dagster_adjunct.resources.tables.metrics import TableMetrics
+from dagster_adjunct.resources.tables.operation import UpdateContract, UpdateMessage
+from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 
 WRITERS, ROUNDS, KEYS = 8, 4, 61  # a prime, so that every stride visits every key
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dagster_adjunct.resources.tables import RemoteTable
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.resources.tables.plain_oracle import batches, counting, keeping_newest, messages
 
 EVERY = 4  # batches between two checkpoints

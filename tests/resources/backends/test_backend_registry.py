@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_adjunct.resources.backends import SqliteTable, describe, function_from, register_backend
-from dagster_adjunct.resources.backends.column_values import Kind, column_of
+from dagster_adjunct.resources.backends.columns import Kind, column_of, describe, function_from, register_backend
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
-from dagster_adjunct.resources.tables import MemoryTable
+from dagster_adjunct.resources.tables.memory import MemoryTable
 
 
 def test_a_description_holds_a_registered_name_and_plain_values(tmp_path, monkeypatch):

@@ -9,11 +9,10 @@ from random import Random
 
 import pytest
 
-from dagster_adjunct.resources.tables import RemoteTable, RetryPolicy
-from dagster_adjunct.resources.tables.column_changes import Changes
-from dagster_adjunct.resources.tables.function_layer import FunctionLayer
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
-from dagster_adjunct.resources.tables.outcomes import State
+from dagster_adjunct.resources.tables.functions import FunctionLayer
+from dagster_adjunct.resources.tables.operation import Changes, Operation, OperationKind, RowEntries, State
+from dagster_adjunct.resources.tables.retry import RetryPolicy
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.resources.backends.reached_stores import QUICK, SERVERS
 from tests.resources.tables.plain_oracle import (
     batches,

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dagster_adjunct.resources.backends import DynamoDbTable, describe, function_from
-from dagster_adjunct.resources.backends.column_values import declared_column
+from dagster_adjunct.resources.backends.columns import declared_column, describe, function_from
+from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
 from dagster_adjunct.resources.backends.dynamodb_items import ItemCodec
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -25,17 +25,18 @@ from dagster_adjunct.resources.errors import (
     TableError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables import RemoteTable
-from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.operation import (
+    Changes,
     Conditions,
     Mark,
     Operation,
     OperationKind,
+    Outcomes,
     RowEntries,
+    State,
     position_of,
 )
-from dagster_adjunct.resources.tables.outcomes import Outcomes, State
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.resources.backends.every_type import RECORD, TYPES
 from tests.servers.dynamodb import DynamoDbServer, new_name
 

@@ -14,19 +14,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, TableError, TableNotFoundError
-from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError, ScopeNotFoundError
-from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
-from dagster_adjunct.resources.tables.column_changes import Changes
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    KeyValueTableNotFoundError,
+    SchemaMismatchError,
+    ScopeNotFoundError,
+    TableError,
+    TableNotFoundError,
+)
+from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.operation import (
+    Changes,
     Conditions,
     Mark,
     Operation,
     OperationKind,
+    Outcomes,
     RowEntries,
     position_of,
 )
-from dagster_adjunct.resources.tables.outcomes import Outcomes
 from tests.resources.backends.fresh_functions import (
     ARROW_STORES,
     BACKENDS,

@@ -12,8 +12,7 @@ from random import Random
 
 import pytest
 
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
-from dagster_adjunct.resources.tables.outcomes import Outcomes, State
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, RowEntries, State
 from tests.resources.backends.reached_stores import STORES
 from tests.resources.tables.plain_oracle import (
     batches,

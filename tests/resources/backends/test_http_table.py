@@ -10,8 +10,8 @@ from email.utils import format_datetime
 
 import pytest
 
-from dagster_adjunct.resources.backends import HttpExtra, HttpTable, describe, function_from
-from dagster_adjunct.resources.backends.http_answers import seconds_of
+from dagster_adjunct.resources.backends.columns import describe, function_from
+from dagster_adjunct.resources.backends.http import HttpExtra, HttpTable, seconds_of
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     SchemaMismatchError,
@@ -19,8 +19,7 @@ from dagster_adjunct.resources.errors import (
     TableError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
-from dagster_adjunct.resources.tables.outcomes import State
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries, State
 from tests.servers.http_records import running_service
 
 GET, PUT, ABSENT = OperationKind.GET, OperationKind.PUT, OperationKind.PUT_IF_ABSENT

@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from dagster_adjunct.resources.tables import RemoteTable
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.resources.backends.killed_writer import sent_by
 from tests.resources.backends.reached_stores import PROCESSES
 from tests.resources.tables.plain_oracle import newest, record_of, totals

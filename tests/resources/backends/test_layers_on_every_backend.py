@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.resources.errors import RecordNotFoundError
-from dagster_adjunct.resources.tables import Cache, RateLimit, RemoteTable, RetryPolicy, UpdateContract, UpdateMessage
+from dagster_adjunct.resources.tables.cache import Cache
+from dagster_adjunct.resources.tables.operation import UpdateContract, UpdateMessage
+from dagster_adjunct.resources.tables.rate import RateLimit
+from dagster_adjunct.resources.tables.retry import RetryPolicy
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.resources.backends.fresh_functions import BACKENDS, NewStore
 from tests.resources.backends.plain_store import without_nulls
 from tests.rounds import rounds

@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dagster_adjunct.resources.backends.spark_types import arrow_type_of, column_of_records, spark_type
-from dagster_adjunct.resources.tables import BlockingTable, Cache, RemoteTable
-from dagster_adjunct.resources.tables.bulk_read import BulkReader
+from dagster_adjunct.resources.backends.columns import arrow_type_of, column_of_records, spark_type
+from dagster_adjunct.resources.tables.cache import Cache
+from dagster_adjunct.resources.tables.spark import BulkReader
+from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.resources.backends.fresh_functions import COLUMNS
 from tests.resources.backends.test_every_backend import new_store  # noqa: F401 - a fixture
 

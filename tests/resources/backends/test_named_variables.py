@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.resources.backends import DynamoDbTable, HttpTable, PostgresTable, RedisTable
+from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
+from dagster_adjunct.resources.backends.http import HttpTable
+from dagster_adjunct.resources.backends.postgres import PostgresTable
+from dagster_adjunct.resources.backends.redis import RedisTable
 from dagster_adjunct.resources.errors import ConfigurationError
 
 COLUMNS = {"parcel": "string"}

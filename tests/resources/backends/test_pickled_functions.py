@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.reading.dataset_table import DatasetTable
-from dagster_adjunct.resources.backends import DynamoDbTable, PostgresTable, RedisTable, SqliteTable
-from dagster_adjunct.resources.tables import MemoryTable
+from dagster_adjunct.assets.reading.dataset import DatasetTable
+from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
+from dagster_adjunct.resources.backends.postgres import PostgresTable
+from dagster_adjunct.resources.backends.redis import RedisTable
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
+from dagster_adjunct.resources.tables.memory import MemoryTable
 
 
 class OfATenant:

@@ -8,19 +8,19 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.backends import PostgresTable
+from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.errors import ConfigurationError, TableUnavailableError
-from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
-from dagster_adjunct.resources.tables.column_changes import Changes
+from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.operation import (
+    Changes,
     Conditions,
     Mark,
     Operation,
     OperationKind,
     RowEntries,
+    State,
     position_of,
 )
-from dagster_adjunct.resources.tables.outcomes import State
 from tests.servers.tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.server

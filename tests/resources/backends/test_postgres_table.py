@@ -13,7 +13,8 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.backends import PostgresTable, describe, function_from
+from dagster_adjunct.resources.backends.columns import describe, function_from
+from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.backends.postgres_connection import connection_settings, where
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
@@ -22,13 +23,9 @@ from dagster_adjunct.resources.errors import (
     TableError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables import (
-    RemoteTable,
-    RetryPolicy,
-    UpdateContract,
-    UpdateMessage,
-)
-from dagster_adjunct.resources.tables.error_chain import causes
+from dagster_adjunct.resources.tables.operation import UpdateContract, UpdateMessage, causes
+from dagster_adjunct.resources.tables.retry import RetryPolicy
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.resources.backends import hammer
 from tests.resources.backends.every_type import RECORD, TYPES, blocking
 from tests.servers.postgres import GUARDED_PASSWORD, GUARDED_USER, PostgresServer

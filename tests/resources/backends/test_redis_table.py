@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.backends import RedisTable, describe, function_from
-from dagster_adjunct.resources.backends.redis_requests import RedisRequests
+from dagster_adjunct.resources.backends.columns import describe, function_from
+from dagster_adjunct.resources.backends.redis import RedisRequests, RedisTable
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     SchemaMismatchError,
@@ -24,17 +24,17 @@ from dagster_adjunct.resources.errors import (
     TableError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables import MemoryTable
-from dagster_adjunct.resources.tables.column_changes import Changes
+from dagster_adjunct.resources.tables.memory import MemoryTable
 from dagster_adjunct.resources.tables.operation import (
+    Changes,
     Conditions,
     Mark,
     Operation,
     OperationKind,
     RowEntries,
+    State,
     position_of,
 )
-from dagster_adjunct.resources.tables.outcomes import State
 from tests.resources.backends.every_type import RECORD, TYPES
 from tests.servers.redis import running_redis
 

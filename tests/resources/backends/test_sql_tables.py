@@ -11,21 +11,21 @@ from decimal import Decimal
 
 import pytest
 
-from dagster_adjunct.resources.backends import PostgresTable, SqliteTable
+from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.backends.postgres_requests import PostgresRequests
-from dagster_adjunct.resources.backends.sqlite_requests import SqliteRequests
+from dagster_adjunct.resources.backends.sqlite import SqliteRequests, SqliteTable
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableAccessError
-from dagster_adjunct.resources.tables import BlockingTable, RemoteTable
-from dagster_adjunct.resources.tables.column_changes import Changes
 from dagster_adjunct.resources.tables.operation import (
+    Changes,
     Conditions,
     Mark,
     Operation,
     OperationKind,
     RowEntries,
+    State,
     position_of,
 )
-from dagster_adjunct.resources.tables.outcomes import State
+from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 
 AT = datetime(2013, 7, 1, tzinfo=UTC)
 COLUMNS = {"id": "string", "n": "bigint", "at": "timestamp", "price": "decimal(38,10)", "days": "array<date>"}

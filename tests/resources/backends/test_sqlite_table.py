@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pandas as pd
 import pytest
 
-from dagster_adjunct.resources.backends import SqliteTable
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     SchemaMismatchError,
@@ -16,11 +16,8 @@ from dagster_adjunct.resources.errors import (
     TableError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables import (
-    RetryPolicy,
-    UpdateContract,
-    UpdateMessage,
-)
+from dagster_adjunct.resources.tables.operation import UpdateContract, UpdateMessage
+from dagster_adjunct.resources.tables.retry import RetryPolicy
 from tests.resources.backends import hammer
 from tests.resources.backends.every_type import RECORD, TYPES, blocking
 

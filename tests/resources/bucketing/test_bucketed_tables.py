@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout, Generation
-from dagster_adjunct.resources.bucketing.bucketed_tables import bucketed_frame
-from dagster_adjunct.resources.bucketing.write_buckets import write_buckets
-from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
+from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, bucketed_frame
+from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets, write_buckets
 from dagster_adjunct.resources.errors import ManifestMismatchError
 from dagster_adjunct.resources.objects.local_store import LocalStore
 from dagster_adjunct.resources.schemas.schema import Schema

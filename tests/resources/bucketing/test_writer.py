@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.resources.bucketing import writer
-from dagster_adjunct.resources.bucketing.bucket_files import (
+from dagster_adjunct.resources.bucketing.files import (
     BucketFile,
     BucketLayout,
     Generation,
@@ -28,8 +28,7 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
 )
 from dagster_adjunct.resources.objects.local_store import LocalStore
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
-from dagster_adjunct.resources.objects.object_store import ObjectStore
+from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.faulty_store import Fault, FaultyStore
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, SourceChangedError
-from dagster_adjunct.resources.files import FileTree, open_tree
+from dagster_adjunct.resources.files.tree import FileTree, open_tree
 
 if TYPE_CHECKING:
     from tests.servers.s3 import S3Server

@@ -17,9 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.resources.errors import SchemaMismatchError, SourceChangedError
-from dagster_adjunct.resources.files import DeclaredFiles, FileFormat, count_records, open_tree
-from dagster_adjunct.resources.files.read_files import shared_out
-from dagster_adjunct.resources.files.tree import FoundFile
+from dagster_adjunct.resources.files.formats import DeclaredFiles, FileFormat, count_records, shared_out
+from dagster_adjunct.resources.files.tree import FoundFile, open_tree
 from dagster_adjunct.resources.schemas.schema import Schema
 
 PLANES = Schema.of(tailnum="string", seats="int")
@@ -193,7 +192,7 @@ def test_texts_of_dates_times_and_bytes_in_json_are_checked(folder: Path, kind: 
 def test_json_lines_longer_than_a_block_and_files_without_lines_are_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dagster_adjunct.resources.files.jsonl._BLOCK", 50)
+    monkeypatch.setattr("dagster_adjunct.resources.files.formats._JSON_BLOCK", 50)
     lines = [f'{{"tailnum": "{"N" * length}", "seats": {length}}}\n' for length in (1, 200, 3, 120, 0)]
     (folder / "a.jsonl").write_text("".join(lines))
     assert [row["seats"] for row in rows(folder, "a.jsonl", "jsonl")] == [1, 200, 3, 120, 0]

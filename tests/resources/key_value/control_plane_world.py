@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dagster_adjunct.resources.key_value.backend_names import register_segment_backend
-from dagster_adjunct.resources.key_value.table_segment import SegmentLimits, TableId, TableSegment
-from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError
+from dagster_adjunct.resources.errors import KeyValueTableNotFoundError
+from dagster_adjunct.resources.key_value.segment import SegmentLimits, TableId, TableSegment, register_segment_backend
 
 _SPACES: dict[str, dict[str, str]] = {}
 

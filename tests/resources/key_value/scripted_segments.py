@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dagster_adjunct.key_value import KeyValueTable, KeyValueTableConfiguration, TextSerializer
-from dagster_adjunct.resources.key_value.addressing import KeyRange
-from dagster_adjunct.resources.key_value.table_segment import (
+from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
     ANYTHING,
     ConditionsFailed,
+    KeyRange,
     SegmentChange,
     SegmentLimits,
     StoredEntry,

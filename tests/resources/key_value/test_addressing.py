@@ -9,8 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_adjunct.errors import KeyTooLongError, SerializationError
-from dagster_adjunct.resources.key_value.addressing import (
+from dagster_adjunct.resources.key_value.entries import EntryCoder
+from dagster_adjunct.resources.key_value.segment import (
     KeyRange,
+    KeyValueTableConfiguration,
+    SegmentLimits,
+    TableId,
     family_prefix,
     part_of_family,
     partition_of,
@@ -18,10 +22,7 @@ from dagster_adjunct.resources.key_value.addressing import (
     split_table_key,
     table_key,
 )
-from dagster_adjunct.resources.key_value.entry_coder import EntryCoder
 from dagster_adjunct.resources.key_value.serializers import BytesSerializer
-from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
-from dagster_adjunct.resources.key_value.table_segment import SegmentLimits, TableId
 
 _MASK = 2**64 - 1
 _FAMILIES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)

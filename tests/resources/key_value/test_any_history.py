@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.errors import ConditionsNotMetError, TableUnavailableError
 from dagster_adjunct.key_value import BlockingKeyValueTable, Insert, KeyVersion, Put, Remove, Replace, TableKey
-from dagster_adjunct.resources.key_value import repeating
-from dagster_adjunct.resources.key_value.table_segment import ReplyLostError
+from dagster_adjunct.resources.key_value import segment as repeating
+from dagster_adjunct.resources.key_value.segment import ReplyLostError
 from tests.resources.key_value.scripted_segments import Lose, ScriptedSegments
 
 _LOST = ReplyLostError("the line is cut.", "")

@@ -38,9 +38,8 @@ from dagster_adjunct.key_value import (
     TableKey,
     TextSerializer,
 )
-from dagster_adjunct.resources.key_value.ended_tables import deleted_table
-from dagster_adjunct.resources.key_value.table_segment import SegmentLimits
-from dagster_adjunct.resources.key_value_backends.sqlite_segments import SqliteSegments
+from dagster_adjunct.resources.key_value.segment import SegmentLimits, deleted_table
+from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
 from tests.resources.key_value.scripted_segments import ID, ScriptedSegments
 
 Table = BlockingKeyValueTable[str, str]

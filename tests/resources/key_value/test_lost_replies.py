@@ -18,8 +18,8 @@ from dagster_adjunct.errors import (
     TableUnavailableError,
 )
 from dagster_adjunct.key_value import BlockingKeyValueTable, Insert, Put
-from dagster_adjunct.resources.key_value import repeating
-from dagster_adjunct.resources.key_value.table_segment import ReplyLostError, TableId
+from dagster_adjunct.resources.key_value import segment as repeating
+from dagster_adjunct.resources.key_value.segment import ReplyLostError, TableId
 from tests.resources.key_value.scripted_segments import Lose, ScriptedSegments
 
 LOST = ReplyLostError("the line is cut.", "")

@@ -14,13 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.errors import CommitStateUnknownError, StoreUnavailableError
+from dagster_adjunct.resources.errors import (
+    CommitStateUnknownError,
+    KeyValueTableExistsError,
+    KeyValueTableNotFoundError,
+    StoreUnavailableError,
+)
+from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
+from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.serializers import TextSerializer
-from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
-from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
-from dagster_adjunct.resources.key_value_errors import KeyValueTableExistsError, KeyValueTableNotFoundError
-from dagster_adjunct.resources.objects import InMemoryStore, Lake
-from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.resources.key_value.control_plane_world import Died, RememberedTables
 

@@ -20,8 +20,7 @@ from dagster_adjunct.key_value import (
     KeyValueTableConfiguration,
     TextSerializer,
 )
-from dagster_adjunct.resources.key_value.addressing import family_prefix, partition_of, table_key
-from dagster_adjunct.resources.key_value.table_segment import StoredEntry, TableId
+from dagster_adjunct.resources.key_value.segment import StoredEntry, TableId, family_prefix, partition_of, table_key
 from tests.resources.key_value.scripted_segments import ID, ScriptedSegments
 
 Table = BlockingKeyValueTable[str, str]

@@ -11,12 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError, MalformedDocumentError
-from dagster_adjunct.resources.key_value.addressing import partition_of
-from dagster_adjunct.resources.key_value.listed_tables import hash_range, table_info
-from dagster_adjunct.resources.key_value.stored_tables import StoredTable, parsed
-from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
-from dagster_adjunct.resources.key_value.table_lifecycle import (
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    InvalidNameError,
+    KeyValueTableError,
+    KeyValueTableExistsError,
+    KeyValueTableNotFoundError,
+    MalformedDocumentError,
+)
+from dagster_adjunct.resources.key_value.manager import (
     TableTransition,
     decide_create,
     decide_delete,
@@ -24,14 +27,12 @@ from dagster_adjunct.resources.key_value.table_lifecycle import (
     decide_update,
     existing,
     finished,
+    hash_range,
     is_gone,
+    table_info,
 )
-from dagster_adjunct.resources.key_value.table_names import TableName, check_table_name
-from dagster_adjunct.resources.key_value_errors import (
-    KeyValueTableError,
-    KeyValueTableExistsError,
-    KeyValueTableNotFoundError,
-)
+from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration, partition_of
+from dagster_adjunct.resources.key_value.table_backends import StoredTable, TableName, check_table_name, parsed
 
 NAME = TableName("plant", "machines")
 

@@ -17,29 +17,28 @@ import pytest
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     InvalidNameError,
-    MalformedDocumentError,
-    TableAccessError,
-    TableUnavailableError,
-)
-from dagster_adjunct.resources.key_value.backend_names import backend_from
-from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
-from dagster_adjunct.resources.key_value.default_backend import IN_SQLITE, backend_in, own_backends
-from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, TextSerializer
-from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
-from dagster_adjunct.resources.key_value.table_manager import NAMESPACE, KeyValueTableManager
-from dagster_adjunct.resources.key_value_backends import ObjectSegments, PostgresSegments, SqliteSegments
-from dagster_adjunct.resources.key_value_errors import (
     KeyValueTableError,
     KeyValueTableExistsError,
     KeyValueTableNotFoundError,
     KeyValueTableSealedError,
+    MalformedDocumentError,
     ScopeNotEmptyError,
     ScopeNotFoundError,
+    TableAccessError,
+    TableUnavailableError,
     ValueTooLongError,
 )
+from dagster_adjunct.resources.key_value.manager import NAMESPACE, KeyValueTableManager
+from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration, backend_from
+from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, TextSerializer
+from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable
+from dagster_adjunct.resources.key_value.table_backends import IN_SQLITE, backend_in, own_backends
+from dagster_adjunct.resources.key_value_backends.objects.segment import ObjectSegments
+from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
+from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.objects import InMemoryStore, Lake
-from dagster_adjunct.resources.objects.lake import lake_in, open_lake
+from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from tests.resources.key_value.control_plane_world import Died, RememberedTables, dying
 
 FOUR = KeyValueTableConfiguration(4)
@@ -241,7 +240,7 @@ def test_a_variable_that_is_not_set_is_told_before_anything_is_stored_and_behind
         mistyped.create("plant", "t", FOUR)
     assert mistyped.list("plant") == ()
     monkeypatch.setenv("ADJUNCT_MISTYPED", "postgresql://nobody@127.0.0.1:1/none?connect_timeout=1")
-    monkeypatch.setattr("dagster_adjunct.resources.key_value.table_manager._PATIENCE", 0.0)
+    monkeypatch.setattr("dagster_adjunct.resources.key_value.manager._PATIENCE", 0.0)
     with pytest.raises(TableUnavailableError):
         mistyped.create("plant", "t", FOUR)
     monkeypatch.delenv("ADJUNCT_MISTYPED")
@@ -379,8 +378,8 @@ _RACER = """
 import sys
 from tests.resources.key_value.control_plane_world import RememberedTables
 from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, TextSerializer
-from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
-from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
+from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration
+from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
 from dagster_adjunct.resources.objects.lake import open_lake
 
 manager = KeyValueTableManager(open_lake(sys.argv[1]), RememberedTables("of this process"))

@@ -11,8 +11,8 @@ from dagster_adjunct.key_value import (
     KeyValueTableConfiguration,
     TextSerializer,
 )
-from dagster_adjunct.resources.key_value.table_segment import SegmentBackend, TableId
-from dagster_adjunct.resources.key_value_errors import ConditionsNotMetError
+from dagster_adjunct.resources.errors import ConditionsNotMetError
+from dagster_adjunct.resources.key_value.segment import SegmentBackend, TableId
 
 Counts = BlockingKeyValueTable[str, int]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dagster_adjunct.resources.key_value.table_segment import SegmentBackend, TableId
+from dagster_adjunct.resources.key_value.segment import SegmentBackend, TableId
 from tests.resources.key_value_backends.segment_handle import Handle, Run
 from tests.resources.key_value_backends.segment_stores import SEGMENT_STORES, SegmentStore, new_table_id
 

@@ -9,16 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_adjunct.resources.errors import TableUnavailableError
-from dagster_adjunct.resources.key_value.addressing import KeyRange, family_prefix, range_of_family, table_key
-from dagster_adjunct.resources.key_value.key_version import new_token, version_of
-from dagster_adjunct.resources.key_value.table_segment import (
+from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
     ANYTHING,
     ConditionsFailed,
+    KeyRange,
     ReplyLostError,
     SegmentChange,
     StoredEntry,
     TableSegment,
+    family_prefix,
+    new_token,
+    range_of_family,
+    table_key,
+    version_of,
 )
 
 NOWHERE = b"no key's version"  # 16 bytes, as versions have

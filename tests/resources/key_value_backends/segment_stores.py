@@ -14,13 +14,11 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.resources.key_value.table_segment import SegmentBackend, TableId
-from dagster_adjunct.resources.key_value_backends import (
-    DynamoDbSegments,
-    ObjectSegments,
-    PostgresSegments,
-    SqliteSegments,
-)
+from dagster_adjunct.resources.key_value.segment import SegmentBackend, TableId
+from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
+from dagster_adjunct.resources.key_value_backends.objects.segment import ObjectSegments
+from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
+from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
 from dagster_adjunct.resources.objects.lake import open_lake
 from tests.servers.dynamodb import REGION, DynamoDbServer
 

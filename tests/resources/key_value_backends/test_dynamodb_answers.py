@@ -9,22 +9,33 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
 
-from dagster_adjunct.resources.errors import TableAccessError, TableError, TableUnavailableError
-from dagster_adjunct.resources.key_value.addressing import KeyRange, family_prefix, table_key
-from dagster_adjunct.resources.key_value.key_version import new_token, version_of
-from dagster_adjunct.resources.key_value.table_segment import (
+from dagster_adjunct.resources.errors import (
+    KeyValueTableSealedError,
+    TableAccessError,
+    TableError,
+    TableUnavailableError,
+)
+from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
     ConditionsFailed,
+    KeyRange,
     ReplyLostError,
     SegmentChange,
     TableId,
+    family_prefix,
+    new_token,
+    table_key,
+    version_of,
 )
-from dagster_adjunct.resources.key_value_backends.dynamodb_calls import LoopCalls, TableCalls, ThreadCalls
-from dagster_adjunct.resources.key_value_backends.dynamodb_families import LOOK_AFTER
-from dagster_adjunct.resources.key_value_backends.dynamodb_layout import SegmentLayout
-from dagster_adjunct.resources.key_value_backends.dynamodb_physical_tables import PhysicalTables
+from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
+    LOOK_AFTER,
+    LoopCalls,
+    PhysicalTables,
+    SegmentLayout,
+    TableCalls,
+    ThreadCalls,
+)
 from dagster_adjunct.resources.key_value_backends.dynamodb_segment import DynamoDbSegment
-from dagster_adjunct.resources.key_value_errors import KeyValueTableSealedError
 
 TABLE = TableId("tests", "fruit", "0123456789abcdef")
 NAME = "adjunct-tests-fruit-0123456789abcdef"

@@ -11,29 +11,38 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.resources.key_value.addressing import KeyRange, family_prefix, table_key
-from dagster_adjunct.resources.key_value.key_version import new_token, version_of
-from dagster_adjunct.resources.key_value.repeating import drive, pause_in_loop
-from dagster_adjunct.resources.key_value.table_segment import (
+from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
     ANYTHING,
     ConditionsFailed,
+    KeyRange,
     ReplyLostError,
     SegmentChange,
     TableId,
     TableSegment,
+    drive,
+    family_prefix,
+    new_token,
+    pause_in_loop,
+    table_key,
+    version_of,
 )
 from dagster_adjunct.resources.key_value_backends import (
-    DynamoDbSegments,
-    dynamodb_families,
-    dynamodb_forgetting,
-    dynamodb_transactions,
+    dynamodb_layout as dynamodb_families,
 )
-from dagster_adjunct.resources.key_value_backends.dynamodb_calls import Clients, LoopCalls, TableCalls
-from dagster_adjunct.resources.key_value_backends.dynamodb_forgetting import forget_families
-from dagster_adjunct.resources.key_value_backends.dynamodb_layout import SegmentLayout
-from dagster_adjunct.resources.key_value_backends.dynamodb_segment import DynamoDbSegment
-from dagster_adjunct.resources.key_value_backends.dynamodb_writes import SegmentWrites
+from dagster_adjunct.resources.key_value_backends import (
+    dynamodb_segment as dynamodb_forgetting,
+)
+from dagster_adjunct.resources.key_value_backends import (
+    dynamodb_segment as dynamodb_transactions,
+)
+from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
+from dagster_adjunct.resources.key_value_backends.dynamodb_layout import Clients, LoopCalls, SegmentLayout, TableCalls
+from dagster_adjunct.resources.key_value_backends.dynamodb_segment import (
+    DynamoDbSegment,
+    SegmentWrites,
+    forget_families,
+)
 from tests.servers.dynamodb import DynamoDbServer, new_name
 from tests.servers.tcp_proxy import TcpProxy
 

@@ -10,26 +10,31 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.resources.errors import ConfigurationError, TableAccessError, TableUnavailableError
-from dagster_adjunct.resources.key_value.addressing import (
-    KeyRange,
-    family_prefix,
-    range_of_family,
-    table_key,
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    KeyValueTableNotFoundError,
+    KeyValueTableSealedError,
+    TableAccessError,
+    TableUnavailableError,
 )
-from dagster_adjunct.resources.key_value.backend_names import backend_from, describe_backend
-from dagster_adjunct.resources.key_value.key_version import new_token, version_of
-from dagster_adjunct.resources.key_value.table_segment import (
+from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
     ANYTHING,
     ConditionsFailed,
+    KeyRange,
     ReplyLostError,
     SegmentChange,
     TableId,
     TableSegment,
+    backend_from,
+    describe_backend,
+    family_prefix,
+    new_token,
+    range_of_family,
+    table_key,
+    version_of,
 )
-from dagster_adjunct.resources.key_value_backends import DynamoDbSegments
-from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError, KeyValueTableSealedError
+from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
 from tests.servers.dynamodb import DynamoDbServer, new_name
 from tests.servers.tcp_proxy import TcpProxy
 

@@ -8,16 +8,19 @@ import random
 
 import pytest
 
-from dagster_adjunct.resources.key_value.addressing import (
+from dagster_adjunct.resources.errors import KeyValueTableNotFoundError, KeyValueTableSealedError
+from dagster_adjunct.resources.key_value.segment import (
+    ABSENT,
     LONGEST,
+    ConditionsFailed,
     KeyRange,
+    SegmentChange,
+    backend_from,
+    describe_backend,
     family_prefix,
     partition_of,
     range_of_family,
 )
-from dagster_adjunct.resources.key_value.backend_names import backend_from, describe_backend
-from dagster_adjunct.resources.key_value.table_segment import ABSENT, ConditionsFailed, SegmentChange
-from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError, KeyValueTableSealedError
 from tests.resources.key_value_backends.segment_handle import (
     NOWHERE,
     Handle,

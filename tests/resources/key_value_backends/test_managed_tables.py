@@ -8,18 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
-from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, TextSerializer
-from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
-from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
-from dagster_adjunct.resources.key_value_errors import (
+from dagster_adjunct.resources.errors import (
     KeyValueTableError,
     KeyValueTableExistsError,
     KeyValueTableNotFoundError,
     KeyValueTableSealedError,
 )
-from dagster_adjunct.resources.objects import InMemoryStore
+from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
+from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration
+from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, TextSerializer
+from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable
 from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.store import InMemoryStore
 
 TWO = KeyValueTableConfiguration(2)
 

@@ -10,14 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, TableUnavailableError
-from dagster_adjunct.resources.key_value.addressing import KeyRange
-from dagster_adjunct.resources.key_value.table_segment import ConditionsFailed, ReplyLostError, SegmentChange, TableId
-from dagster_adjunct.resources.key_value_backends import ObjectSegments
-from dagster_adjunct.resources.key_value_backends.object_runs import segment_upkeep
-from dagster_adjunct.resources.key_value_backends.object_runs.segment_pointer import read_pointer
-from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError, KeyValueTableSealedError
-from dagster_adjunct.resources.objects import InMemoryStore, Lake, LocalStore, ObjectStore
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    KeyValueTableNotFoundError,
+    KeyValueTableSealedError,
+    MalformedDocumentError,
+    TableUnavailableError,
+)
+from dagster_adjunct.resources.key_value.segment import (
+    ConditionsFailed,
+    KeyRange,
+    ReplyLostError,
+    SegmentChange,
+    TableId,
+)
+from dagster_adjunct.resources.key_value_backends.objects import segment_core as segment_upkeep
+from dagster_adjunct.resources.key_value_backends.objects.pointer import read_pointer
+from dagster_adjunct.resources.key_value_backends.objects.segment import ObjectSegments
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.local_store import LocalStore
+from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectStore
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.resources.key_value_backends.segment_handle import (
     Handle,
@@ -198,7 +210,7 @@ def test_what_was_flushed_and_merged_many_times_is_what_a_dictionary_has(inner, 
 
 
 def test_a_merge_that_has_the_oldest_run_forgets_removed_keys_and_old_runs_go(inner, table, rival, monkeypatch):
-    monkeypatch.setattr("dagster_adjunct.resources.key_value_backends.object_runs.segment_upkeep._GRACE", -1)
+    monkeypatch.setattr("dagster_adjunct.resources.key_value_backends.objects.segment_core._GRACE", -1)
     for round_ in range(24):
         flushed(rival)
         rival.write(*(remove(of(b"filler-%d" % number)) for number in range(4)))
@@ -207,7 +219,7 @@ def test_a_merge_that_has_the_oldest_run_forgets_removed_keys_and_old_runs_go(in
 
 
 def test_a_reader_whose_run_was_merged_away_reads_what_stands_now(inner, table, rival, run, monkeypatch):
-    monkeypatch.setattr("dagster_adjunct.resources.key_value_backends.object_runs.segment_upkeep._GRACE", -1)
+    monkeypatch.setattr("dagster_adjunct.resources.key_value_backends.objects.segment_core._GRACE", -1)
     rival.write(put(APPLE, b"red"))
     flushed(rival, 7)
 

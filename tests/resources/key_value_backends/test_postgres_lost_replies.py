@@ -14,13 +14,8 @@ import pytest
 
 from dagster_adjunct.key_value import KeyValueTable, KeyValueTableConfiguration, TextSerializer
 from dagster_adjunct.resources.errors import TableUnavailableError
-from dagster_adjunct.resources.key_value.table_segment import (
-    ConditionsFailed,
-    ReplyLostError,
-    SegmentChange,
-    StoredEntry,
-)
-from dagster_adjunct.resources.key_value_backends import PostgresSegments
+from dagster_adjunct.resources.key_value.segment import ConditionsFailed, ReplyLostError, SegmentChange, StoredEntry
+from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
 from tests.resources.key_value_backends.segment_handle import (
     Handle,
     Request,

@@ -17,9 +17,9 @@ from dagster_adjunct.key_value import (
     KeyValueTableConfiguration,
     TextSerializer,
 )
-from dagster_adjunct.resources.key_value.repeating import drive
-from dagster_adjunct.resources.key_value_backends import PostgresSegments
-from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError
+from dagster_adjunct.resources.errors import KeyValueTableNotFoundError
+from dagster_adjunct.resources.key_value.segment import drive
+from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
 from tests.resources.key_value_backends.segment_stores import SegmentStore, new_table_id, postgres
 from tests.servers.postgres import PostgresServer
 

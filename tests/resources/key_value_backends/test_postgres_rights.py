@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import pytest
 
 from dagster_adjunct.resources.errors import AdjunctError, TableAccessError, TableError, TableUnavailableError
-from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
+from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
+from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, TextSerializer
-from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
-from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
-from dagster_adjunct.resources.key_value_backends import PostgresSegments
-from dagster_adjunct.resources.objects import InMemoryStore, Lake
-from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable
+from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.resources.key_value_backends.segment_handle import Handle, Run, of, put
 from tests.resources.key_value_backends.segment_stores import new_table_id

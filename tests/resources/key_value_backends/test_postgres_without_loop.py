@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from dagster_adjunct.resources.key_value_backends import PostgresSegments
+from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
 from tests.resources.key_value_backends.blocking_counts import Counts, count_up, count_up_in_a_child, counts_in
 from tests.resources.key_value_backends.segment_stores import SegmentStore, postgres
 from tests.servers.tcp_proxy import TcpProxy

@@ -9,8 +9,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from dagster_adjunct.resources.key_value.addressing import KeyRange, family_prefix, range_of_family
-from dagster_adjunct.resources.key_value.table_segment import ABSENT, ANYTHING, ConditionsFailed, StoredEntry
+from dagster_adjunct.resources.key_value.segment import (
+    ABSENT,
+    ANYTHING,
+    ConditionsFailed,
+    KeyRange,
+    StoredEntry,
+    family_prefix,
+    range_of_family,
+)
 from tests.resources.key_value_backends.segment_handle import (
     NOWHERE,
     Handle,

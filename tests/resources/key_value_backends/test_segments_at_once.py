@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.resources.errors import TableUnavailableError
-from dagster_adjunct.resources.key_value.table_segment import ConditionsFailed
-from dagster_adjunct.resources.key_value_errors import KeyValueTableNotFoundError, KeyValueTableSealedError
+from dagster_adjunct.resources.errors import KeyValueTableNotFoundError, KeyValueTableSealedError, TableUnavailableError
+from dagster_adjunct.resources.key_value.segment import ConditionsFailed
 from tests.resources.key_value_backends.segment_handle import Handle, Request, insert, of, put, remove, replace, surely
 from tests.resources.key_value_backends.segment_stores import QUICK_STORES, new_table_id
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.resources.errors import TableAccessError
-from dagster_adjunct.resources.key_value.blocking_key_value_table import BlockingKeyValueTable
+from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
+from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.serializers import TextSerializer
-from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
-from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
-from dagster_adjunct.resources.key_value_backends import SqliteSegments
-from dagster_adjunct.resources.objects import InMemoryStore
+from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable
+from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
 from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.store import InMemoryStore
 
 NOBODY = 65534
 ONE = KeyValueTableConfiguration(1)

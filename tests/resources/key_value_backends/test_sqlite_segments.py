@@ -20,11 +20,17 @@ from dagster_adjunct.resources.errors import (
     TableNotFoundError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
+from dagster_adjunct.resources.key_value.segment import (
+    ConditionsFailed,
+    KeyValueTableConfiguration,
+    ReplyLostError,
+    TableId,
+)
 from dagster_adjunct.resources.key_value.serializers import TextSerializer
-from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
-from dagster_adjunct.resources.key_value.table_segment import ConditionsFailed, ReplyLostError, TableId
-from dagster_adjunct.resources.key_value_backends import SqliteSegments, sqlite_connections, sqlite_segment
+from dagster_adjunct.resources.key_value.table import KeyValueTable
+from dagster_adjunct.resources.key_value_backends import sqlite as sqlite_connections
+from dagster_adjunct.resources.key_value_backends import sqlite as sqlite_segment
+from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
 from tests.resources.key_value_backends.segment_handle import Handle, Request, insert, of, put, replace
 from tests.resources.key_value_backends.segment_stores import new_table_id
 

@@ -18,8 +18,8 @@ from dagster_adjunct.key_value import (
     read_key_value_table,
     write_key_value_table,
 )
-from dagster_adjunct.resources.key_value.table_segment import TableId
-from dagster_adjunct.resources.key_value_backends import PostgresSegments
+from dagster_adjunct.resources.key_value.segment import TableId
+from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
 from dagster_adjunct.resources.spark.session import new_session
 
 PARTITIONS, ROWS = 4, 20_000

@@ -25,16 +25,17 @@ from dagster_adjunct.key_value import (
     ModelSerializer,
     TextSerializer,
 )
-from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
-from dagster_adjunct.resources.key_value.table_segment import TableId
-from dagster_adjunct.resources.key_value_backends import SqliteSegments
-from dagster_adjunct.resources.key_value_errors import (
+from dagster_adjunct.resources.errors import (
     KeyValueTableNotFoundError,
     KeyValueTableSealedError,
+    NullKeyError,
+    SchemaMismatchError,
     SerializationError,
     ValueTooLongError,
 )
-from dagster_adjunct.resources.key_value_frames import read_key_value_table, write_key_value_table
+from dagster_adjunct.resources.key_value.segment import TableId
+from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
+from dagster_adjunct.resources.key_value_frames.frames import read_key_value_table, write_key_value_table
 from tests.resources.key_value_frames import on_a_cluster
 from tests.resources.key_value_frames.plane import Plane
 from tests.servers.postgres import PostgresServer

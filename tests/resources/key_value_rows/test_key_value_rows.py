@@ -15,42 +15,42 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.resources.backends import describe, function_from
+from dagster_adjunct.resources.backends.columns import describe, function_from
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
-    SchemaMismatchError,
-    TableUnavailableError,
-)
-from dagster_adjunct.resources.key_value.backend_names import register_segment_backend
-from dagster_adjunct.resources.key_value.json_serializers import JsonSerializer
-from dagster_adjunct.resources.key_value.key_value_table import KeyValueTable
-from dagster_adjunct.resources.key_value.serializers import TextSerializer
-from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
-from dagster_adjunct.resources.key_value.table_manager import KeyValueTableManager
-from dagster_adjunct.resources.key_value.table_segment import ReplyLostError, SegmentLimits
-from dagster_adjunct.resources.key_value_backends import SqliteSegments
-from dagster_adjunct.resources.key_value_errors import (
     KeyTooLongError,
     KeyValueTableExistsError,
     KeyValueTableNotFoundError,
     KeyValueTableSealedError,
     OutcomeUnknownError,
+    SchemaMismatchError,
     ScopeNotFoundError,
+    TableUnavailableError,
     ValueTooLongError,
 )
-from dagster_adjunct.resources.key_value_rows import KeyValueRows
-from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.tables.column_changes import Changes
+from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
+from dagster_adjunct.resources.key_value.segment import (
+    KeyValueTableConfiguration,
+    ReplyLostError,
+    SegmentLimits,
+    register_segment_backend,
+)
+from dagster_adjunct.resources.key_value.serializers import JsonSerializer, TextSerializer
+from dagster_adjunct.resources.key_value.table import KeyValueTable
+from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
+from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.tables.operation import (
+    Changes,
     Conditions,
     Mark,
     Operation,
     OperationKind,
+    Outcomes,
     RowEntries,
+    State,
     position_of,
 )
-from dagster_adjunct.resources.tables.outcomes import Outcomes, State
 from tests.resources.backends import hammer
 from tests.resources.backends.every_type import RECORD, TYPES, blocking
 from tests.resources.key_value.scripted_segments import Lose, ScriptedSegments

@@ -8,14 +8,12 @@ from random import Random
 
 import pytest
 
-from dagster_adjunct.resources.key_value.table_configuration import KeyValueTableConfiguration
-from dagster_adjunct.resources.key_value.table_segment import TableId
-from dagster_adjunct.resources.key_value_backends import PostgresSegments
-from dagster_adjunct.resources.key_value_rows import KeyValueRows
-from dagster_adjunct.resources.key_value_rows.open_table import OpenTable
-from dagster_adjunct.resources.tables import RemoteTable, RetryPolicy
-from dagster_adjunct.resources.tables.column_changes import Changes
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
+from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration, TableId
+from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
+from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows, OpenTable
+from dagster_adjunct.resources.tables.operation import Changes, Operation, OperationKind, RowEntries
+from dagster_adjunct.resources.tables.retry import RetryPolicy
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.servers.postgres import PostgresServer
 from tests.servers.tcp_proxy import TcpProxy
 

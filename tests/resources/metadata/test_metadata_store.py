@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagster_adjunct.resources import metadata as document_module
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     InvalidNameError,
@@ -17,9 +18,8 @@ from dagster_adjunct.resources.errors import (
     ManifestMismatchError,
 )
 from dagster_adjunct.resources.metadata import MetadataStore, Namespace, NamespaceSnapshot
-from dagster_adjunct.resources.metadata import namespace_document as document_module
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from tests.clocks import on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore
 

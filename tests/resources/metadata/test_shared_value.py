@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.resources.errors import StoreUnavailableError
-from dagster_adjunct.resources.metadata.shared_value import SharedValue
+from dagster_adjunct.resources.metadata import SharedValue
 from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
-from dagster_adjunct.resources.tables.credit_source import Budget
-from dagster_adjunct.resources.tables.credits import leases_of_budget
-from dagster_adjunct.resources.tables.credits.leases_of_budget import LeasesOfBudget
-from dagster_adjunct.resources.tables.credits.shared_timeline import Stretch, Wish
+from dagster_adjunct.resources.objects.store import InMemoryStore
+from dagster_adjunct.resources.tables import rate_server as leases_of_budget
+from dagster_adjunct.resources.tables.rate import Budget
+from dagster_adjunct.resources.tables.rate_server import LeasesOfBudget, Stretch, Wish
 from tests.faulty_store import Fault, FaultyStore
 
 

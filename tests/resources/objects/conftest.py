@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_adjunct.resources.objects import InMemoryStore, LocalStore
+from dagster_adjunct.resources.objects.local_store import LocalStore
+from dagster_adjunct.resources.objects.store import InMemoryStore
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dagster_adjunct.resources.objects import ObjectStore
+    from dagster_adjunct.resources.objects.store import ObjectStore
     from tests.servers.s3 import S3Server
 
 
@@ -31,4 +32,4 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.fixture(autouse=True)
 def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagster_adjunct.resources.objects.commit_log._FIRST_PAUSE", 0.001)
-    monkeypatch.setattr("dagster_adjunct.resources.objects.s3_errors._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("dagster_adjunct.resources.objects.s3_store._FIRST_PAUSE", 0.001)

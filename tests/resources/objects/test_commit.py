@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError, MalformedDocumentError
-from dagster_adjunct.resources.objects import Commit, CommitLog, InMemoryStore
+from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from tests.faulty_store import FaultyStore
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects import ObjectStore
+    from dagster_adjunct.resources.objects.store import ObjectStore
 
 
 @pytest.fixture

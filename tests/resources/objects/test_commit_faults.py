@@ -9,12 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.errors import (
-    CommitConflictError,
-    CommitStateUnknownError,
-    StoreUnavailableError,
-)
-from dagster_adjunct.resources.objects import Commit, CommitLog, InMemoryStore
+from dagster_adjunct.resources.errors import CommitConflictError, CommitStateUnknownError, StoreUnavailableError
+from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from tests.faulty_store import Crash, Fault, FaultyStore
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from dagster_adjunct.resources.errors import AdjunctError, MalformedDocumentError, ManifestMismatchError
-from dagster_adjunct.resources.objects import CommitLog, InMemoryStore, PageRef, read_page, write_page
+from dagster_adjunct.resources.objects.commit_log import CommitLog, PageRef, read_page, write_page
 from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.store import InMemoryStore
 
 
 @pytest.fixture

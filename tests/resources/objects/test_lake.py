@@ -22,10 +22,11 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
     StreamNotFoundError,
 )
-from dagster_adjunct.resources.objects import InMemoryStore, LakeSettings, LocalStore, ObjectStore, StoreDescriptor
-from dagster_adjunct.resources.objects.lake import lake_in, open_lake
+from dagster_adjunct.resources.objects.lake import LakeSettings, lake_in, open_lake
+from dagster_adjunct.resources.objects.local_store import LocalStore
+from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectStore, StoreDescriptor
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.faulty_store import Fault, FaultKind, FaultyStore
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectExistsError, PreconditionFailedError
-from dagster_adjunct.resources.objects import Commit, CommitLog, LocalStore
+from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
+from dagster_adjunct.resources.objects.local_store import LocalStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +66,7 @@ def test_of_racing_processes_exactly_one_creates_and_no_replacement_is_lost(tmp_
 
 _HOLD = """
 import sys, time
-from dagster_adjunct.resources.objects import LocalStore
+from dagster_adjunct.resources.objects.local_store import LocalStore
 store = LocalStore(sys.argv[1])
 with store._temporary("x", b"half") as temporary, store._lock("CURRENT"):
     print("held", flush=True)

@@ -17,8 +17,9 @@ from dagster_adjunct.resources.errors import (
     PreconditionFailedError,
     StoreUnavailableError,
 )
-from dagster_adjunct.resources.objects import CommitLog, S3Options
+from dagster_adjunct.resources.objects.commit_log import CommitLog
 from dagster_adjunct.resources.objects.s3_store import S3Store
+from dagster_adjunct.resources.objects.store import S3Options
 from tests.servers.s3_proxy import TroubledS3
 
 if TYPE_CHECKING:

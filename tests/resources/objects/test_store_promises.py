@@ -14,7 +14,7 @@ from dagster_adjunct.resources.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
-from dagster_adjunct.resources.objects import ObjectStore
+from dagster_adjunct.resources.objects.store import ObjectStore
 
 if TYPE_CHECKING:
     from pathlib import Path

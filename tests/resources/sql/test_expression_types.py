@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_adjunct.resources.sql.expression_types import type_of
-from dagster_adjunct.resources.sql.parsing import parsed
+from dagster_adjunct.resources.sql.parser import parsed
+from dagster_adjunct.resources.sql.types import type_of
 
 TYPES = {
     "a": "tinyint",

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dagster_adjunct.resources.sql.parsing import functions_of_others, parsed, struct_fields
+from dagster_adjunct.resources.sql.parser import functions_of_others, parsed, struct_fields
 
 
 def named(text: str) -> list[str]:

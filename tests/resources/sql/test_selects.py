@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.sql.checked_selects import check_select, leaves_to_spark
+from dagster_adjunct.resources.sql.checking import check_select, leaves_to_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

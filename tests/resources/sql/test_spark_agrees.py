@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.sql.checking import checked_expression
-from dagster_adjunct.resources.sql.expression_types import differ
-from dagster_adjunct.resources.sql.parsing import parsed
-from dagster_adjunct.resources.sql.select_list import checked_list
+from dagster_adjunct.resources.sql.checking import checked_expression, checked_list
+from dagster_adjunct.resources.sql.parser import parsed
+from dagster_adjunct.resources.sql.types import differ
 from tests.resources.sql.drawn_expressions import DDL, TYPES, Drawn
 
 if TYPE_CHECKING:

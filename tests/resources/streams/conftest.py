@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.objects.store import InMemoryStore
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.clocks import Clock, on_clock
 
 

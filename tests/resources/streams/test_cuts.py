@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.streams.lake.stream_manifest import FileEntry, Segment
-from dagster_adjunct.resources.streams.lake.wanted_rows import Cut, cut_of
+from dagster_adjunct.resources.streams.lake.manifest import FileEntry, Segment
+from dagster_adjunct.resources.streams.lake.read import Cut, cut_of
 
 N = 3
 WIDTHS = st.lists(st.tuples(*[st.integers(0, 6)] * N), min_size=1, max_size=5)

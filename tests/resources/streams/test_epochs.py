@@ -11,8 +11,8 @@ import pytest
 
 from dagster_adjunct.resources.errors import ProducerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy
+from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.resources.streams.stream_helpers import SCHEMA
 
 if TYPE_CHECKING:

@@ -12,17 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ProducerConflictError,
-    SchemaMismatchError,
-    StreamExistsError,
-)
+from dagster_adjunct.resources.errors import AdjunctError, ProducerConflictError, SchemaMismatchError, StreamExistsError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
+from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy, Retention
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.clocks import Clock, on_clock
 from tests.resources.streams.stream_helpers import SCHEMA
 

@@ -13,18 +13,18 @@ import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.streams.interface.source_ranges import SourceRange, Sources
-from dagster_adjunct.resources.streams.interface.stream_system import POSITION, OffsetRange
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.streams.lake.latest_results import WithoutPosition
-from dagster_adjunct.resources.streams.lake.source_coverage import (
+from dagster_adjunct.resources.streams.lake.lineage import WithoutPosition
+from dagster_adjunct.resources.streams.lake.manifest import (
+    CompactionPolicy,
     Coverage,
     Read,
+    Retention,
     replaced_since,
     superseded,
     with_sources,
 )
-from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import POSITION, OffsetRange, SourceRange, Sources
 from tests.clocks import Clock
 from tests.resources.streams.stream_helpers import SCHEMA
 

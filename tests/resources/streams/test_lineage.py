@@ -9,11 +9,11 @@ import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.streams.interface.source_ranges import SourceRange, Sources
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.streams.lake.named_readers import read_new
+from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy, Retention
+from dagster_adjunct.resources.streams.lake.readers import read_new
 from dagster_adjunct.resources.streams.lake.repartition import repartition
-from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import SourceRange, Sources
 from tests.resources.streams.stream_helpers import SCHEMA
 
 Records = Callable[..., pa.Table]

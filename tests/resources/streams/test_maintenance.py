@@ -8,22 +8,12 @@ import pytest
 
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import arrow_type
-from dagster_adjunct.resources.streams.interface.source_ranges import SourceRange, Sources
-from dagster_adjunct.resources.streams.interface.stream_system import POSITION, OffsetRange
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.streams.lake.maintenance import Maintained
-from dagster_adjunct.resources.streams.lake.segment_index import FAN
-from dagster_adjunct.resources.streams.lake.segment_policies import expired, runs_to_merge
-from dagster_adjunct.resources.streams.lake.stream_manifest import (
-    HIDDEN,
-    CompactionPolicy,
-    FileEntry,
-    Retention,
-    Segment,
-)
+from dagster_adjunct.resources.streams.lake.maintenance import Maintained, expired, runs_to_merge
+from dagster_adjunct.resources.streams.lake.manifest import FAN, HIDDEN, CompactionPolicy, FileEntry, Retention, Segment
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import POSITION, OffsetRange, SourceRange, Sources, SystemStreamPartition
 from tests.clocks import Clock, on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.resources.streams.stream_helpers import SCHEMA

@@ -10,7 +10,7 @@ import pytest
 
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 
 APPENDS = 8
 

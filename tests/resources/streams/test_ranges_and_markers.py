@@ -11,9 +11,8 @@ from dagster_adjunct.resources.errors import (
     OffsetOutOfRangeError,
     ProducerConflictError,
 )
-from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from tests.resources.streams.stream_helpers import SCHEMA
 
 Records = Callable[..., pa.Table]

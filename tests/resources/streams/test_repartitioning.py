@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, ProducerConflictError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.streams.lake.named_readers import list_readers, read_new
+from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy, Retention, StreamState
+from dagster_adjunct.resources.streams.lake.readers import list_readers, read_new
 from dagster_adjunct.resources.streams.lake.repartition import repartition
-from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention, StreamState
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.clocks import Clock, on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore, deaths
 from tests.resources.streams.stream_helpers import SCHEMA

@@ -12,9 +12,9 @@ import pytest
 from dagster_adjunct.resources.errors import ManifestMismatchError, ProducerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy
+from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import OffsetRange
 from tests.resources.streams.stream_helpers import SCHEMA
 from tests.rounds import rounds
 

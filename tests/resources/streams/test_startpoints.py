@@ -20,8 +20,10 @@ from dagster_adjunct.resources.errors import (
     StreamNotFoundError,
 )
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
-from dagster_adjunct.resources.streams.interface.startpoint import (
+from dagster_adjunct.resources.objects.store import InMemoryStore
+from dagster_adjunct.resources.streams.lake.manifest import Retention
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.startpoint import (
     Startpoint,
     StartpointOldest,
     StartpointSpecific,
@@ -31,10 +33,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     resolve_startpoint_to_offset,
     startpoint_from_json,
 )
-from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from tests.clocks import Clock, on_clock
 from tests.resources.streams.stream_helpers import SCHEMA
 

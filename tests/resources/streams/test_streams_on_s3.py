@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
+from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy, Retention
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.clocks import Clock, on_clock
 from tests.resources.streams.stream_helpers import SCHEMA
 from tests.servers.s3 import S3Server

@@ -6,9 +6,8 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from dagster_adjunct.resources.tables.credit_source import Budget
-from dagster_adjunct.resources.tables.credits.leased_credits import Demand, Demands
-from dagster_adjunct.resources.tables.credits.shared_timeline import SharedTimeline, lease
+from dagster_adjunct.resources.tables.rate import Budget
+from dagster_adjunct.resources.tables.rate_server import Demand, Demands, SharedTimeline, lease
 
 STEP = 0.01
 

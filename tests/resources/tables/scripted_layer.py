@@ -6,9 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 from dagster_adjunct.resources.errors import TableUnavailableError
-from dagster_adjunct.resources.tables.column_changes import Changes
-from dagster_adjunct.resources.tables.operation import Conditions, Mark, Operation, OperationKind, RowEntries
-from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.operation import (
+    Changes,
+    Conditions,
+    Mark,
+    Operation,
+    OperationKind,
+    Outcomes,
+    Problem,
+    RowEntries,
+    State,
+)
 
 Answer = Callable[[Operation[Any]], Outcomes]
 

@@ -8,11 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from dagster_adjunct.resources.errors import TableError
-from dagster_adjunct.resources.tables.layer import Capabilities
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind
-from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
-from dagster_adjunct.resources.tables.record_not_found import record_not_found
-from dagster_adjunct.resources.tables.table_functions import StoreFunction
+from dagster_adjunct.resources.tables.functions import StoreFunction, record_not_found
+from dagster_adjunct.resources.tables.layers import Capabilities
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, Problem, State
 
 BAD = {"bad": True}
 

@@ -9,9 +9,9 @@ import asyncio
 import sys
 import time
 
-from dagster_adjunct.resources.tables.credit_source import Budget
-from dagster_adjunct.resources.tables.credits.credit_client import CreditClient
-from dagster_adjunct.resources.tables.credits.credit_wire import CreditAddress
+from dagster_adjunct.resources.tables.rate import Budget
+from dagster_adjunct.resources.tables.rate_server import CreditAddress
+from dagster_adjunct.resources.tables.shared_rate import CreditClient
 
 
 async def main() -> None:

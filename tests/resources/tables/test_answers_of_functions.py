@@ -9,16 +9,12 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.resources.errors import AdjunctError, RecordNotFoundError, TableError, TableUnavailableError
-from dagster_adjunct.resources.tables import (
-    BlockingTable,
-    Cache,
-    MemoryTable,
-    RemoteTable,
-    RetryPolicy,
-    TableReadFunction,
-)
-from dagster_adjunct.resources.tables.column_changes import Changes
-from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.cache import Cache
+from dagster_adjunct.resources.tables.functions import TableReadFunction
+from dagster_adjunct.resources.tables.memory import MemoryTable
+from dagster_adjunct.resources.tables.operation import Changes, Outcomes, Problem, State
+from dagster_adjunct.resources.tables.retry import RetryPolicy
+from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.resources.tables.user_function import UserFunction
 
 ONCE = RetryPolicy(attempts=1)

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
-from dagster_adjunct.resources.tables import MemoryTable, RemoteTable, UpdateContract
-from dagster_adjunct.resources.tables.arrow_entries import ArrowEntries
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind
-from dagster_adjunct.resources.tables.outcomes import State
+from dagster_adjunct.resources.tables.arrow import ArrowEntries
+from dagster_adjunct.resources.tables.memory import MemoryTable
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, State, UpdateContract
+from dagster_adjunct.resources.tables.table import RemoteTable
 
 
 def entries_of(keys, records, defaults=None) -> ArrowEntries:

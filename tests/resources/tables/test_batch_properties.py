@@ -11,7 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.resources.errors import RecordNotFoundError, TableError
-from dagster_adjunct.resources.tables import BatchProvider, Cache, RemoteTable, UpdateContract, UpdateMessage
+from dagster_adjunct.resources.tables.batching import BatchProvider
+from dagster_adjunct.resources.tables.cache import Cache
+from dagster_adjunct.resources.tables.operation import UpdateContract, UpdateMessage
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.resources.tables.slow_store import BAD, SlowStore
 
 ONLY, WITH_DEFAULTS = UpdateContract.UPDATE_ONLY, UpdateContract.UPDATE_WITH_DEFAULTS

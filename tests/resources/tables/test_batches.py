@@ -8,10 +8,11 @@ import pickle
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
-from dagster_adjunct.resources.tables import BatchProvider, RemoteTable, TableWriteFunction
-from dagster_adjunct.resources.tables.batch_handler import BatchHandler
+from dagster_adjunct.resources.tables.batching import BatchHandler, BatchProvider
+from dagster_adjunct.resources.tables.functions import TableWriteFunction
+from dagster_adjunct.resources.tables.key_order import in_waves
 from dagster_adjunct.resources.tables.operation import DIRECT, Conditions, Operation, OperationKind, RowEntries, size_of
-from dagster_adjunct.resources.tables.waves import in_waves
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.resources.tables.slow_store import BAD, SlowStore
 
 
@@ -263,7 +264,7 @@ def test_flush_and_close_lose_nothing():
 
 
 def test_flush_waits_for_defaults_that_take_three_requests():
-    from dagster_adjunct.resources.tables import UpdateContract, UpdateMessage
+    from dagster_adjunct.resources.tables.operation import UpdateContract, UpdateMessage
 
     store = SlowStore(at_once=False)
     table = table_over(store, batches=BatchProvider(delay=60))
@@ -367,7 +368,7 @@ def test_a_bound_that_is_no_number_of_requests_is_refused(wrong):
 
 
 def test_what_is_said_of_batches_travels_with_the_table():
-    from dagster_adjunct.resources.tables import MemoryTable
+    from dagster_adjunct.resources.tables.memory import MemoryTable
 
     batches = BatchProvider(size=7, bytes=10_000, delay=0.5, compact=True)
     table = table_over(MemoryTable("travels"), batches=batches, in_flight=3)

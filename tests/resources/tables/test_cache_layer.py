@@ -7,12 +7,12 @@ from types import MappingProxyType
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.tables import MemoryTable, RemoteTable, TableReadFunction, TableWriteFunction
-from dagster_adjunct.resources.tables.cache import Cache, KeptRecords
-from dagster_adjunct.resources.tables.cache_layer import CacheLayer
+from dagster_adjunct.resources.tables.cache import Cache, CacheLayer, KeptRecords
+from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction
+from dagster_adjunct.resources.tables.memory import MemoryTable
 from dagster_adjunct.resources.tables.metrics import Meter
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
-from dagster_adjunct.resources.tables.outcomes import Outcomes, State
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, RowEntries, State
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.resources.tables.manual_clock import ManualClock
 from tests.resources.tables.scripted_layer import busy, failing, gets, updates
 

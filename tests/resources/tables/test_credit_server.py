@@ -19,13 +19,11 @@ import pytest
 
 from dagster_adjunct.resources.errors import MalformedDocumentError, StoreUnavailableError, TableError
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.tables.credit_source import Budget
-from dagster_adjunct.resources.tables.credits import credit_client, credit_server
-from dagster_adjunct.resources.tables.credits.credit_client import CreditClient
-from dagster_adjunct.resources.tables.credits.credit_server import CreditServer
-from dagster_adjunct.resources.tables.credits.credit_wire import CreditAddress
-from dagster_adjunct.resources.tables.credits.leases_of_budget import LeasesOfBudget
-from dagster_adjunct.resources.tables.credits.shared_timeline import Stretch, Wish
+from dagster_adjunct.resources.tables import rate_server as credit_server
+from dagster_adjunct.resources.tables import shared_rate as credit_client
+from dagster_adjunct.resources.tables.rate import Budget
+from dagster_adjunct.resources.tables.rate_server import CreditAddress, CreditServer, LeasesOfBudget, Stretch, Wish
+from dagster_adjunct.resources.tables.shared_rate import CreditClient
 from tests.resources.tables.credit_world import of_the_rate
 
 BUDGET = Budget("orders", "write", 400.0)

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.tables.credit_source import Budget
-from dagster_adjunct.resources.tables.credits.leases_of_budget import LeasesOfBudget
-from dagster_adjunct.resources.tables.credits.shared_timeline import SharedTimeline, Wish, fair_shares, lease
+from dagster_adjunct.resources.tables.rate import Budget
+from dagster_adjunct.resources.tables.rate_server import LeasesOfBudget, SharedTimeline, Wish, fair_shares, lease
 from tests.resources.tables.credit_world import World, of_the_rate
 
 SECONDS = 30.0

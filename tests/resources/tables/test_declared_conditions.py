@@ -8,24 +8,21 @@ import pickle
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
-from dagster_adjunct.resources.tables import (
-    BatchProvider,
-    BlockingTable,
-    MemoryTable,
-    RemoteTable,
-    UpdateContract,
-    UpdateMessage,
-)
-from dagster_adjunct.resources.tables.column_changes import Changes
+from dagster_adjunct.resources.tables.batching import BatchProvider
+from dagster_adjunct.resources.tables.memory import MemoryTable
 from dagster_adjunct.resources.tables.operation import (
+    Changes,
     Conditions,
     Mark,
     Operation,
     OperationKind,
     RowEntries,
+    State,
+    UpdateContract,
+    UpdateMessage,
     position_of,
 )
-from dagster_adjunct.resources.tables.outcomes import State
+from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.resources.tables.slow_store import SlowStore
 
 

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from dagster_adjunct.resources.backends import SqliteTable
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -18,22 +18,25 @@ from dagster_adjunct.resources.errors import (
     RecordNotFoundError,
     SchemaMismatchError,
 )
-from dagster_adjunct.resources.tables import (
-    BlockingTable,
-    Cache,
-    MemoryTable,
-    RateLimit,
-    RemoteTable,
-    RetryPolicy,
+from dagster_adjunct.resources.tables.batching import BatchProvider
+from dagster_adjunct.resources.tables.cache import Cache
+from dagster_adjunct.resources.tables.functions import record_not_found
+from dagster_adjunct.resources.tables.memory import MemoryTable
+from dagster_adjunct.resources.tables.operation import (
+    Changes,
+    Operation,
+    OperationKind,
+    Outcomes,
+    Problem,
+    RowEntries,
+    State,
     UpdateContract,
     UpdateMessage,
+    first_cause,
 )
-from dagster_adjunct.resources.tables.batch import BatchProvider
-from dagster_adjunct.resources.tables.column_changes import Changes
-from dagster_adjunct.resources.tables.error_chain import first_cause
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
-from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
-from dagster_adjunct.resources.tables.record_not_found import record_not_found
+from dagster_adjunct.resources.tables.rate import RateLimit
+from dagster_adjunct.resources.tables.retry import RetryPolicy
+from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.resources.tables.plain_oracle import (
     batches,
     counting,

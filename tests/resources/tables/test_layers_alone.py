@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from dagster_adjunct.resources.errors import RecordNotFoundError
-from dagster_adjunct.resources.tables import RemoteTable, UpdateContract, UpdateMessage
+from dagster_adjunct.resources.tables.operation import UpdateContract, UpdateMessage
+from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.tables import (
     AttemptLayer,
     BatchLayer,

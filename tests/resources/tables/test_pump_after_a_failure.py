@@ -11,13 +11,12 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.errors import TableUnavailableError
-from dagster_adjunct.resources.tables import RemoteTable, RetryPolicy, UpdateContract
-from dagster_adjunct.resources.tables.arrow_operations import Shape, parts_of
-from dagster_adjunct.resources.tables.memory_table import MemoryTable
-from dagster_adjunct.resources.tables.operation import Conditions
-from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
-from dagster_adjunct.resources.tables.record_marks import Marking, Marks
-from dagster_adjunct.resources.tables.table_task import pump
+from dagster_adjunct.resources.tables.arrow import Marking, Marks, Shape, parts_of
+from dagster_adjunct.resources.tables.memory import MemoryTable
+from dagster_adjunct.resources.tables.operation import Conditions, Outcomes, Problem, State, UpdateContract
+from dagster_adjunct.resources.tables.retry import RetryPolicy
+from dagster_adjunct.resources.tables.spark import pump
+from dagster_adjunct.resources.tables.table import RemoteTable
 
 
 def test_no_batch_is_begun_once_one_before_it_has_failed():

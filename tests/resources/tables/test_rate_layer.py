@@ -6,15 +6,10 @@ from itertools import chain
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, StoreUnavailableError, TableError
-from dagster_adjunct.resources.tables import RateLimit, RetryPolicy
-from dagster_adjunct.resources.tables.credit_source import Budget
 from dagster_adjunct.resources.tables.metrics import Meter
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
-from dagster_adjunct.resources.tables.outcomes import Outcomes, State
-from dagster_adjunct.resources.tables.rate_layer import RateLayer
-from dagster_adjunct.resources.tables.rate_limit import per_byte, per_capacity_unit
-from dagster_adjunct.resources.tables.retry import Backoff
-from dagster_adjunct.resources.tables.retry_layer import RetryLayer
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, RowEntries, State
+from dagster_adjunct.resources.tables.rate import Budget, RateLayer, RateLimit, per_byte, per_capacity_unit
+from dagster_adjunct.resources.tables.retry import Backoff, RetryLayer, RetryPolicy
 from tests.resources.tables.manual_clock import ManualClock
 from tests.resources.tables.scripted_layer import ScriptedLayer, failing, gets, puts, updates
 

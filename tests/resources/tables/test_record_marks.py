@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.tables.arrow_operations import Shape, parts_of
+from dagster_adjunct.resources.tables.arrow import MarkedSource, Marking, Marks, Shape, parts_of
 from dagster_adjunct.resources.tables.operation import OperationKind, position_of
-from dagster_adjunct.resources.tables.record_marks import MarkedSource, Marking, Marks
 
 SOURCES = {"lake.s.0": MarkedSource("app/lake.s.0", 3), "lake.s.1": MarkedSource("app/lake.s.1@made", 0)}
 MARKING = Marking(("__partition",), "__offset", SOURCES, "lake.s", "app/")

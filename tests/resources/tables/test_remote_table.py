@@ -8,20 +8,20 @@ import sys
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError, NullKeyError
-from dagster_adjunct.resources.tables import (
-    BlockingTable,
-    MemoryTable,
-    RateLimit,
-    RemoteTable,
-    RetryPolicy,
-    TableMetrics,
-    TableReadFunction,
-    TableWriteFunction,
+from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction
+from dagster_adjunct.resources.tables.key_order import KeyOrder
+from dagster_adjunct.resources.tables.memory import MemoryTable
+from dagster_adjunct.resources.tables.metrics import TableMetrics
+from dagster_adjunct.resources.tables.operation import (
+    Operation,
+    OperationKind,
+    RowEntries,
     UpdateContract,
     UpdateMessage,
 )
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
-from dagster_adjunct.resources.tables.order_of_a_key import KeyOrder
+from dagster_adjunct.resources.tables.rate import RateLimit
+from dagster_adjunct.resources.tables.retry import RetryPolicy
+from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 
 
 @pytest.fixture

@@ -8,16 +8,21 @@ from collections import Counter
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
-from dagster_adjunct.resources.tables import MemoryTable, RetryPolicy, TableReadFunction
-from dagster_adjunct.resources.tables.attempt_layer import AttemptLayer
-from dagster_adjunct.resources.tables.function_layer import FunctionLayer
+from dagster_adjunct.resources.tables.functions import FunctionLayer, TableReadFunction
+from dagster_adjunct.resources.tables.memory import MemoryTable
 from dagster_adjunct.resources.tables.metrics import Meter
-from dagster_adjunct.resources.tables.operation import Conditions, Mark, Operation, OperationKind, RowEntries
-from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
-from dagster_adjunct.resources.tables.rate_layer import RateLayer
-from dagster_adjunct.resources.tables.rate_limit import RateLimit
-from dagster_adjunct.resources.tables.retry import Backoff
-from dagster_adjunct.resources.tables.retry_layer import RetryLayer
+from dagster_adjunct.resources.tables.operation import (
+    Conditions,
+    Mark,
+    Operation,
+    OperationKind,
+    Outcomes,
+    Problem,
+    RowEntries,
+    State,
+)
+from dagster_adjunct.resources.tables.rate import RateLayer, RateLimit
+from dagster_adjunct.resources.tables.retry import AttemptLayer, Backoff, RetryLayer, RetryPolicy
 from tests.resources.tables.manual_clock import ManualClock
 from tests.resources.tables.scripted_layer import ScriptedLayer, busy, failing, gets, puts, updates
 from tests.resources.tables.troubled_function import TroubledFunction

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_adjunct.resources.backends import SqliteTable
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import AdjunctError, NullKeyError, SchemaMismatchError, TableAccessError
-from dagster_adjunct.resources.tables import RemoteTable, UpdateContract
-from dagster_adjunct.resources.tables.spark_write import TableWrite, write_table
+from dagster_adjunct.resources.tables.operation import UpdateContract
+from dagster_adjunct.resources.tables.spark import TableWrite, write_table
+from dagster_adjunct.resources.tables.table import RemoteTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

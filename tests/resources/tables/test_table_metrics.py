@@ -10,11 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.tables import MemoryTable, RateLimit, RemoteTable, TableMetrics
-from dagster_adjunct.resources.tables.histogram import Histogram, bucket_of, end_of
-from dagster_adjunct.resources.tables.metrics import Meter
-from dagster_adjunct.resources.tables.metrics_hooks import report_tables_to
-from dagster_adjunct.resources.tables.prometheus_metrics import PrometheusTables
+from dagster_adjunct.resources.tables.memory import MemoryTable
+from dagster_adjunct.resources.tables.metrics import (
+    Histogram,
+    Meter,
+    PrometheusTables,
+    TableMetrics,
+    bucket_of,
+    end_of,
+    report_tables_to,
+)
+from dagster_adjunct.resources.tables.rate import RateLimit
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.resources.tables.manual_clock import ManualClock
 
 SECONDS = st.floats(1e-6, 1e4)

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
-from dagster_adjunct.resources.tables import MemoryTable, RateLimit, RemoteTable
-from dagster_adjunct.resources.tables.clock import SystemClock
-from dagster_adjunct.resources.tables.credit_source import Budget
-from dagster_adjunct.resources.tables.token_bucket import TokenBucket
+from dagster_adjunct.resources.tables.memory import MemoryTable
+from dagster_adjunct.resources.tables.operation import SystemClock
+from dagster_adjunct.resources.tables.rate import Budget, RateLimit, TokenBucket
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.resources.tables.manual_clock import ManualClock
 
 

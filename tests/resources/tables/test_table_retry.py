@@ -4,14 +4,10 @@ import asyncio
 
 import pytest
 
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    RecordNotFoundError,
-    TableError,
-    TableUnavailableError,
-)
-from dagster_adjunct.resources.tables import RemoteTable, RetryPolicy, TableWriteFunction
-from dagster_adjunct.resources.tables.record_not_found import record_not_found
+from dagster_adjunct.resources.errors import ConfigurationError, RecordNotFoundError, TableError, TableUnavailableError
+from dagster_adjunct.resources.tables.functions import TableWriteFunction, record_not_found
+from dagster_adjunct.resources.tables.retry import RetryPolicy
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.resources.tables.manual_clock import ManualClock
 
 

@@ -15,19 +15,21 @@ from dagster_adjunct.resources.errors import (
     TableError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables import (
-    MemoryTable,
-    RemoteTable,
-    RetryPolicy,
-    TableReadFunction,
-    TableWriteFunction,
+from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction
+from dagster_adjunct.resources.tables.memory import MemoryTable
+from dagster_adjunct.resources.tables.operation import (
+    Changes,
+    Operation,
+    OperationKind,
+    Outcomes,
+    Problem,
+    RowEntries,
+    State,
     UpdateContract,
 )
-from dagster_adjunct.resources.tables.column_changes import Changes
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
-from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
-from dagster_adjunct.resources.tables.raised_outcomes import error_of
-from dagster_adjunct.resources.tables.rate_limit import LocalCredits
+from dagster_adjunct.resources.tables.rate import LocalCredits
+from dagster_adjunct.resources.tables.retry import RetryPolicy
+from dagster_adjunct.resources.tables.table import RemoteTable, error_of
 from tests.resources.tables.slow_store import BAD, SlowStore
 
 

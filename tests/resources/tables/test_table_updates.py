@@ -7,14 +7,10 @@ import asyncio
 import pytest
 
 from dagster_adjunct.resources.errors import RecordNotFoundError, TableError, TableUnavailableError
-from dagster_adjunct.resources.tables import (
-    RemoteTable,
-    RetryPolicy,
-    TableWriteFunction,
-    UpdateContract,
-    UpdateMessage,
-)
-from dagster_adjunct.resources.tables.record_not_found import record_not_found
+from dagster_adjunct.resources.tables.functions import TableWriteFunction, record_not_found
+from dagster_adjunct.resources.tables.operation import UpdateContract, UpdateMessage
+from dagster_adjunct.resources.tables.retry import RetryPolicy
+from dagster_adjunct.resources.tables.table import RemoteTable
 
 ONLY, WITH_DEFAULTS = UpdateContract.UPDATE_ONLY, UpdateContract.UPDATE_WITH_DEFAULTS
 

@@ -7,17 +7,19 @@ import asyncio
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, RecordNotFoundError, TableError, TableUnavailableError
-from dagster_adjunct.resources.tables import (
-    MemoryTable,
-    RemoteTable,
-    RetryPolicy,
-    TableWriteFunction,
+from dagster_adjunct.resources.tables.functions import TableWriteFunction
+from dagster_adjunct.resources.tables.memory import MemoryTable
+from dagster_adjunct.resources.tables.operation import (
+    Operation,
+    OperationKind,
+    RowEntries,
+    State,
     UpdateContract,
     UpdateMessage,
 )
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
-from dagster_adjunct.resources.tables.outcomes import State
-from dagster_adjunct.resources.tables.update_contract_layer import to_begin
+from dagster_adjunct.resources.tables.retry import RetryPolicy
+from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources.tables.update_contract import to_begin
 from tests.resources.tables.slow_store import SlowStore
 
 ONLY, WITH_DEFAULTS = UpdateContract.UPDATE_ONLY, UpdateContract.UPDATE_WITH_DEFAULTS

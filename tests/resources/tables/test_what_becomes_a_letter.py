@@ -16,11 +16,11 @@ from dagster_adjunct.errors import (
     TableError,
     TransientError,
 )
-from dagster_adjunct.resources.tables.arrow_operations import Shape, parts_of
-from dagster_adjunct.resources.tables.memory_table import MemoryTable
-from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
-from dagster_adjunct.resources.tables.table_functions import TableFunction
-from dagster_adjunct.resources.tables.table_task import TaskReport
+from dagster_adjunct.resources.tables.arrow import Shape, parts_of
+from dagster_adjunct.resources.tables.functions import TableFunction
+from dagster_adjunct.resources.tables.memory import MemoryTable
+from dagster_adjunct.resources.tables.operation import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.spark import TaskReport
 from dagster_adjunct.tables import RemoteTable, RetryPolicy
 from tests.resources.tables.user_function import UserFunction
 

@@ -7,10 +7,9 @@ from random import Random
 from typing import Any
 
 from dagster_adjunct.resources.errors import TransientError
-from dagster_adjunct.resources.tables.layer import Capabilities
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind
-from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
-from dagster_adjunct.resources.tables.table_functions import StoreFunction
+from dagster_adjunct.resources.tables.functions import StoreFunction
+from dagster_adjunct.resources.tables.layers import Capabilities
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, Problem, State
 
 
 class Lost(TransientError):

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dagster_adjunct.resources.errors import TransientError
-from dagster_adjunct.resources.tables import TableReadFunction, TableWriteFunction
-from dagster_adjunct.resources.tables.record_not_found import record_not_found
+from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction, record_not_found
 
 
 class Busy(TransientError):

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
-from dagster_adjunct.resources.streams.kafka import KafkaSettings, KafkaTopic
-from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
+from dagster_adjunct.resources.objects.store import InMemoryStore
+from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams, KafkaTopic
 from tests.resources.streams.kafka.topic_log import TopicLog
 from tests.servers.kafka import KafkaServer
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaTopic
-from dagster_adjunct.resources.streams.kafka.record_formats import decoder, schema_of
-from dagster_adjunct.resources.streams.kafka.records import encoder
+from dagster_adjunct.resources.streams.kafka.record_formats import decoder, encoder, schema_of
+from dagster_adjunct.resources.streams.kafka.streams import KafkaTopic
 
 STREAM = "kafka.flights"
 FIRST = 500

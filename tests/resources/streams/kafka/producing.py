@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic
-from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
+from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams, KafkaTopic
 
 if TYPE_CHECKING:
     from tests.servers.kafka import KafkaServer

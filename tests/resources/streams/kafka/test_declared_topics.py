@@ -6,11 +6,10 @@ import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, StreamExistsError
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.objects import InMemoryStore, Lake
-from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.kafka.declared_topics import DeclaredTopics
-from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings
+from dagster_adjunct.resources.streams.kafka.streams import DeclaredTopics, KafkaSettings
 
 SCHEMA = Schema.of(tailnum="string", seats="int")
 # As every release has written it.

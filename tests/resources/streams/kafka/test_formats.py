@@ -23,26 +23,16 @@ from hypothesis import strategies as st
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.spark_errors import unwrapped
-from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
-from dagster_adjunct.resources.streams.kafka.avro_types import from_avro
-from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic
-from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
-from dagster_adjunct.resources.streams.kafka.record_formats import (
-    Avro,
-    Json,
-    KeyText,
-    Protobuf,
-    Raw,
-    Text,
-    decoder,
-    schema_of,
-)
-from dagster_adjunct.resources.streams.kafka.record_values import Unfit
-from dagster_adjunct.resources.streams.kafka.records import encode_table
-from dagster_adjunct.resources.streams.kafka.source import _times
+from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.streams.kafka.avro import Avro, from_avro
+from dagster_adjunct.resources.streams.kafka.consume import _times
+from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText, Raw, Text, Unfit
+from dagster_adjunct.resources.streams.kafka.protobuf import Protobuf
+from dagster_adjunct.resources.streams.kafka.record_formats import decoder, encode_table, schema_of
+from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.task_producer import Target
 from dagster_adjunct.resources.streams.kafka.task_producer import _times as sent_times
+from dagster_adjunct.resources.streams.system import OffsetRange
 from tests.resources.streams.kafka.messages import (
     FIRST,
     STREAM,
@@ -333,7 +323,7 @@ def test_a_declaration_that_can_not_hold_is_refused(declare: Any, message: str) 
 def test_records_of_other_columns_are_not_written() -> None:
     import pyarrow as pa
 
-    from dagster_adjunct.resources.streams.kafka.records import encode_table
+    from dagster_adjunct.resources.streams.kafka.record_formats import encode_table
 
     topic = KafkaTopic(value=Json("id BIGINT"))
     assert encode_table(pa.table({"id": pa.array([1], pa.int32())}), topic, STREAM).column("__value").to_pylist() == [

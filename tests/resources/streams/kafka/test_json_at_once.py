@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.kafka.json_at_once import at_once
-from dagster_adjunct.resources.streams.kafka.json_format import Json
-from dagster_adjunct.resources.streams.kafka.record_values import columns_of, from_json
+from dagster_adjunct.resources.streams.kafka.formats import Json, at_once, columns_of, from_json
 
 SCHEMA = Schema.of(a="bigint", t="tinyint", s="string", d="double", b="boolean")
 NAMES = {"b": "is"}

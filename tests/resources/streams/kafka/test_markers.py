@@ -11,15 +11,13 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
-from dagster_adjunct.assets.bounded.advance_versions import abandon_version
+from dagster_adjunct.assets.bounded.advance import abandon_version
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.versions.advance_report import AdvanceReport
+from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, MarkerConflictError
-from dagster_adjunct.resources.streams.interface.stream_system import Marker, OffsetRange
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaTopic
-from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
+from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams, KafkaTopic
+from dagster_adjunct.resources.streams.system import Marker, OffsetRange, SystemStreamPartition
 from tests.resources.streams.kafka.producing import raw, seen, system_with
 from tests.servers.kafka import KafkaServer
 
@@ -133,8 +131,7 @@ def test_a_compacted_topic_takes_no_markers(kafka: KafkaServer, tmp_path: Path) 
 def test_a_bounded_dataset_is_made_of_the_versions_on_a_topic(
     kafka: KafkaServer, tmp_path: Path, spark: SparkSession, transactional: bool
 ) -> None:
-    from dagster_adjunct.resources.streams.kafka.json_format import Json
-    from dagster_adjunct.resources.streams.kafka.raw_format import KeyText
+    from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
 
     value = Json("tailnum STRING, seats INT")
     declared = KafkaTopic(kafka.new_topic(2), value, KeyText("tailnum"), transactional=transactional)
@@ -191,8 +188,7 @@ def grow(kafka: KafkaServer, system: KafkaStreams, stream: str, partitions: int)
 def test_a_dataset_goes_on_in_a_topic_that_grew_between_two_versions(
     kafka: KafkaServer, tmp_path: Path, spark: SparkSession, read_before: bool
 ) -> None:
-    from dagster_adjunct.resources.streams.kafka.json_format import Json
-    from dagster_adjunct.resources.streams.kafka.raw_format import KeyText
+    from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
 
     declared = KafkaTopic(kafka.new_topic(2), Json("tailnum STRING, seats INT"), KeyText("tailnum"))
     system = system_with(kafka, tmp_path, planes=declared)
@@ -221,7 +217,7 @@ def test_a_dataset_goes_on_in_a_topic_that_grew_between_two_versions(
 def test_a_version_of_other_producers_that_a_topic_outgrew_is_abandoned_as_the_error_says(
     kafka: KafkaServer, tmp_path: Path, spark: SparkSession
 ) -> None:
-    from dagster_adjunct.resources.streams.kafka.json_format import Json
+    from dagster_adjunct.resources.streams.kafka.formats import Json
 
     declared = KafkaTopic(kafka.new_topic(1), Json("k STRING, n INT"))
     system = system_with(kafka, tmp_path, s=declared)

@@ -17,20 +17,18 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.startpoint import (
+from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin
+from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
+from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams, KafkaTopic, kafka_system
+from dagster_adjunct.resources.streams.registry import open_system
+from dagster_adjunct.resources.streams.startpoint import (
     StartpointOldest,
     StartpointSpecific,
     StartpointTimestamp,
     StartpointUpcoming,
     resolve_startpoint_to_offset,
 )
-from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.kafka import KafkaSettings, KafkaTopic, kafka_system
-from dagster_adjunct.resources.streams.kafka.admin import KafkaAdmin
-from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
-from dagster_adjunct.resources.streams.kafka.record_formats import Json, KeyText
-from dagster_adjunct.resources.streams.registry import open_system
+from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 from tests.resources.streams.kafka.conftest import NewLog, SystemOf
 from tests.resources.streams.kafka.topic_log import TopicLog
 from tests.servers.kafka import KafkaServer

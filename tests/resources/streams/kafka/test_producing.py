@@ -16,11 +16,10 @@ from dagster_adjunct.resources.errors import (
     StreamUnavailableError,
 )
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.produce import deliver
+from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.task_producer import Target, TaskAppend
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from tests.resources.streams.kafka.producing import raw, seen, system_with
 from tests.servers.kafka import KafkaServer
 from tests.servers.ports import free_port
@@ -28,7 +27,7 @@ from tests.servers.ports import free_port
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_adjunct.resources.streams.interface.stream_system import AppendResult
+    from dagster_adjunct.resources.streams.system import AppendResult
 
 pytestmark = pytest.mark.server
 KEYS = ["N14228", "", "zürich", "東京", "🛩", "a" * 300, *(f"key-{i}" for i in range(2000))]

@@ -17,13 +17,10 @@ from dagster_adjunct.resources.errors import (
     TransientError,
 )
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.spark.spark_errors import unwrapped
-from dagster_adjunct.resources.streams.interface.stream_system import RECORD_META, OffsetRange
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.kafka import KafkaSettings, KafkaTopic
-from dagster_adjunct.resources.streams.kafka.consume import TopicRange, read_ranges
-from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
-from dagster_adjunct.resources.streams.kafka.source import LEAST, SPLIT, shares
+from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.streams.kafka.consume import LEAST, SPLIT, TopicRange, read_ranges, shares
+from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams, KafkaTopic
+from dagster_adjunct.resources.streams.system import RECORD_META, OffsetRange, SystemStreamPartition
 from tests.resources.streams.kafka.conftest import NewLog, SystemOf
 from tests.resources.streams.kafka.topic_log import Entry, TopicLog, entries_of, ranges_of
 from tests.servers.kafka import KafkaServer

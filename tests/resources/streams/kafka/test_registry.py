@@ -19,8 +19,11 @@ import pytest
 import requests
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, StreamUnavailableError
-from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaTopic
-from dagster_adjunct.resources.streams.kafka.record_formats import Avro, Protobuf, SchemaRegistry, schema_of
+from dagster_adjunct.resources.streams.kafka.avro import Avro
+from dagster_adjunct.resources.streams.kafka.protobuf import Protobuf
+from dagster_adjunct.resources.streams.kafka.record_formats import schema_of
+from dagster_adjunct.resources.streams.kafka.schema_registry import SchemaRegistry
+from dagster_adjunct.resources.streams.kafka.streams import KafkaTopic
 from tests.resources.streams.kafka.messages import avro_schema, descriptor_set, message_class, read, written
 from tests.servers.ports import free_port
 

@@ -16,13 +16,12 @@ import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, StreamUnavailableError
 from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.kafka import KafkaSettings
+from dagster_adjunct.resources.streams.kafka.client import BrokerRefusals, Kind, new_client, resolved
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, read_ranges
-from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
-from dagster_adjunct.resources.streams.kafka.security import BrokerRefusals, Kind, new_client, resolved
+from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.resources.streams.kafka import guarded
 from tests.servers.kafka import KafkaServer
 from tests.servers.s3 import ROOT

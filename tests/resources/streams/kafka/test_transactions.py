@@ -14,11 +14,10 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.errors import CommitConflictError, PermanentError, ProducerConflictError
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic
-from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
-from dagster_adjunct.resources.streams.kafka.kafka_transactions import read_marks, transact
+from dagster_adjunct.resources.streams.kafka.produce import read_marks, transact
+from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.task_producer import Target, TaskAppend
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.resources.streams.kafka.producing import committed, raw, seen, system_with
 from tests.servers.kafka import KafkaServer
 from tests.servers.s3 import ROOT
@@ -188,8 +187,8 @@ def test_a_process_that_is_killed_in_a_transaction_leaves_nothing_and_the_next_a
         import sys, time
         from tests.resources.streams.kafka.test_transactions import _encoded
         from dagster_adjunct.resources.streams.kafka.task_producer import TaskAppend, Target
-        from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings
-        from dagster_adjunct.resources.streams.kafka.kafka_transactions import read_marks, transact
+        from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings
+        from dagster_adjunct.resources.streams.kafka.produce import read_marks, transact
 
         settings = KafkaSettings("kafka", "{kafka.bootstrap}")
         target = Target(settings, "s", "{topic}", "{system.topic("s").identity}", 4, 1_000_000)

@@ -13,9 +13,8 @@ from confluent_kafka import IsolationLevel, KafkaError, Message, Producer, Topic
 from confluent_kafka.admin import OffsetSpec
 from pyspark.sql import DataFrame
 
-from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
-from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
+from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from tests.servers.kafka import KafkaServer
 
 Headers = list[tuple[str, bytes | None]]

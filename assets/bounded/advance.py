@@ -1,0 +1,425 @@
+"""Bounded datasets: versions that arrive, are built and checked beside the one served, and then switch.
+
+look               -> Unit     the datasets, their inputs, and what is committed of them           look_at_inputs.py
+delivered_together -> Answers  the version that all have whole, or what they wait for             delivered_together.py
+build_candidate    -> Built    its files beside the served ones; unfit, or what is there already? build_candidate.py
+judge              -> Built    what the validators say of it                                      judge_candidate.py
+publish            -> Unit     sealed and switched to, or kept aside, in one commit               publish_version.py
+wait               -> Unit     nothing is whole: what is waited for, in one commit                commit_waiting.py
+
+The switch is one commit: of a dataset, or of all members of a version set. What fails before it leaves the served
+version and the offsets where they were, and the next advance takes up from there: a build that was finished is
+not repeated, unless a query or a function made it. A version that is refused for reasons of its data is kept aside as
+rejected, and does not block the next one. Behaviour: SAMZA-1278, "Bounded dataset".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.bounded.candidate import Member, Unit, build_candidate, judge, refuse_withdrawn
+from dagster_adjunct.assets.bounded.publish import begin, publish, wait
+from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
+from dagster_adjunct.assets.sources.stream_source import open_source
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
+from dagster_adjunct.assets.versions.actions import expire_pins, explained
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog, members_of, redirect_of, set_log
+from dagster_adjunct.assets.versions.deliveries import Abandoned
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, as_bounded
+from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, OnStage, Stages, ignore
+from dagster_adjunct.assets.writing.write_generation import Runtime
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, MarkerConflictError, ValidatorError
+from dagster_adjunct.resources.objects.commit_log import is_deleted, retry_conflicts
+from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.spark.in_process import starter_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.versions.dataset_log import Manifests
+    from dagster_adjunct.assets.versions.version import VersionRef
+    from dagster_adjunct.resources.objects.commit_log import Commit
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.streams.system import StreamSystem
+
+
+def report_of(member: Member) -> AdvanceReport:
+    """Return what the advance has done with this dataset, and what its next version waits for."""
+    done = member.outcome
+    manifest, version = member.manifest, member.manifest.version
+    idle = member.awaiting is not None and member.awaiting.idle and version is not None and not done.lost
+    action: Action = "waiting"
+    notes = []
+    if done.sealed:
+        action = "sealed"
+    elif done.rejected:
+        action = "rejected"
+    elif done.unchanged:
+        action = "unchanged"
+        notes.append("the version delivered equals the current one")
+    elif idle:
+        action = "up-to-date"
+        dropped = done.notes and "redelivered" in done.counters
+        notes += [] if dropped else ["nothing new was delivered"]
+    for ref in (manifest.ref(rejected) for rejected in done.rejected):
+        if ref is not None:
+            notes.append(_rejected(member, ref))
+    notes += [_kept(member, ref) for kept in done.kept if (ref := manifest.ref(kept)) is not None]
+    newest = max(manifest.versions, key=lambda ref: ref.number, default=None)
+    if newest is not None and newest.state == "rejected" and not done.rejected:
+        notes.append(f"version {newest.name!r} ({newest.id}), delivered last, is rejected: {newest.reason}")
+    awaited = member.others or manifest.awaited
+    waiting = member.others.missing if member.others else member.awaiting.missing if member.awaiting else ()
+    if idle:
+        waiting = ()
+    if waiting:
+        begun = awaited.version if awaited else None
+        wanted = f"version {begun!r}" if begun else "the first version" if version is None else "the next version"
+        notes.append(f"{wanted} waits for the markers of {', '.join(waiting)}")
+    if manifest.pin is not None:
+        notes.append(f"pinned to {manifest.pin.version} by {manifest.pin.by}: {manifest.pin.reason}")
+    looked_at = done.looked_at or version
+    return AdvanceReport(
+        dataset=manifest.name,
+        kind=manifest.declaration.kind,
+        action=action,
+        version=None if version is None else version.id,
+        sealed=done.sealed,
+        rejected=done.rejected,
+        lost=tuple(name for lost in done.lost for name in lost.versions),
+        evaluated=looked_at.id if looked_at else None,
+        verdicts=looked_at.verdicts if looked_at else (),
+        warnings=tuple(dict.fromkeys([*done.warnings, *[lost.summary() for lost in done.lost], *done.notes])),
+        rows=None if version is None else version.rows,
+        counters=done.counters,
+        offsets=manifest.offsets,
+        waiting=waiting,
+        waiting_since=awaited.since if awaited and waiting else None,
+        seconds=member.stages.seconds,
+        schema=member.source.schema if version is None else version.columns,
+        note="; ".join(notes),
+    )
+
+
+def _kept(member: Member, ref: VersionRef) -> str:
+    """Return that a version comes before the one that is current, and how to serve it all the same."""
+    manifest = member.manifest
+    head = manifest.ref(manifest.head or "")
+    assert head is not None
+    names = [
+        f"{told.name!r}" + (f" (valid from {told.valid_from:%Y-%m-%d %H:%M:%S} UTC)" if told.valid_from else "")
+        for told in (ref, head)
+    ]
+    return (
+        f"version {names[0]} is sealed and kept beside {names[1]}, which comes after it and stays current. "
+        f"To serve it: adjunct dataset rollback {manifest.name} {ref.id} --reason …"
+    )
+
+
+def _rejected(member: Member, ref: VersionRef) -> str:
+    """Return why a version was rejected and what can be done about it."""
+    name, source = member.spec.name, member.spec.input
+    again = "deliver it again under the same name"
+    if isinstance(source, FileSource):
+        again = "complete the folder again"
+    elif isinstance(source, QuerySource):
+        again = "compute it again"
+    look = f"look at it (adjunct dataset show {name} {ref.id})"
+    force = f"force it with a reason (adjunct dataset force {name} {ref.id} --reason …)"
+    drop = f"drop it (adjunct dataset drop {name} {ref.id} --reason …) and {again}"
+    # What was refused before it was built can neither be read nor forced.
+    steps = f"{look}, {force}, or {drop}" if ref.document else drop
+    return f"version {ref.name!r} is rejected: {ref.reason.rstrip('.')}. Next: {steps}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the sources have next, by dataset: `complete` versions, and what the others are `waiting` for.
+
+    `together` are the deliveries of one version that all members have; nothing where one still waits.
+    """
+
+    complete: Mapping[str, Delivery]
+    waiting: Mapping[str, Awaiting]
+    together: Mapping[str, Delivery]
+
+
+def delivered_together(unit: Unit) -> Answers:
+    """Ask every member's source. Raises MarkerConflictError where markers, or the members, contradict each other."""
+    answers = {member.name: member.source.next(member.manifest) for member in unit.members}
+    complete = {name: answer for name, answer in answers.items() if isinstance(answer, Delivery)}
+    together = _of_one_version(unit, complete)
+    if not together:
+        _check_one_version(complete)
+    waiting = {name: answer for name, answer in answers.items() if isinstance(answer, Awaiting)}
+    return Answers(complete, waiting, together)
+
+
+def _of_one_version(unit: Unit, complete: Mapping[str, Delivery]) -> Mapping[str, Delivery]:
+    """Return the deliveries of one version that all members have; none where there is none.
+
+    A member that had this version before it joined the set is not waited for. One that abandoned it is: the set never
+    has it whole then.
+    """
+    for version in {delivery.version for delivery in complete.values()}:
+        here = {name: delivery for name, delivery in complete.items() if delivery.version == version}
+        if all(version in member.manifest.taken for member in unit.members if member.name not in here):
+            return here
+    return {}
+
+
+def _check_one_version(complete: Mapping[str, Delivery]) -> None:
+    versions = {delivery.version for delivery in complete.values()}
+    if len(versions) > 1:
+        named = "; ".join(f"{name}: {delivery.version!r}" for name, delivery in complete.items())
+        raise MarkerConflictError(
+            f"the members of one version set have delivered different versions as the next ({named}).",
+            "If one of them has no counterpart in the other members, or lost it to retention, abandon it: "
+            "adjunct dataset abandon DATASET VERSION --reason ….",
+            dataset=next(iter(complete)),
+        )
+
+
+def look(context: Runtime, specs: Sequence[AdjunctDataset], on_stage: OnStage, partition: str | None = None) -> Unit:
+    """Return the datasets and their inputs as they are now. Pins that have expired end here."""
+    log = context.log(specs[0].name)
+    commit, manifests = log.read_all()
+    _check_membership(specs, manifests)
+    if expire_pins(log, manifests, context.now(), by=context.by):
+        commit, manifests = log.read_all()
+    opened = []
+    for spec in specs:
+        stages = Stages(spec.name, on_stage)
+        with stages("collect"):
+            opened.append((spec, stages, open_source(context.systems, spec, context.lake, partition=partition)))
+    stored_sources = [(manifests[spec.name], source) for spec, _, source in opened if spec.name in manifests]
+    carried = {old.name: new for old, source in stored_sources if (new := source.carried_over(old)) is not None}
+    if carried:
+        commit = log.commit_all(commit, carried, by=context.by)
+        manifests |= carried
+    members = []
+    for spec, stages, source in opened:
+        with stages("collect"):
+            stored = manifests.get(spec.name)
+            manifest = source.first_manifest() if stored is None else source.taken_up(stored)
+            committed = None if stored is None else as_bounded(stored)
+            members.append(Member(spec, context, source, stages, manifest, committed))
+    return Unit(commit, tuple(members))
+
+
+def _check_membership(specs: Sequence[AdjunctDataset], manifests: Manifests) -> None:
+    if specs[0].version_set is None and len(manifests) > 1:
+        others = ", ".join(sorted(set(manifests) - {specs[0].name}))
+        raise DatasetError(
+            f"dataset {specs[0].name!r} is a member of a version set with {others}, and is declared alone.",
+            "Declare it with version_set(NAME, …) as before, or under a new name.",
+            dataset=specs[0].name,
+        )
+
+
+# Version sets: datasets whose versions are published, pinned and rolled back in one commit.
+#
+#     version-sets/{set}/CURRENT      the one pointer: the manifests of all members
+#     datasets/{member}/CURRENT       a redirect to it, and the manifest that the member joined with
+#
+# Joining fences a member's own pointer first, so that whoever read it before can't commit there any more.
+
+
+_FORMAT = 1
+_TRIES = 20
+
+
+def join_version_set(lake: Lake, name: str, datasets: Sequence[str], *, by: str) -> None:
+    """Make these datasets the members of the set; those that are need no request to be written. Safe to repeat.
+
+    Raises DatasetError when a dataset is in another set, or the set has members that are not named.
+    """
+    current = set_log(lake, name).current()
+    known = set(members_of(current)) if current else set()
+    missing = sorted(known - set(datasets))
+    if missing:
+        raise DatasetError(
+            f"version set {name!r} has the members {', '.join(sorted(known))}, and {', '.join(missing)} is not "
+            "declared in it any more.",
+            "Declare it in the set again; to take a dataset out, declare it under a new name.",
+            dataset=missing[0],
+        )
+    joined = {dataset: _fence(lake, name, dataset, by) for dataset in datasets if dataset not in known}
+    if not joined:
+        return
+
+    def add(commit: Commit | None) -> dict[str, object] | None:
+        members = members_of(commit) if commit else {}
+        new = {dataset: body for dataset, body in joined.items() if dataset not in members}
+        return {"format": _FORMAT, "members": members | new} if new else None
+
+    set_log(lake, name).transact(add, by=by)
+
+
+def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | None:
+    """Turn a dataset's own pointer into a redirect; return the manifest that it had, None if none."""
+    log = DatasetLog(lake, dataset)
+
+    def decide() -> Callable[[], dict[str, object] | None]:
+        own = log.log.current()
+        there = redirect_of(own) if own else None
+        if there not in (None, name):
+            raise DatasetError(
+                f"dataset {dataset!r} is a member of the version set {there!r} and can't join {name!r} as well.",
+                "A dataset is in one version set; declare it under a new name for the other.",
+                dataset=dataset,
+            )
+        if own is not None and there == name:
+            kept: dict[str, object] | None = own.body["manifest"]
+            return lambda: kept
+        manifest = own.body if own and not is_deleted(own) else None
+
+        def fence() -> dict[str, object] | None:
+            log.redirect(own, name, manifest, by=by)
+            return manifest
+
+        return fence
+
+    return retry_conflicts(decide, attempts=_TRIES)
+
+
+def advance_bounded(
+    context: Runtime,
+    spec: AdjunctDataset,
+    *,
+    partition: str | None = None,
+    make_current: bool = False,
+    on_stage: OnStage = ignore,
+) -> AdvanceReport:
+    """Publish every version that is complete, in order, and say what the next one waits for.
+
+    `partition` asks for the version of this name, where the dataset declares version partitions; an older one is kept
+    beside what is served unless `make_current`. Raises MarkerConflictError when markers contradict each other,
+    DatasetError (a changed declaration), ValidatorError (a mistake in a validator), and CommitConflictError when
+    another writer was first; what is served stays served.
+    """
+    if spec.version_set is not None:
+        raise ConfigurationError(
+            f"dataset {spec.name!r} is declared in the version set {spec.version_set!r}: its members advance together.",
+            "Advance the set with all its members: advance_version_set(lake, systems, members, …).",
+            dataset=spec.name,
+        )
+    _check_partition(spec, partition)
+    unit = look(context, (spec,), on_stage, partition)
+    # A query, or a partition that is asked for, gives a version each time that it is asked: once is enough.
+    return _advance(unit, once=partition is not None or _has_query(unit), make_current=make_current)[0]
+
+
+@unwrapped()
+def advance_version_set(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    specs: Sequence[AdjunctDataset],
+    spark: SparkSession | Callable[[], SparkSession],
+    *,
+    by: str,
+    on_stage: OnStage = ignore,
+) -> list[AdvanceReport]:
+    """Publish every version that all members of a version set have delivered, each in one commit; a report a member.
+
+    A version that one member refuses is refused for all. Raises what `advance_bounded` raises, and
+    MarkerConflictError when the members' next versions have different names.
+    """
+    return advance_members(Runtime(lake, systems, starter_of(spark), by), specs, on_stage=on_stage)
+
+
+@unwrapped()
+def advance_members(
+    runtime: Runtime, specs: Sequence[AdjunctDataset], *, on_stage: OnStage = ignore
+) -> list[AdvanceReport]:
+    """Publish what the members of a version set have delivered, as `advance_version_set` does."""
+    names = {spec.version_set for spec in specs}
+    if len(names) != 1 or None in names or len(specs) < 2:
+        raise ConfigurationError(
+            f"datasets {', '.join(spec.name for spec in specs)} are not declared in one version set.",
+            "Declare them with version_set(NAME, …) and pass what it returns.",
+            argument="specs",
+        )
+    join_version_set(runtime.lake, str(names.pop()), [spec.name for spec in specs], by=runtime.by)
+    unit = look(runtime, specs, on_stage)
+    return _advance(unit, once=_has_query(unit), make_current=False)
+
+
+def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: str) -> None:
+    """End a version, by the name that it is delivered under, that can't be completed: the next one can seal then.
+
+    Its markers close nothing from now on, and records that end with one of them are dropped. A version that is sealed
+    stays as it is, and what is delivered under its name again is dropped unread, whatever its markers say. In a
+    version set it ends for all members: none of them is published without the others. Safe to repeat.
+    """
+    explained("abandon", version, reason, by)
+    ended = Abandoned(name=version, reason=reason, by=by, at=lake.now())
+    change = Change(action="abandon", version=version, reason=reason)
+
+    def abandon(manifest: BoundedManifest) -> BoundedManifest | None:
+        if any(abandoned.name == version for abandoned in manifest.abandoned):
+            return None
+        awaited = None if manifest.awaited and manifest.awaited.version == version else manifest.awaited
+        return manifest.after(abandoned=(*manifest.abandoned, ended), awaited=awaited, change=change)
+
+    def abandon_all(manifests: Mapping[str, BoundedManifest]) -> Mapping[str, BoundedManifest] | None:
+        return {name: after for name, manifest in manifests.items() if (after := abandon(manifest)) is not None} or None
+
+    DatasetLog(lake, dataset).transact_versions(abandon_all, by=by)
+
+
+def _advance(unit: Unit, *, once: bool, make_current: bool) -> list[AdvanceReport]:
+    """As long as a delivery is whole: build, judge, publish. Return a report for each dataset."""
+    while True:
+        try:
+            answers = delivered_together(unit)
+            if not answers.together:
+                return [report_of(member) for member in wait(unit, answers).members]
+            built = [build_candidate(unit.member(name), delivery) for name, delivery in answers.together.items()]
+            judged = [judge(candidate) for candidate in refuse_withdrawn(built)]
+        except (MarkerConflictError, ValidatorError):
+            begin(unit)
+            raise
+        unit = publish(unit, judged, make_current=make_current)
+        if once:
+            asked = Awaiting(None, (), idle=True)
+            return [report_of(replace(member, awaiting=asked)) for member in unit.members]
+
+
+def _has_query(unit: Unit) -> bool:
+    return any(isinstance(member.spec.input, QuerySource) for member in unit.members)
+
+
+def _check_partition(spec: AdjunctDataset, partition: str | None) -> None:
+    if partition is not None and spec.versions is None:
+        raise ConfigurationError(
+            f"dataset {spec.name!r} declares no version partitions, and version {partition!r} of it is asked for.",
+            "Declare them with versions=VersionPartitions(…), or advance it without a partition.",
+            argument="partition",
+            dataset=spec.name,
+        )
+    if partition is not None and spec.stream is not None:
+        raise ConfigurationError(
+            f"dataset {spec.name!r} is made from the stream {spec.stream}, whose markers name the versions.",
+            "Advance it without a partition: what the stream holds is published in its order.",
+            dataset=spec.name,
+        )
+    if partition is not None and spec.versions is not None and not spec.versions.has(partition):
+        raise ConfigurationError(
+            f"dataset {spec.name!r} declares {spec.versions}, and partition {partition!r} is none of these.",
+            "Ask for one that is declared, or declare it.",
+            argument="partition",
+            dataset=spec.name,
+        )
+    known = spec.versions is not None and (spec.versions.start is not None or spec.versions.names)
+    if partition is None and known and isinstance(spec.input, QuerySource):
+        # A name made of the time would come after all others, and hold them back for ever.
+        raise ConfigurationError(
+            f"dataset {spec.name!r} is computed by a query for each of its partitions, and none is asked for.",
+            "Say which: partition=….",
+            argument="partition",
+            dataset=spec.name,
+        )

@@ -1,0 +1,513 @@
+"""The forms in which changes arrive on a stream: what a record says of which row.
+
+`Upserts`, `OperationColumn` and `DebeziumUnwrapped` are here: each record is one row, and a column of it or a mark says
+whether it is written or deleted. `DebeziumEnvelope`, with the row before and after, is in debezium.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from dagster_adjunct.assets.declaration.change_values import (
+    PLACEHOLDER,
+    TRUNCATE,
+    check_placeholder,
+    held_in_arrow,
+    holds_unavailable,
+    inserted_text,
+    is_unavailable,
+    nested_text,
+    shown,
+    shown_text,
+    unavailable_in_arrow,
+    unavailable_text,
+    unknown_operation,
+    unknown_operation_text,
+)
+from dagster_adjunct.assets.declaration.extractors import companions
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.values import readable_values
+from dagster_adjunct.resources.streams.system import TOMBSTONE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+PROBLEM = "__problem"
+KEPT = "__kept"
+"""The column of a change that names those of its row that keep what the dataset has."""
+ORDER = "__order"
+SNAPSHOT = "__snapshot"
+_INSERT = ("c", "i", "r", "create", "insert", "read")
+_LARGE = ("string", "binary")
+_WRITE = (*_INSERT, "u", "update", "upsert")
+
+
+@runtime_checkable
+class ChangeFormat(Protocol):
+    """Turns the records of a change stream into changes of rows. A frozen value, comparable and picklable.
+
+    A format whose changes may leave out columns has an attribute `completes` that is true, and `decode` gives KEPT: an
+    array of the names of those columns, for which the dataset keeps what it has. It is null or empty for a whole row.
+    """
+
+    def schema(self, records: Schema, what: str) -> Schema:
+        """Return the columns of the rows that change; `what` names the dataset in errors.
+
+        Raises SchemaMismatchError for a stream whose columns can't be changes of this form.
+        """
+        ...
+
+    def keeps(self, columns: Sequence[str]) -> bool:
+        """Whether these columns of every change are the record's own, so that it lies in the row's partition."""
+        ...
+
+    def orders(self, path: str) -> bool:
+        """Whether `decode` knows this path of `order_by`, which is no column of the rows."""
+        ...
+
+    def decode(
+        self,
+        records: DataFrame,
+        schema: Schema,
+        what: str,
+        *,
+        key: tuple[str, ...],
+        order_by: tuple[str, ...],
+        comparable: bool,
+    ) -> DataFrame:
+        """Return changes with the columns of `schema`, META and PROBLEM: none, one or two a record.
+
+        PROBLEM is null, or says why the change can't be applied. `__tombstone` says that the row of its key is deleted;
+        only its `key` columns, and those of `order_by`, need values then. Of each path in `order_by` the column
+        `path_column(path)` has the value as a text. `comparable` says whether positions tell which change is newer also
+        where a key comes in several partitions. Further columns that begin with `__` pass through.
+
+        A format that tells rows of a snapshot from streamed changes has `tells_snapshots = True`, and says of each
+        change in SNAPSHOT which it is.
+        """
+        ...
+
+    def describe(self) -> str:
+        """Return the format in one line."""
+        ...
+
+
+@runtime_checkable
+class ArrowChangeFormat(ChangeFormat, Protocol):
+    """A change format that can be read without Spark too: with the same changes as `decode` makes."""
+
+    def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
+        """Return changes as `decode` does, of records in Arrow."""
+        ...
+
+
+def path_column(path: str) -> str:
+    """Return the column with the values of a path."""
+    return f"{ORDER}_{path.replace('.', '_')}"
+
+
+def tells_snapshots(changes: ChangeFormat) -> bool:
+    """Whether a format tells rows of a snapshot from streamed changes."""
+    return bool(getattr(changes, "tells_snapshots", False))
+
+
+class _RecordIsRow:
+    """What holds where a record is a row itself, with all its columns."""
+
+    __slots__ = ()
+
+    def keeps(self, columns: Sequence[str]) -> bool:
+        return True
+
+    def orders(self, path: str) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Upserts(_RecordIsRow):
+    """Each record is the new row of its key; a tombstone deletes it."""
+
+    def schema(self, records: Schema, what: str) -> Schema:
+        return records
+
+    def decode(
+        self,
+        records: DataFrame,
+        schema: Schema,
+        what: str,
+        *,
+        key: tuple[str, ...],
+        order_by: tuple[str, ...],
+        comparable: bool,
+    ) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        return records.withColumn(PROBLEM, F.lit(None).cast("string"))
+
+    def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
+        import pyarrow as pa
+
+        return records.append_column(PROBLEM, pa.nulls(records.num_rows, pa.string()))
+
+    def describe(self) -> str:
+        return "upserts"
+
+
+@dataclass(frozen=True, slots=True)
+class OperationColumn(_RecordIsRow):
+    """Each record is a row, and its text column `column` says what happened to it; the column is not stored.
+
+    `delete`, `write` and `ignore` are the operations that delete the row, write it, or say nothing of it; case does not
+    matter. Any other operation, or none, is a bad change. A tombstone deletes, whatever it says.
+
+    `missing` is the ending of the columns that say whether another one is missing in a change ("_isMissing", as of
+    Oracle GoldenGate's formatters): boolean columns, which are not stored. The dataset keeps what it has of a column
+    that is missing; of an insert (c, i, r, create, insert, read) such a column is null.
+    """
+
+    column: str = "op"
+    delete: tuple[str, ...] = ("d", "delete")
+    write: tuple[str, ...] = _WRITE
+    ignore: tuple[str, ...] = ()
+    missing: str | None = None
+
+    def __post_init__(self) -> None:
+        declared: list[str] = []
+        for name in ("delete", "write", "ignore"):
+            given = getattr(self, name)
+            words = tuple(dict.fromkeys(str(word).lower() for word in ((given,) if isinstance(given, str) else given)))
+            object.__setattr__(self, name, words)
+            declared += words
+        twice = sorted({word for word in declared if declared.count(word) > 1})
+        if twice:
+            raise ConfigurationError(
+                f"the operation {twice[0]!r} of column {self.column!r} is declared in two ways.",
+                "Name each operation in one of delete, write and ignore; the two others can be given as ().",
+                argument="operations",
+            )
+
+    def schema(self, records: Schema, what: str) -> Schema:
+        _check_type(records, self.column, ("string",), f"{what}: the record", "the operation")
+        marks = self._marks(records.names)
+        if self.missing is not None and not marks:
+            raise SchemaMismatchError(
+                f"{what}: no column ends in missing={self.missing!r}, and so tells that another one is missing: the "
+                f"record has {', '.join(records.names)}.",
+                "Name the ending of these columns, or leave missing out.",
+                column=self.missing,
+            )
+        for mark in marks.values():
+            _check_type(records, mark, ("boolean",), f"{what}: the record", "whether another one is missing")
+        return _without(records, {self.column, *marks.values()}, what)
+
+    @property
+    def completes(self) -> bool:
+        """Whether changes may leave out columns, which keep what the dataset has."""
+        return self.missing is not None
+
+    def _marks(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the columns that may be missing, each with the one that says so."""
+        ends = self.missing
+        return {} if ends is None else {name: name + ends for name in names if name + ends in names}
+
+    def decode(
+        self,
+        records: DataFrame,
+        schema: Schema,
+        what: str,
+        *,
+        key: tuple[str, ...],
+        order_by: tuple[str, ...],
+        comparable: bool,
+    ) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        operation = F.lower(column(self.column))
+        if self.ignore:
+            records = records.where(F.coalesce(~operation.isin(*self.ignore), F.lit(True)) | F.col(TOMBSTONE))
+        known = F.coalesce(operation.isin(*self.delete, *self.write), F.lit(False)) | F.col(TOMBSTONE)
+        problem = F.when(~known, unknown_operation(column(self.column)))
+        tombstone = F.col(TOMBSTONE) | F.coalesce(operation.isin(*self.delete), F.lit(False))
+        if self.missing is not None:
+            marks = self._marks(_names_of(records.columns))
+            missing = F.array_compact(F.array(*[F.when(column(mark), F.lit(name)) for name, mark in marks.items()]))
+            inserts = F.coalesce(operation.isin(*_INSERT), F.lit(False))
+            named = {
+                name: F.when(~F.coalesce(inserts & column(mark), F.lit(False)), column(name))
+                for name, mark in marks.items()
+            }
+            records = records.withColumns({**named, KEPT: F.when(~inserts, missing)})
+        return changed(records, schema, tombstone, problem)
+
+    def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if self.missing is not None:
+            marked = {name: records.column(mark) for name, mark in self._marks(_names_of(records.column_names)).items()}
+            inserts = pc.is_in(pc.ascii_lower(records.column(self.column)), value_set=_texts(_INSERT))
+            for name, mark in marked.items():
+                values, nothing = records.column(name), pc.fill_null(pc.and_(inserts, mark), False)
+                named = pc.if_else(nothing, pa.scalar(None, values.type), values)
+                records = records.set_column(records.column_names.index(name), name, named)
+            records = records.append_column(KEPT, kept_names(marked, pc.invert(inserts)))
+        texts, marks = (readable_values(records.column(name), "replace") for name in (self.column, TOMBSTONE))
+        words = [None if text is None else text.lower() for text in texts]
+        problems = [
+            None if mark or word in (*self.delete, *self.write) else unknown_operation_text(text)
+            for text, word, mark in zip(texts, words, marks, strict=True)
+        ]
+        tombstones = [mark or word in self.delete for word, mark in zip(words, marks, strict=True)]
+        kept = [mark or word is None or word not in self.ignore for word, mark in zip(words, marks, strict=True)]
+        return changed_rows(records, schema, tombstones, problems).filter(kept)
+
+    def describe(self) -> str:
+        ignored = f", {'/'.join(self.ignore)} ignored" if self.ignore else ""
+        missing = f", *{self.missing} missing" if self.missing is not None else ""
+        return f"operation in {self.column}: {'/'.join(self.delete)} delete{ignored}{missing}"
+
+
+@dataclass(frozen=True, slots=True)
+class DebeziumUnwrapped(_RecordIsRow):
+    """Rows that Debezium's ExtractNewRecordState made of its envelopes.
+
+    `deleted` is the column that says whether the row was deleted: boolean, or "true" and "false"; None where deletions
+    come as tombstones alone. `op` is the column with the operation, where there is one. Debezium calls them `__deleted`
+    and `__op`; a stream's own columns do not begin with `__`, so whoever writes the stream renames them. Neither is
+    stored. With `op`, rows of a snapshot ("r") never replace streamed changes, unless `order_by` says otherwise.
+    `unavailable` and `on_unavailable` are those of DebeziumEnvelope.
+    """
+
+    deleted: str | None = "deleted"
+    op: str | None = None
+    unavailable: str | None = PLACEHOLDER
+    on_unavailable: Literal["refuse", "keep"] = "refuse"
+
+    def __post_init__(self) -> None:
+        check_placeholder(self.unavailable, self.on_unavailable, "a row of Debezium's")
+
+    @property
+    def completes(self) -> bool:
+        """Whether changes may leave out columns, which keep what the dataset has."""
+        return self.on_unavailable == "keep"
+
+    @property
+    def tells_snapshots(self) -> bool:
+        return self.op is not None
+
+    def schema(self, records: Schema, what: str) -> Schema:
+        if self.deleted is not None:
+            meaning = "whether the row was deleted"
+            _check_type(records, self.deleted, ("string", "boolean"), f"{what}: the record", meaning)
+        if self.op is not None:
+            _check_type(records, self.op, ("string",), f"{what}: the record", "the operation")
+        return _without(records, {self.deleted, self.op}, what)
+
+    def decode(
+        self,
+        records: DataFrame,
+        schema: Schema,
+        what: str,
+        *,
+        key: tuple[str, ...],
+        order_by: tuple[str, ...],
+        comparable: bool,
+    ) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        mark, deleted, problem = F.col(TOMBSTONE), F.lit(False), F.lit(None).cast("string")
+        if self.deleted is not None:
+            mark_text = F.lower(column(self.deleted).cast("string"))
+            deleted = mark_text == "true"
+            problem = F.when(
+                ~F.coalesce(mark_text.isin("true", "false"), F.lit(False)) & ~mark,
+                F.concat(
+                    F.lit(f"column {self.deleted!r} is "), shown(column(self.deleted).cast("string")),
+                    F.lit(": expected true or false"),
+                ),
+            )  # fmt: skip
+        if self.op is not None:
+            op = F.lower(column(self.op))
+            known = F.coalesce(op.isin("c", "r", "u", "d"), F.lit(False)) | mark
+            truncate = F.when(op == "t", F.lit(TRUNCATE))
+            problem = F.coalesce(problem, truncate, F.when(~known, unknown_operation(column(self.op))))
+            deleted = deleted | F.coalesce(op == "d", F.lit(False))
+            records = records.withColumn(SNAPSHOT, F.coalesce(op == "r", F.lit(False)))
+        tombstone = mark | F.coalesce(deleted, F.lit(False))
+        if self.unavailable is None:
+            return changed(records, schema, tombstone, problem)
+        written = ~tombstone if self.op is None else ~tombstone & (op != "r")
+        reasons, unknown = [], []
+        for field in (field for field in schema.fields if field.type in _LARGE):
+            value = column(field.name)
+            kept = is_unavailable(self.unavailable, value, field.type)
+            if self.completes:
+                unknown.append(F.when(kept, F.lit(field.name)))
+                if self.op is not None:
+                    reasons.append(F.when(written & kept & (op == "c"), F.lit(inserted_text(field.name))))
+            else:
+                reasons.append(F.when(written & kept, F.lit(unavailable_text(self.unavailable, field.name))))
+            if field.type == "string":
+                within = written & ~kept & holds_unavailable(self.unavailable, value)
+                reasons.append(F.when(within, F.lit(nested_text(self.unavailable, field.name))))
+        if self.completes:
+            names = F.array_compact(F.array(*unknown)) if unknown else F.array().cast("array<string>")
+            records = records.withColumn(KEPT, F.when(written, names))
+        return changed(records, schema, tombstone, F.coalesce(problem, *reasons))
+
+    def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
+        import pyarrow as pa
+
+        marks = readable_values(records.column(TOMBSTONE), "replace")
+        deleted = (
+            ["false"] * len(marks) if self.deleted is None else readable_values(records.column(self.deleted), "replace")
+        )
+        texts = [str(value).lower() if isinstance(value, bool) else value for value in deleted]
+        operations = (
+            [None] * records.num_rows if self.op is None else readable_values(records.column(self.op), "replace")
+        )
+        rows = list(zip(marks, texts, operations, strict=True))
+        tombstones = [mark or (text or "").lower() == "true" or (op or "").lower() == "d" for mark, text, op in rows]
+        if self.op is not None:
+            records = records.append_column(SNAPSHOT, pa.array([(op or "").lower() == "r" for op in operations]))
+        problems = [self._problem(*row) for row in rows]
+        if self.unavailable is not None:
+            records, problems = self._unavailable_in_arrow(records, schema, tombstones, problems)
+        return changed_rows(records, schema, tombstones, problems)
+
+    def _unavailable_in_arrow(
+        self, records: pa.Table, schema: Schema, tombstones: Sequence[bool], problems: list[str | None]
+    ) -> tuple[pa.Table, list[str | None]]:
+        """Return the records with KEPT, where columns are kept, and what is wrong with them."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        assert self.unavailable is not None
+        written = pc.invert(pa.array(tombstones, pa.bool_()))
+        if self.op is not None:
+            snapshot = pc.equal(pc.ascii_lower(records.column(self.op)), "r")
+            written = pc.and_(written, pc.invert(pc.fill_null(snapshot, False)))
+        marked = {}
+        for field in (field for field in schema.fields if field.type in _LARGE):
+            values, reasons = records.column(field.name), {}
+            unknown = pc.and_(written, unavailable_in_arrow(self.unavailable, values, field.type))
+            if self.completes:
+                marked[field.name] = unknown
+                if self.op is not None:
+                    inserts = pc.equal(pc.ascii_lower(records.column(self.op)), "c")
+                    reasons[inserted_text(field.name)] = pc.and_(unknown, pc.fill_null(inserts, False))
+            else:
+                reasons[unavailable_text(self.unavailable, field.name)] = unknown
+            if field.type == "string":
+                within = pc.and_(written, held_in_arrow(self.unavailable, values))
+                reasons[nested_text(self.unavailable, field.name)] = pc.and_not(within, unknown)
+            for reason, rows in reasons.items():
+                for row in pc.indices_nonzero(rows).to_pylist():
+                    problems[row] = problems[row] or reason
+        return records.append_column(KEPT, kept_names(marked, written)) if self.completes else records, problems
+
+    def _problem(self, mark: bool, text: str | None, op: str | None) -> str | None:
+        """Return what is wrong with a record that says this, None for nothing."""
+        if self.deleted is not None and not mark and (text or "").lower() not in ("true", "false"):
+            return f"column {self.deleted!r} is {shown_text(text)}: expected true or false"
+        if self.op is None:
+            return None
+        if (op or "").lower() == "t":
+            return TRUNCATE
+        return None if mark or (op or "").lower() in ("c", "r", "u", "d") else unknown_operation_text(op)
+
+    def describe(self) -> str:
+        names = [name for name in (self.deleted, self.op) if name is not None]
+        kept = ", on_unavailable='keep'" if self.completes else ""
+        return f"Debezium, unwrapped ({', '.join(names)}{kept})"
+
+
+def kept_names(marked: Mapping[str, pa.ChunkedArray], rows: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return KEPT of these rows: the names under which each one is marked."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    chosen = pc.fill_null(rows, True).to_numpy(zero_copy_only=False)
+    marks = [pc.fill_null(mark, False).to_numpy() & chosen for mark in marked.values()]
+    matrix = np.column_stack(marks) if marks else np.zeros((len(chosen), 0), bool)
+    places = np.nonzero(matrix)[1]
+    offsets = np.concatenate([[0], np.cumsum(matrix.sum(axis=1))]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), _texts(list(marked)).take(pa.array(places)))
+
+
+def kept_marks(kept: pa.ChunkedArray, names: Sequence[str]) -> Any:
+    """Return what KEPT says as a matrix (numpy): of each row, whether it names each of these columns."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    rows = kept.combine_chunks()
+    places = pc.index_in(pc.list_flatten(rows), value_set=_texts(names))
+    known = pc.is_valid(places)
+    matrix = np.zeros((len(rows), len(names)), bool)
+    matrix[pc.list_parent_indices(rows).filter(known).to_numpy(), places.filter(known).to_numpy()] = True
+    return matrix
+
+
+def _texts(texts: Sequence[str]) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.array(texts, pa.string())
+
+
+def _names_of(columns: Sequence[str]) -> list[str]:
+    """Return the columns of records that are their own."""
+    return [name for name in columns if not name.startswith("__")]
+
+
+def changed(records: DataFrame, schema: Schema, tombstone: Column, problem: Column) -> DataFrame:
+    """Return the rows of records that are one change each, with what is known of them."""
+    from pyspark.sql import functions as F
+
+    rest = [F.col(name) for name in companions(records) if name != TOMBSTONE]
+    return records.select(
+        *[column(name) for name in schema.names],
+        *rest,
+        tombstone.alias(TOMBSTONE),
+        problem.cast("string").alias(PROBLEM),
+    )
+
+
+def changed_rows(
+    records: pa.Table, schema: Schema, tombstones: Sequence[bool], problems: Sequence[str | None]
+) -> pa.Table:
+    """Return what `changed` does, of records in Arrow."""
+    import pyarrow as pa
+
+    rest = [name for name in records.column_names if name.startswith("__") and name != TOMBSTONE]
+    rows = records.select([*schema.names, *rest])
+    return rows.append_column(TOMBSTONE, pa.array(tombstones, pa.bool_())).append_column(
+        PROBLEM, pa.array(problems, pa.string())
+    )
+
+
+def _check_type(records: Schema, column: str, kinds: tuple[str, ...], whose: str, meaning: str) -> None:
+    field = records.field(column, whose)
+    if field.type not in kinds:
+        raise SchemaMismatchError(
+            f"{whose} has column {column!r} as {field.type}, and it is declared to say {meaning}: expected "
+            f"{' or '.join(kinds)}.",
+            "Name the right column in the change format.",
+            column=column,
+        )
+
+
+def _without(records: Schema, columns: set[str | None], what: str) -> Schema:
+    kept = tuple(field for field in records.fields if field.name not in columns)
+    if not kept:
+        raise SchemaMismatchError(
+            f"{what}: the record has no columns but {', '.join(records.names)}, which only say what happened.",
+            "Name the right columns in the change format.",
+            column=next(iter(records.names), None),
+        )
+    return Schema(kept)

@@ -1,1 +1,0 @@
-"""The forms in which changes arrive on a stream, and how records in them are read."""

@@ -1,0 +1,474 @@
+"""Debezium's envelope, declared: the row before and after a change, the operation, and where it stood in the source."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import io
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from uuid import UUID
+
+from dagster_adjunct.assets.declaration.change_values import PATH, PLACEHOLDER, check_placeholder
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.schemas.values import DAYS, MICROS
+from dagster_adjunct.resources.spark.errors import wrapped
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructType
+
+    from dagster_adjunct.assets.declaration.envelope_texts import Envelope
+
+Schemas = Mapping[int | None, str]
+_ANY_SCALE = "VariableScaleDecimal"  # Debezium's record
+_HEADER = struct.Struct(">bI")  # Confluent's: a zero, then the schema's id
+# What reading bytes that are not of the schema raises in fastavro, whichever part of it stumbles.
+_UNREADABLE = (ValueError, EOFError, LookupError, TypeError, ArithmeticError, MemoryError, AttributeError, OSError)
+
+
+def with_json(records: DataFrame, value: str, schemas: Schemas, names: tuple[str, str], what: str) -> DataFrame:
+    """Return the records with two more columns: the value as JSON, and why it can't be read (null if it can).
+
+    Null values give two nulls. Raises ConfigurationError without fastavro, or for a schema that is none.
+    """
+    from pyspark.sql import functions as F
+
+    readers(schemas, what)  # what fails here would fail in every task
+    given = records.columns
+    types = [field.dataType.simpleString() for field in records.schema.fields] + ["string", "string"]
+    ddl = ", ".join(f"c{index} {kind}" for index, kind in enumerate(types))
+    plain = records.toDF(*[f"c{index}" for index in range(len(given))])
+    read = plain.mapInArrow(_task(given.index(value), dict(schemas), what), ddl)
+    return read.select(*[F.col(f"c{index}").alias(name) for index, name in enumerate((*given, *names))])
+
+
+def readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[bytes], Any]]:
+    """Return functions that read one value each, by schema id."""
+    try:
+        from fastavro import parse_schema, schemaless_reader
+        from fastavro.schema import SchemaParseException, UnknownType
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{what}: its changes are in Avro, and fastavro is not installed ({error}).",
+            'Install it wherever tasks run: pip install "dagster-adjunct[avro]".',
+            package="fastavro",
+        ) from error
+
+    def reader(text: str, which: int | None) -> Callable[[bytes], Any]:
+        try:
+            parsed = parse_schema(json.loads(text))
+        except (SchemaParseException, UnknownType, LookupError, TypeError, ValueError) as error:
+            name = "avro_schema" if which is None else f"avro_schema {which}"
+            raise ConfigurationError(
+                f"{what}: {name} is no Avro schema: {type(error).__name__}: {error}.",
+                "Correct it.",
+                argument="avro_schema",
+            ) from error
+
+        any_scale = _ANY_SCALE in text
+
+        def read(data: bytes) -> Any:
+            source = io.BytesIO(data)
+            value = schemaless_reader(source, parsed, None)
+            if rest := len(data) - source.tell():
+                raise ValueError(f"{rest} bytes are left over")
+            return _scaled(value) if any_scale else value
+
+        return read
+
+    return {which: reader(text, which) for which, text in schemas.items()}
+
+
+def json_of(data: bytes | None, by_id: Mapping[int | None, Callable[[bytes], Any]]) -> tuple[str | None, str | None]:
+    """Return an Avro value as JSON and None, or None and why it can't be read."""
+    if data is None:
+        return None, None
+    read = by_id.get(None)
+    if read is None:
+        if len(data) < _HEADER.size or data[0] != 0:
+            return None, f"not Avro with a schema id: it begins with {data[:5].hex() or 'nothing'}"
+        number = _HEADER.unpack_from(data)[1]
+        read, data = by_id.get(number), data[_HEADER.size :]
+        if read is None:
+            known = ", ".join(map(str, sorted(filter(None, by_id)))) or "none"
+            return None, f"the Avro schema {number} is not declared: avro_schema has {known}"
+    try:
+        return json.dumps(read(data), default=_plain, ensure_ascii=False), None
+    except _UNREADABLE as error:
+        return None, f"not Avro of the declared schema: {type(error).__name__}: {error}"[:200]
+
+
+def _scaled(value: Any) -> Any:
+    """Return a value with decimals for what Debezium sends of a `numeric` without digits: each with its own scale."""
+    if isinstance(value, list):
+        return [_scaled(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"scale", "value"} and isinstance(value["value"], bytes):
+        number = int.from_bytes(value["value"], "big", signed=True)
+        return Decimal((int(number < 0), tuple(map(int, str(abs(number)))), -value["scale"]))
+    return {name: _scaled(item) for name, item in value.items()}
+
+
+def _plain(value: Any) -> str:
+    """Return what JSON has no form for, as the text that Debezium's JSON has."""
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, bytes | bytearray):
+        return base64.b64encode(value).decode()
+    if isinstance(value, dt.datetime | dt.date | dt.time):
+        return value.isoformat()
+    if isinstance(value, UUID):
+        return str(value)
+    raise TypeError(f"a {type(value).__name__} has no form in JSON")
+
+
+def _task(index: int, schemas: Schemas, what: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        return wrapped(_read(batches, index, schemas, what))
+
+    return run
+
+
+def _read(batches: Iterator[pa.RecordBatch], index: int, schemas: Schemas, what: str) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    by_id = readers(schemas, what)
+    for batch in batches:
+        made = [json_of(data, by_id) for data in batch.column(index).to_pylist()]
+        columns = [*batch.columns, *(pa.array(list(side), pa.string()) for side in zip(*made, strict=True))]
+        if not made:
+            columns = [*batch.columns, pa.array([], pa.string()), pa.array([], pa.string())]
+        yield pa.RecordBatch.from_arrays(columns, [f"c{index}" for index in range(len(columns))])
+
+
+_ENVELOPE = "a Debezium envelope"
+AvroSchemas = str | Mapping[int, str] | tuple[tuple[int, str], ...]
+
+
+class EnvelopeFormat:
+    """What the formats of envelopes have in common: `columns` of rows in a column `value`, read by envelope.py."""
+
+    __slots__ = ()
+
+    tells_snapshots: ClassVar[bool] = True
+
+    def schema(self, records: Schema, what: str) -> Schema:
+        envelope = cast("Envelope", self)
+        value, kind = envelope.value, "string" if envelope.format == "json" else "binary"
+        field = records.field(value, f"{what}: the record")
+        if field.type != kind:
+            raise SchemaMismatchError(
+                f"{what}: the record has column {value!r} as {field.type}, and envelopes in {envelope.format} are "
+                f"{kind}.",
+                "Name the column with the envelope in value=, or declare the right format=.",
+                column=value,
+            )
+        declared = Schema.from_ddl(envelope.columns, what)
+        for field in declared.fields:
+            if field.name in records.names and records.field(field.name).type != field.type:
+                raise SchemaMismatchError(
+                    f"{what}: the rows in {value!r} have column {field.name!r} declared as {field.type}, and the "
+                    f"record's own column of this name is {records.field(field.name).type}.",
+                    "Declare both alike: rows are checked to have the key of their record.",
+                    column=field.name,
+                )
+        return declared
+
+    def keeps(self, columns: Sequence[str]) -> bool:
+        """Never: an update that changes the key deletes a row of another partition."""
+        return False
+
+    def decode(
+        self,
+        records: DataFrame,
+        schema: Schema,
+        what: str,
+        *,
+        key: tuple[str, ...],
+        order_by: tuple[str, ...],
+        comparable: bool,
+    ) -> DataFrame:
+        from dagster_adjunct.assets.declaration.envelopes import changes_of
+
+        return changes_of(
+            cast("Envelope", self), records, schema, what, key=key, order_by=order_by, comparable=comparable
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DebeziumEnvelope(EnvelopeFormat):
+    """Envelopes in the column `value`: the row before a change and after it, the operation, the source's position.
+
+    `columns` are those of the rows ("id BIGINT, name STRING"); what else a row has is left out. `format` is "json" (a
+    STRING column; bare, or with the schema that JsonConverter puts beside the payload) or "avro" (a BINARY column).
+    `avro_schema` is the schema of all values, or schemas by id where values begin with Confluent's five bytes.
+    `timestamps` says what numbers in TIMESTAMP columns count ("millis", "micros"), None where they are ISO texts with
+    a zone. `decimals` says how DECIMAL columns come in JSON: "precise" (base64 of the unscaled number, Debezium's
+    default) or "string".
+
+    `unavailable` is what Debezium sends for a large value that it does not know (its `unavailable.value.placeholder`),
+    None where the source always knows (REPLICA IDENTITY FULL). With `on_unavailable="keep"` the dataset keeps the value
+    that it has; "refuse" makes such a change a bad one. With `on_missing="keep"` an update changes only the columns
+    that its row names, with "null" the others become null.
+
+    `documents` says that the rows are documents, as MongoDB's connector sends them: texts of extended JSON,
+    whose dates count milliseconds, and whose decimals are texts.
+
+    `transactions` is the stream of Debezium's transaction metadata ("lake.tx") and `collection` the table's name in it
+    ("public.accounts"): changes of one transaction then become visible together.
+    """
+
+    columns: str
+    value: str = "value"
+    format: Literal["json", "avro"] = "json"
+    avro_schema: AvroSchemas | None = None
+    timestamps: Literal["millis", "micros"] | None = None
+    decimals: Literal["precise", "string"] | None = None
+    unavailable: str | None = PLACEHOLDER
+    on_unavailable: Literal["refuse", "keep"] = "refuse"
+    on_missing: Literal["null", "keep"] = "null"
+    transactions: str | None = None
+    collection: str | None = None
+    documents: bool = False
+
+    def __post_init__(self) -> None:
+        declared = Schema.from_ddl(self.columns, _ENVELOPE)
+        for name, choices in (
+            ("format", ("json", "avro")),
+            ("timestamps", (None, "millis", "micros")),
+            ("decimals", (None, "precise", "string")),
+            ("on_missing", ("null", "keep")),
+        ):
+            check_choice(_ENVELOPE, name, getattr(self, name), choices)
+        check_choice(_ENVELOPE, "documents", self.documents, (True, False))
+        check_placeholder(self.unavailable, self.on_unavailable, _ENVELOPE)
+        if isinstance(self.avro_schema, Mapping):
+            # As pairs, so that formats can be compared, hashed and pickled.
+            object.__setattr__(self, "avro_schema", tuple(sorted(self.avro_schema.items())))
+        if (self.format == "avro") != (self.avro_schema is not None):
+            raise ConfigurationError(
+                f"{_ENVELOPE} has format={self.format!r} and {'an' if self.avro_schema else 'no'} avro_schema.",
+                "Give avro_schema with format='avro', and only with it.",
+                argument="format",
+            )
+        for number, text in self.schemas.items():
+            _check_avro(text, "" if number is None else f" {number}")
+        if self.on_missing == "keep" and (self.documents or self.format == "avro"):
+            what = "documents=True" if self.documents else "format='avro'"
+            raise ConfigurationError(
+                f"{_ENVELOPE} has {what} and on_missing='keep': such rows come as a whole, so a column that a row does "
+                "not have is not one that was left out.",
+                "Leave on_missing out: then a column that is not there is null.",
+                argument="on_missing",
+            )
+        if self.documents and self.timestamps is None:
+            object.__setattr__(self, "timestamps", "millis")
+        decimal = next((field.name for field in declared.fields if field.type.startswith("decimal")), None)
+        if decimal is not None and not self.documents and self.format == "json" and self.decimals is None:
+            raise ConfigurationError(
+                f"{_ENVELOPE} declares {decimal!r} as a DECIMAL and not how decimals come in JSON: '1234' may be a "
+                "number, or base64 of one.",
+                "Say decimals='precise' (Debezium's default) or decimals='string', as decimal.handling.mode is set.",
+                argument="decimals",
+            )
+        if (self.transactions is None) != (self.collection is None):
+            raise ConfigurationError(
+                f"{_ENVELOPE} has transactions={self.transactions!r} and collection={self.collection!r}.",
+                'Give both (transactions="lake.tx", collection="public.accounts"), or neither.',
+                argument="transactions",
+            )
+        if self.transactions is not None:
+            split_stream_name(self.transactions)
+
+    name: ClassVar[str] = _ENVELOPE
+    table: ClassVar[None] = None
+
+    @property
+    def layout(self) -> Literal["rows", "documents"]:
+        """How an envelope holds its rows."""
+        return "documents" if self.documents else "rows"
+
+    @property
+    def completes(self) -> bool:
+        """Whether changes may leave out columns, which keep what the dataset has."""
+        return "keep" in (self.on_unavailable, self.on_missing)
+
+    @property
+    def schemas(self) -> dict[int | None, str]:
+        """Return the Avro schemas by id; by None where values have no id."""
+        if isinstance(self.avro_schema, str):
+            return {None: self.avro_schema}
+        assert not isinstance(self.avro_schema, Mapping)
+        return dict(self.avro_schema or ())
+
+    def orders(self, path: str) -> bool:
+        return PATH.fullmatch(path) is not None
+
+    def describe(self) -> str:
+        keeps = [name for name in ("on_unavailable", "on_missing") if getattr(self, name) == "keep"]
+        kept = "".join(f", {name}='keep'" for name in keeps)
+        return f"Debezium envelopes in {self.format} ({self.columns}){kept}"
+
+
+def check_choice(whose: str, argument: str, given: object, choices: Sequence[object]) -> None:
+    """Refuse an argument that is none of these."""
+    if given not in choices:
+        raise ConfigurationError(
+            f"{whose} has {argument}={given!r}: expected one of {', '.join(map(repr, choices))}.",
+            "Choose one.",
+            argument=argument,
+        )
+
+
+def _check_avro(text: str, which: str) -> None:
+    try:
+        json.loads(text)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{_ENVELOPE}: the Avro schema{which} is no JSON ({error}): {str(text)[:60]!r}.",
+            "Give the schema's text, as the registry or the .avsc file has it.",
+            argument="avro_schema",
+        ) from error
+
+
+_DATE = r"^\d{4}-\d\d-\d\d$"
+_ISO = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?(Z|[+-]\d\d(:?\d\d)?)$"
+_LAST_DAY = 9_999_999  # far beyond the year 9999, and no more than a date can hold
+_EXACT_DIGITS = 15
+_SCALES = 16_383  # PostgreSQL's
+DATED = ("date", "timestamp")
+_VARIANTS = (*DATED, "boolean")
+_FLOATS = ("float", "double")
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+
+
+def raw_form(schema: Schema) -> StructType:
+    """Return how a row is read: numbers as such, what may come in several forms as either, all else as a text."""
+    from pyspark.sql.types import DoubleType, LongType, StringType, StructType, VariantType
+
+    native: dict[str, DataType] = dict.fromkeys(_INTEGERS, LongType())
+    native |= dict.fromkeys(_FLOATS, DoubleType())
+    native |= dict.fromkeys(_VARIANTS, VariantType())
+    block = StructType()
+    for field in schema.fields:
+        block = block.add(field.name, native.get(field.type, StringType()))
+    return block
+
+
+def value_of(declared: Envelope, field: Field, raw: Column, text: Column) -> Column:
+    """Return the value with its declared type, null where it does not fit; `text` is the whole JSON."""
+    from pyspark.sql import functions as F
+
+    if field.type in _INTEGERS:
+        return raw.try_cast(field.type)
+    if field.type in _FLOATS:
+        value, infinity = raw.cast(field.type), F.lit(float("inf"))
+        # JSON has no infinity: one that was read is a number that is too large. Avro has.
+        sent = F.lit(False) if declared.format == "json" else F.abs(raw) == infinity
+        return F.when((F.abs(value) != infinity) | sent, value)
+    if field.type in DATED:
+        value = dated(declared, field, raw)
+        count, ends = (F.unix_date(value), DAYS) if field.type == "date" else (F.unix_micros(value), MICROS)
+        return F.when(count.between(*ends), value)
+    if field.type == "boolean":
+        # MySQL has no booleans: TINYINT(1) is 0 or 1.
+        number = F.when(is_number(raw), text_of(field, raw))
+        sent = F.when(F.schema_of_variant(raw) == "BOOLEAN", F.try_variant_get(raw, "$", "boolean"))
+        return F.coalesce(sent, F.when(number.isin("0", "1"), number == "1"))
+    if field.type == "binary":
+        return F.try_to_binary(raw, F.lit("base64"))
+    if field.type.startswith("decimal"):
+        return _decimal(declared, field, raw, text)
+    return raw
+
+
+def text_of(field: Field, raw: Column) -> Column:
+    """Return a value as errors show it, null where there is none."""
+    from pyspark.sql import functions as F
+
+    return F.try_variant_get(raw, "$", "string") if field.type in _VARIANTS else raw.cast("string")
+
+
+def is_number(raw: Column) -> Column:
+    """Whether a value came as a whole number, without quotes."""
+    from pyspark.sql import functions as F
+
+    return F.schema_of_variant(raw) == "BIGINT"
+
+
+def dated(declared: Envelope, field: Field, raw: Column) -> Column:
+    """Return a date or timestamp of any year, null where it is none."""
+    from pyspark.sql import functions as F
+
+    text, number = text_of(field, raw), F.when(is_number(raw), F.try_variant_get(raw, "$", "bigint"))
+    if field.type == "date":
+        days = F.when(F.abs(number) <= _LAST_DAY, F.date_from_unix_date(number.try_cast("int")))
+        return F.coalesce(days, F.when(text.rlike(_DATE), text.try_cast("date")))
+    written = F.when(text.rlike(_ISO), text.try_cast("timestamp"))
+    if declared.timestamps is None:
+        return written
+    factor = F.lit(1000 if declared.timestamps == "millis" else 1)
+    return F.coalesce(F.timestamp_micros(F.try_multiply(number, factor)), written)
+
+
+def _decimal(declared: Envelope, field: Field, raw: Column, text: Column) -> Column:
+    """Return a decimal as it was sent, never rounded: JSON numbers of many digits are not exact any more here."""
+    from pyspark.sql import functions as F
+
+    scale = int(field.type.rstrip(")").split(",")[1])
+    fraction = rf"(\.\d{{0,{scale}}}0*)?" if scale else r"(\.0*)?"
+    if declared.format == "json" and declared.decimals == "precise":
+        raw = F.udf(_plain_decimals(scale), "string", useArrow=True)(raw)
+        return F.when(raw.rlike(rf"^-?\d+{fraction}$"), raw.try_cast(field.type))
+    plain = raw.rlike(rf"^[+-]?\d+{fraction}$")
+    digits = F.length(F.regexp_replace(raw, r"[^\d]", ""))
+    quoted = F.instr(text, F.concat(F.lit('"'), raw, F.lit('"'))) > 0
+    exact = (digits <= _EXACT_DIGITS) | ~raw.contains(".") | quoted
+    return F.when(plain & exact, raw.try_cast(field.type))
+
+
+def _plain_decimals(scale: int):  # type: ignore[no-untyped-def]  # Spark's own decorator has no types either
+    def plain(text: str | None) -> str | None:
+        if text is None:
+            return None
+        return any_scale_text(text) if text.startswith("{") else unscaled_text(text, scale)
+
+    return plain
+
+
+def any_scale_text(text: str) -> str | None:
+    """Return the decimal that `{"scale": 2, "value": base64}` stands for, None for what is none.
+
+    Debezium sends it for a `numeric` without digits, whose values each have a scale of their own.
+    """
+    try:
+        told = json.loads(text)
+        scale, value = told["scale"], told["value"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    if len(told) != 2 or type(scale) is not int or not isinstance(value, str) or not -_SCALES <= scale <= _SCALES:
+        return None
+    plain = unscaled_text(value, max(scale, 0))
+    return plain if plain is None or scale >= 0 or plain.strip("-") == "0" else plain + "0" * -scale
+
+
+def unscaled_text(text: str, scale: int) -> str | None:
+    """Return the decimal that base64 of a big-endian, unscaled number stands for; None for what is none."""
+    try:
+        number = int.from_bytes(base64.b64decode(text, validate=True), "big", signed=True)
+    except ValueError:
+        return None
+    if not text:
+        return None
+    digits = str(abs(number)).zfill(scale + 1)
+    sign = "-" if number < 0 else ""
+    return f"{sign}{digits[:-scale]}.{digits[-scale:]}" if scale else f"{sign}{digits}"

@@ -1,0 +1,477 @@
+"""From Debezium's envelopes to changes of rows, as Spark expressions.
+
+    value -> from_json -> op, before and after with their declared types -> none, one or two changes -> explode
+
+Numbers and booleans are read as such, so that a text where a number belongs is found, and dates and timestamps as
+variants, which say whether they are numbers or texts; decimals and binary values are read as texts, since what they
+mean is for the declaration to say. Of the row before only the key is used: databases fill the rest of it, or not, as
+they are configured.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.declaration.change_formats import KEPT, PROBLEM, SNAPSHOT, path_column
+from dagster_adjunct.assets.declaration.change_values import (
+    NO_PATH,
+    ORDERS,
+    TRUNCATE,
+    a_value,
+    holds_unavailable,
+    inserted_text,
+    is_unavailable,
+    may_be_unavailable,
+    nested_text,
+    order_in_code,
+    shown,
+    unavailable_text,
+    unknown_operation,
+)
+from dagster_adjunct.assets.declaration.debezium import DATED, dated, is_number, raw_form, text_of, value_of
+from dagster_adjunct.assets.declaration.envelope_texts import BAD, TEXT, UNREAD, plain_key, texts_of
+from dagster_adjunct.assets.declaration.extractors import companions
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.schemas.values import UTF8, YEARS
+from dagster_adjunct.resources.streams.system import META, TOMBSTONE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+    from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+    from dagster_adjunct.assets.declaration.envelope_texts import Envelope
+
+_PARSED = "__parsed"
+_OP, _RAW, _BEFORE, _AFTER = "__op", "__raw_after", "__before", "__after"
+_RAW_BEFORE, _CHANGE, _ROW = "__raw_before", "__change", "__row"
+_UNAVAILABLE = "__unavailable"
+
+
+def changes_of(
+    declared: Envelope,
+    records: DataFrame,
+    schema: Schema,
+    what: str,
+    *,
+    key: tuple[str, ...],
+    order_by: tuple[str, ...],
+    comparable: bool,
+) -> DataFrame:
+    """Return the changes in these records: `schema`, META, PROBLEM, SNAPSHOT, and the paths in `order_by`.
+
+    KEPT is there where the declaration keeps columns.
+    """
+    from pyspark.sql import functions as F
+
+    paths = [name for name in order_by if name not in schema.names]
+    needed = tuple(field for field in schema.fields if field.name in key or field.name in order_by)
+    old = Schema(needed or schema.fields)  # an extractor may compute the whole key
+    own = [name for name in key if name in records.columns]
+    records = texts_of(declared, records, what)
+    kept = companions(records)
+    carried = [F.col(name) for name in kept if name != TEXT]
+    owned = [_own_key(declared, schema, name).alias(f"__own{index}") for index, name in enumerate(own)]
+    top = _top(_block(schema, old, paths))
+    parsed = F.from_json(F.col(TEXT), top, _options(declared))
+    read = records.select(*carried, F.col(TEXT), *owned, parsed.alias(_PARSED))
+    read = read.select(
+        "*",
+        _part("op").alias(_OP),
+        _part("after").alias(_RAW),
+        _before(declared, old).alias(_RAW_BEFORE),
+        *[_part(*path.split(".")).alias(path_column(path)) for path in paths],
+    )
+    read = read.select(
+        "*",
+        _converted(declared, schema, _RAW).alias(_AFTER),
+        _converted(declared, old, _RAW_BEFORE).alias(_BEFORE),
+        _unavailable(declared, schema).alias(_UNAVAILABLE),
+    )
+    if declared.completes:
+        read = read.withColumn(KEPT, _kept(declared, schema))
+    absent = [_absent(path, first=path == order_by[0]) for path in paths]
+    problem = F.coalesce(_problem(declared, schema, old, key, own, comparable), *absent)
+    changes = _changes(schema, old, key, own).alias(_CHANGE)
+    others = [F.col(name) for name in kept if name not in (TOMBSTONE, TEXT, UNREAD)]
+    told = read.select("*", problem.alias(PROBLEM)).withColumn(SNAPSHOT, F.coalesce(F.col(_OP) == "r", F.lit(False)))
+    others += [F.col(name) for name in (SNAPSHOT, *map(path_column, paths))]
+    others += [F.col(KEPT)] if declared.completes else []
+    made = told.select(*others, F.explode(changes).alias(_CHANGE))
+    return made.select(
+        *[F.col(_CHANGE)[_ROW][name].alias(name) for name in schema.names],
+        *others,
+        F.col(_CHANGE)[TOMBSTONE].alias(TOMBSTONE),
+        F.col(_CHANGE)[PROBLEM].alias(PROBLEM),
+    )
+
+
+def transactions_of(declared: DebeziumEnvelope, records: DataFrame, what: str) -> DataFrame:
+    """Return of each record META, `transaction` (its id, or null), `number` in it, and whether it is `readable`."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StringType, StructType
+
+    transaction = StructType().add("id", StringType()).add("data_collection_order", StringType())
+    block = StructType().add("transaction", transaction)
+    records = texts_of(declared, records, what)
+    parsed = F.from_json(F.col(TEXT), _top(block), _options(declared)).alias(_PARSED)
+    read = records.where(~F.col(TOMBSTONE)).select("*", parsed)
+    readable = F.col(_PARSED).isNotNull() & F.col(_PARSED)[BAD].isNull()
+    return read.select(
+        *META,
+        _part("transaction", "id").alias("transaction"),
+        _part("transaction", "data_collection_order").alias("number"),
+        readable.alias("readable"),
+    )
+
+
+# -- the form of the JSON
+
+
+def _block(schema: Schema, old: Schema, paths: Sequence[str]) -> StructType:
+    """Return what is read of an envelope."""
+    from pyspark.sql.types import StringType, StructType
+
+    block = StructType().add("op", StringType()).add("after", raw_form(schema)).add("before", raw_form(old))
+    source = StructType()
+    for path in paths:
+        name = path.removeprefix("source.")
+        (block if name == path else source).add(name, StringType())
+    return block.add("source", source) if source.fields else block
+
+
+def _top(block: StructType) -> StructType:
+    """Return the envelope's form: bare, or as the payload beside a schema."""
+    from pyspark.sql.types import StringType, StructType
+
+    return StructType([*block.fields]).add("payload", block).add(BAD, StringType())
+
+
+def _options(declared: Envelope) -> dict[str, str]:
+    """Return how JSON is read: NaN and infinities only stand in what was made of Avro, which has them."""
+    return {"columnNameOfCorruptRecord": BAD, "allowNonNumericNumbers": str(declared.format == "avro").lower()}
+
+
+def _part(*path: str) -> Column:
+    """Return a part of the parsed envelope, of its payload where it has one."""
+    from pyspark.sql import functions as F
+
+    payload, bare = F.col(_PARSED)["payload"], F.col(_PARSED)
+    for name in path:
+        payload, bare = payload[name], bare[name]
+    return F.when(F.col(_PARSED)["payload"].isNotNull(), payload).otherwise(bare)
+
+
+def _before(declared: Envelope, old: Schema) -> Column:
+    """Return the row before, of which Maxwell's updates have only what was other."""
+    from pyspark.sql import functions as F
+
+    before, after = _part("before"), _part("after")
+    if declared.layout != "maxwell":
+        return before
+    whole = F.struct(*[F.coalesce(before[name], after[name]).alias(name) for name in old.names])
+    return F.when((_part("op") == "u") & after.isNotNull(), whole).otherwise(before)
+
+
+def _own_key(declared: Envelope, schema: Schema, name: str) -> Column:
+    """Return a column of the record's own key; MongoDB's connector writes it as extended JSON."""
+    documents = declared.layout == "documents" and schema.field(name).type == "string"
+    return plain_key(column(name)) if documents else column(name)
+
+
+# -- values
+
+
+def _converted(declared: Envelope, schema: Schema, raw: str) -> Column:
+    """Return the row with the types of `schema`; null where there is no row, and each value that does not fit."""
+    from pyspark.sql import functions as F
+
+    values = [
+        value_of(declared, field, F.col(raw)[field.name], F.col(TEXT)).alias(field.name) for field in schema.fields
+    ]
+    return F.when(F.col(raw).isNotNull(), F.struct(*values))
+
+
+# -- what a record says
+
+
+def _problem(
+    declared: Envelope, schema: Schema, old: Schema, key: tuple[str, ...], own: list[str], comparable: bool
+) -> Column:
+    """Return why a record's change can't be applied, null where it can."""
+    from pyspark.sql import functions as F
+
+    op, writes = F.col(_OP), F.col(_OP).isin("c", "r", "u")
+    unread = F.col(_PARSED).isNull() | F.col(_PARSED)[BAD].isNotNull()
+    shape = F.lit(f"not {declared.name}: ")
+    reasons = [
+        F.col(UNREAD),
+        F.when(F.col(TEXT).isNull(), F.lit(f"not {declared.name}: the value is null")),
+        F.when(unread, _unread(declared, schema, old)),
+        F.when(op.isNull(), F.concat(shape, F.lit("it has no 'op': "), shown(F.col(TEXT)))),
+        F.when(op == "t", F.lit(TRUNCATE)),
+        F.when(~op.isin("c", "r", "u", "d", "m"), unknown_operation(op)),
+        F.when(
+            writes & F.col(_RAW).isNull(), F.concat(F.lit("operation "), shown(op), F.lit(" without the row after it"))
+        ),
+        F.when(
+            (op == "d") & F.col(_RAW_BEFORE).isNull() & ~_has_own(key, own),
+            F.lit("a delete without the row before it: nothing says which row (REPLICA IDENTITY is NOTHING?)"),
+        ),
+        *_unknown_reasons(declared, schema, key),
+        *[
+            F.when(writes & ~F.array_contains(_UNAVAILABLE, field.name), _misfit(declared, field, _RAW, _AFTER))
+            for field in schema.fields
+            if field.type not in _READ
+        ],
+        *[_misfit(declared, field, _RAW_BEFORE, _BEFORE) for field in old.fields if field.type not in _READ],
+        *[_half(field, F.col(_RAW)) for field in schema.fields if field.type == "string"],
+        *[_half(field, F.col(_RAW_BEFORE)) for field in old.fields if field.type == "string"],
+    ]
+    if own:
+        reasons.append(_foreign(own))
+    if not comparable:
+        told = F.lit(
+            "an update changes the key, and offsets of several partitions do not say which change of a key is newer: "
+            "declare order_by (source.lsn, for example)"
+        )
+        reasons.append(F.when(_moved(key), told))
+    return F.coalesce(*reasons)
+
+
+_FIELDS = "map<string,string>"
+
+
+def _absent(path: str, *, first: bool) -> Column:
+    """Return the reason for a change whose envelope has no such path; one whose value is null has it.
+
+    Of a snapshot's row, all but the first path may be missing.
+    """
+    from pyspark.sql import functions as F
+
+    name, whole = path.removeprefix("source."), F.from_json(F.col(TEXT), _FIELDS)
+    block = F.coalesce(F.from_json(whole["payload"], _FIELDS), whole)
+    source = F.from_json(block["source"], _FIELDS)
+    fields = block if name == path else source
+    orders = F.create_map(*[F.lit(part) for pair in ORDERS.items() for part in (pair[0], order_in_code(pair[1]))])
+    names = F.nullif(F.array_join(F.array_sort(F.map_keys(fields)), ", "), F.lit(""))
+    told = F.concat(
+        F.lit(f"{NO_PATH}no value to order by: it has no {path!r}, but "), a_value(F.coalesce(names, F.lit("nothing")))
+    )
+    advice = F.concat(F.lit("; changes of its connector take "), orders[source["connector"]])
+    told = F.concat(told, F.coalesce(advice, F.lit("")))
+    asked = F.col(path_column(path)).isNull() & F.col(_OP).isin("c", "r", "u", "d")
+    asked = asked if first else asked & (F.col(_OP) != "r")
+    return F.when(asked, F.when(~F.coalesce(F.map_contains_key(fields, name), F.lit(False)), told))
+
+
+_READ = ("string", "bigint")  # as from_json gives them: what does not fit is told by it
+
+
+def _unread(declared: Envelope, schema: Schema, old: Schema) -> Column:
+    """Return why Spark could not read a text: no JSON, a value of another type, or something else than an envelope.
+
+    Read again, as texts by name: one expression however many columns there are, and evaluated for such texts only.
+    """
+    from pyspark.sql import functions as F
+
+    text, shape = shown(F.col(TEXT)), "after map<string,string>, before map<string,string>"
+    form = f"{shape}, payload struct<{shape.replace(' map', ':map')}>, {BAD} string"
+    again = F.from_json(F.col(TEXT), form, {"columnNameOfCorruptRecord": BAD})
+
+    def reason_of(read: Column) -> Column:
+        payload = F.coalesce(read["payload"], F.struct(read["after"], read["before"]))
+        return F.coalesce(_lost(payload["after"], _RAW, schema), _lost(payload["before"], _RAW_BEFORE, old))
+
+    return F.coalesce(
+        F.when(F.try_parse_json(F.col(TEXT)).isNull(), F.concat(F.lit("not JSON: "), text)),
+        F.transform(F.array(again), reason_of)[0],
+        F.concat(F.lit(f"not {declared.name}: "), text),
+    )
+
+
+def _lost(sent: Column, raw: str, schema: Schema) -> Column:
+    """Return which of the columns that are sent could not be read as what they are declared."""
+    from pyspark.sql import functions as F
+
+    types = F.create_map(*[F.lit(part) for field in schema.fields for part in (field.name, field.type)])
+    read = F.coalesce(F.map_keys(F.from_json(F.to_json(F.col(raw)), "map<string,string>")), F.array())
+    lost = F.filter(
+        F.map_entries(sent),
+        lambda entry: (
+            F.map_contains_key(types, entry["key"]) & entry["value"].isNotNull() & ~F.array_contains(read, entry["key"])
+        ),
+    )
+    first = F.get(lost, F.lit(0))
+    kind = F.element_at(types, first["key"])
+    told = F.concat(F.lit("column '"), first["key"], F.lit("' is "), shown(first["value"]), F.lit(", declared "), kind)
+    return F.when(F.size(lost) > 0, told)
+
+
+def _told(field: Field, sent: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.concat(F.lit(f"column {field.name!r} is "), shown(sent), F.lit(f", declared {field.type}"))
+
+
+def _misfit(declared: Envelope, field: Field, raw: str, converted: str) -> Column:
+    from pyspark.sql import functions as F
+
+    value = F.col(raw)[field.name]
+    sent = text_of(field, value)
+    told = _told(field, sent)
+    if field.type in ("float", "double"):
+        told = F.lit(f"column {field.name!r} is a number too large for {field.type}")
+    if field.type in DATED:
+        told = F.concat(told, F.when(dated(declared, field, value).isNotNull(), F.lit(f": {YEARS}")).otherwise(""))
+    if field.type == "timestamp" and declared.timestamps is None:
+        told = F.concat(told, F.when(is_number(value), F.lit("; timestamps= says what it counts")).otherwise(""))
+    return F.when(sent.isNotNull() & F.col(converted)[field.name].isNull(), told)
+
+
+_HALF = (
+    r"(?i)(?<!\\)(?:\\\\)*\\u"
+    r"(?:d[89ab][0-9a-f]{2}(?!\\ud[c-f][0-9a-f]{2})|(?<!\\ud[89ab][0-9a-f]{2}\\u)d[c-f][0-9a-f]{2})"
+)
+
+
+def _half(field: Field, row: Column) -> Column:
+    """Return the reason for a text with half of a character, of which JSON's reader makes a question mark."""
+    from pyspark.sql import functions as F
+
+    value, text = row[field.name], F.col(TEXT)
+    told = F.lit(f"column {field.name!r} has half of a character: {UTF8}")
+    return F.when(value.contains("?") & text.contains("\\u") & text.rlike(_HALF), told)
+
+
+def _unavailable(declared: Envelope, schema: Schema) -> Column:
+    """Return the names of the columns whose values are not known.
+
+    A snapshot's row is read whole: there the text is the text. An update that changes the key comes as a "c".
+    """
+    from pyspark.sql import functions as F
+
+    placeholder = declared.unavailable
+    fields = [] if placeholder is None else [field for field in schema.fields if may_be_unavailable(field.type)]
+    # Binary values and decimals are texts still, where they are raw.
+    unknown = [
+        F.when(is_unavailable(placeholder or "", F.col(_RAW)[field.name], "string"), field.name) for field in fields
+    ]
+    names = F.array_compact(F.array(*unknown)) if unknown else _no_names()
+    return F.when(F.col(_OP).isin("c", "u"), names).otherwise(_no_names())
+
+
+def _unknown_reasons(declared: Envelope, schema: Schema, key: tuple[str, ...]) -> list[Column]:
+    """Return why a change whose values are not all known can't be applied."""
+    from pyspark.sql import functions as F
+
+    placeholder, reasons = declared.unavailable, []
+    for field in schema.fields:
+        if placeholder is None:
+            break
+        unknown, raw = F.array_contains(_UNAVAILABLE, field.name), F.col(_RAW)[field.name]
+        if may_be_unavailable(field.type) and declared.on_unavailable == "refuse":
+            reasons.append(F.when(unknown, F.lit(unavailable_text(placeholder, field.name))))
+        elif may_be_unavailable(field.type):
+            reasons.append(F.when(unknown & (F.col(_OP) == "c"), F.lit(inserted_text(field.name))))
+        if field.type == "string":
+            within = F.col(_OP).isin("c", "u") & ~unknown & holds_unavailable(placeholder, raw)
+            reasons.append(F.when(within, F.lit(nested_text(placeholder, field.name))))
+    if declared.completes:
+        told = "the change gives the row another key and does not tell all of its columns: "
+        names = F.concat(F.lit(told), F.array_join(KEPT, ", "))
+        reasons.append(F.when(_moved(key) & (F.size(KEPT) > 0), names))
+    return reasons
+
+
+def _kept(declared: Envelope, schema: Schema) -> Column:
+    """Return the names of the columns that keep what the dataset has: of an insert, only what is not known."""
+    from pyspark.sql import functions as F
+
+    kept = F.col(_UNAVAILABLE)
+    if declared.on_missing == "keep":
+        row = F.when(F.col(_PARSED)["payload"].isNotNull(), F.get_json_object(TEXT, "$.payload.after"))
+        given = F.json_object_keys(row.otherwise(F.get_json_object(TEXT, "$.after")))
+        names = F.array(*[F.lit(name) for name in schema.names])
+        missing = F.array_except(names, F.coalesce(given, _no_names()))
+        kept = F.when(F.col(_OP) == "u", F.array_union(kept, missing)).otherwise(kept)
+    return kept
+
+
+def _no_names() -> Column:
+    from pyspark.sql import functions as F
+
+    return F.array().cast("array<string>")
+
+
+def _foreign(own: list[str]) -> Column:
+    """Return the reason for a row whose key is not that of its record: then it lies in the wrong partition."""
+    from pyspark.sql import functions as F
+
+    def equals(side: str) -> Column:
+        equal = F.lit(True)
+        for index, name in enumerate(own):
+            equal &= F.col(f"__own{index}").eqNullSafe(F.col(side)[name])
+        return F.col(side).isNotNull() & equal
+
+    keys = F.to_json(F.struct(*[F.col(f"__own{index}").alias(name) for index, name in enumerate(own)]))
+    rows = F.col(_AFTER).isNotNull() | F.col(_BEFORE).isNotNull()
+    return F.when(
+        rows & F.col(_OP).isin("c", "r", "u", "d") & ~equals(_AFTER) & ~equals(_BEFORE),
+        F.concat(F.lit("the record's own key is "), a_value(keys), F.lit(", and the row in it has another one")),
+    )
+
+
+def _has_own(key: tuple[str, ...], own: list[str]) -> Column:
+    """Whether the record's own key says of which row it is."""
+    from pyspark.sql import functions as F
+
+    whole = F.lit(bool(key) and set(own) == set(key))
+    for index in range(len(own)):
+        whole &= F.col(f"__own{index}").isNotNull()
+    return whole
+
+
+def _moved(key: tuple[str, ...]) -> Column:
+    """Return whether an update changes the key."""
+    from pyspark.sql import functions as F
+
+    differs = F.lit(False)
+    for name in key:
+        differs |= ~F.col(_BEFORE)[name].eqNullSafe(F.col(_AFTER)[name])
+    return F.coalesce((F.col(_OP) == "u") & F.col(_BEFORE).isNotNull() & differs, F.lit(False))
+
+
+def _changes(schema: Schema, old: Schema, key: tuple[str, ...], own: list[str]) -> Column:
+    """Return the changes of a record, as an array."""
+    from pyspark.sql import functions as F
+
+    def change(row: Column, tombstone: bool, problem: Column) -> Column:
+        return F.struct(row.alias(_ROW), F.lit(tombstone).alias(TOMBSTONE), problem.alias(PROBLEM))
+
+    fine = F.lit(None).cast("string")
+    known = {field.name for field in old.fields}
+    nothing = [F.lit(None).cast(field.type).alias(field.name) for field in schema.fields]
+
+    def held(field: Field) -> Column:
+        """Return what is known of the deleted row: its key may be the record's own alone."""
+        before = F.col(_BEFORE)[field.name] if field.name in known else F.lit(None).cast(field.type)
+        if field.name in own:
+            before = F.when(F.col(_BEFORE).isNull(), F.col(f"__own{own.index(field.name)}")).otherwise(before)
+        return before.alias(field.name)
+
+    before = [held(field) for field in schema.fields]
+    write = change(F.col(_AFTER), False, fine)
+    delete = change(F.struct(*before), True, fine)
+    bad = change(F.struct(*nothing), True, F.col(PROBLEM))
+    return (
+        F.when(F.col(TOMBSTONE), F.lit(None))  # what follows a delete; exploding null gives no row
+        .when(F.col(PROBLEM).isNotNull(), F.array(bad))
+        .when(F.col(_OP) == "m", F.lit(None))
+        .when(F.col(_OP) == "d", F.array(delete))
+        .when(_moved(key), F.array(delete, write))
+        .otherwise(F.array(write))
+    )

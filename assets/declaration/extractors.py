@@ -1,0 +1,590 @@
+"""Extractors: what of a record becomes a dataset's entries (SAMZA-1278, "Key and Value").
+
+Without one, an entry is the record itself: its key and value. `Projection` computes columns with Spark expressions,
+`PythonExtractor` calls a function on each record.
+
+Tombstones have a key and no value, so nothing is computed from them: they go around an extractor that passes the
+dataset's key columns on unchanged, and delete by these. Where the key is computed, nobody can say which entry a
+tombstone deletes, and a version with one is refused.
+
+In a change stream, a record of which no entry is made says that the one that was there is gone: it becomes a tombstone
+where the key is passed on. Where the key is computed, what was there stays.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from functools import reduce
+from importlib import import_module
+from operator import and_
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.quoted_columns import quoted
+from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, exact_array, is_missing
+from dagster_adjunct.resources.schemas.values import first_unreadable
+from dagster_adjunct.resources.spark.errors import first_line, wrapped
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+_EXACT_IN_DOUBLE = ("tinyint", "smallint", "int", "float")
+_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
+_FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+@runtime_checkable
+class KeyValueExtractor(Protocol):
+    """Turns input records into entries: none, one or several for each record.
+
+    Extractors are frozen values, comparable and picklable; `describe()` is what the manifest keeps of one.
+    """
+
+    def schema(self, records: Schema, what: str) -> Schema:
+        """Return the columns of the entries; `what` names the dataset in errors. Raises SchemaMismatchError."""
+        ...
+
+    def keeps(self, columns: Sequence[str]) -> bool:
+        """Whether these columns of an entry are always the record's own, so that a tombstone deletes by them."""
+        ...
+
+    def apply(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
+        """Return entries with the columns of `schema`; columns that begin with `__` pass through, record by record.
+
+        These are the columns of META, and for changes what else is known of them.
+
+        A tombstone stays one: the columns that are kept have its values, the others are null. Raises DatasetError
+        where the extractor itself is wrong; SchemaMismatchError is for records, and refuses their version. Of a change
+        that it makes no entry of, nothing is known afterwards: to delete what was there, return a tombstone.
+        """
+        ...
+
+    def describe(self) -> str:
+        """Return what it does, in one line, without addresses of objects."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """Entries with the columns of `columns` ("tailnum STRING, seats INT"), of the records for which `where` holds.
+
+    `select` says by column how it is computed, as Spark SQL; other columns are taken from the record as they are.
+    An expression must have the declared type, or one that fits into it without loss: nothing is cast otherwise.
+
+    In an unbounded dataset a change for which `where` does not hold deletes the entry of its key, if the key is passed
+    on as it is. Where the key is computed, nobody can say which entry that was, and it stays.
+    """
+
+    columns: str
+    select: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
+    where: str | None = None
+
+    def __post_init__(self) -> None:
+        # As pairs, so that projections can be compared, hashed and pickled.
+        pairs = self.select.items() if isinstance(self.select, Mapping) else self.select
+        object.__setattr__(self, "select", tuple((str(name), str(expression)) for name, expression in pairs))
+        declared = Schema.from_ddl(self.columns, "a projection").names
+        unknown = [name for name in self._computed if name not in declared]
+        if unknown:
+            raise ConfigurationError(
+                f"a projection computes {unknown[0]!r}, which is not among its columns {', '.join(declared)}.",
+                "Name it in columns, with its type, or leave it out of select.",
+                argument="select",
+                column=unknown[0],
+            )
+
+    @property
+    def _computed(self) -> dict[str, str]:
+        return dict(self.select)
+
+    def schema(self, records: Schema, what: str) -> Schema:
+        declared = Schema.from_ddl(self.columns, what)
+        for field in declared.fields:
+            if field.name not in self._computed:
+                given = records.field(field.name, f"{what}: the record")
+                if not fits(given.type, field.type):
+                    raise SchemaMismatchError(
+                        f"{what}: the projection declares {field.name} as {field.type}, the record has {given.type}.",
+                        f"Declare it as {given.type}, or say in select how it is cast.",
+                        column=field.name,
+                    )
+        return declared
+
+    def keeps(self, columns: Sequence[str]) -> bool:
+        computed = self._computed
+        return all(computed.get(name, name) in (name, quoted(name)) for name in columns)
+
+    def apply(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        if self.where is not None:
+            records = records.where(F.col(TOMBSTONE) | self._passes(records, self.where, what))
+        return self._entries(records, schema, what)
+
+    def apply_to_changes(self, records: DataFrame, schema: Schema, what: str, key: Sequence[str]) -> DataFrame:
+        """Return what `apply` does, and a tombstone for each record that `where` leaves out and that has a key."""
+        from pyspark.sql import functions as F
+
+        if self.where is not None:
+            keyed = reduce(and_, [F.expr(quoted(name)).isNotNull() for name in key])
+            mark = F.when(F.col(TOMBSTONE), True).when(self._passes(records, self.where, what), False).when(keyed, True)
+            records = records.withColumn(TOMBSTONE, mark).where(F.col(TOMBSTONE).isNotNull())
+        return self._entries(records, schema, what)
+
+    @property
+    def needs_spark(self) -> bool:
+        """Whether it has expressions, which only Spark reads."""
+        return bool(self.select) or self.where is not None
+
+    def apply_arrow(self, records: pa.Table, schema: Schema, what: str, deleting: tuple[str, ...] = ()) -> pa.Table:
+        """Return what `apply` does, of records in Arrow; for a projection without expressions."""
+        import pyarrow as pa
+
+        wanted = schema.to_arrow()
+        columns = {name: records.column(name).cast(wanted.field(name).type) for name in schema.names}
+        marks = {name: records.column(name) for name in records.column_names if name.startswith("__")}
+        return pa.table({**columns, **marks})
+
+    def _passes(self, records: DataFrame, where: str, what: str) -> Column:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import functions as F
+
+        try:
+            records.where(F.col(TOMBSTONE) | F.expr(where))
+        except PySparkException as error:
+            raise _unplanned(what, "where", where, error) from error
+        return F.expr(where)
+
+    def _entries(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import functions as F
+
+        tombstone, computed = F.col(TOMBSTONE), self._computed
+        expressions = {name: F.expr(computed.get(name, quoted(name))) for name in schema.names}
+        try:
+            planned = records.select(*expressions.values()).schema.fields
+        except PySparkException:
+            for name, expression in expressions.items():  # one by one: Spark does not say which it is
+                try:
+                    records.select(expression)
+                except PySparkException as error:
+                    raise _unplanned(what, f"the expression for {name!r}", computed[name], error) from error
+            raise
+        columns = []
+        for field, given in zip(schema.fields, planned, strict=True):
+            kind, expression = given.dataType.simpleString(), expressions[field.name]
+            if not fits(kind, field.type):
+                raise DatasetError(
+                    f"{what}: the projection declares {field.name} as {field.type}, and "
+                    f"{computed.get(field.name, field.name)!r} gives {kind}.",
+                    f"Declare it as {kind}, or cast it in the expression, where everybody sees it.",
+                    column=field.name,
+                )
+            kept = computed.get(field.name, field.name) in (field.name, quoted(field.name))
+            columns.append((expression if kept else F.when(~tombstone, expression)).cast(field.type).alias(field.name))
+        return records.select(*columns, *companions(records))
+
+    def describe(self) -> str:
+        computed = [f"{expression} AS {quoted(name)}" for name, expression in self._computed.items()]
+        return "; ".join(filter(None, [f"projection ({self.columns})", ", ".join(computed), self.where or ""]))
+
+
+@dataclass(frozen=True, slots=True)
+class PythonExtractor:
+    """Entries that a Python function makes: none, one or several of each record.
+
+    `factory` is "package.module:name": called without arguments in each task, it returns the function, which takes a
+    record as a dict and returns its entries, an iterable of dicts with exactly the columns of `columns` ("tailnum
+    STRING, seats INT"). Values must be of their column's type: nothing is parsed, rounded or cut. The module is
+    imported where the tasks run. `unchanged` are columns that the function promises to pass on from the record as
+    they are; each entry is checked for it. Errors tell no values of `sensitive` columns, nor, where there are any, what
+    the function's own error says; those of the dataset are added.
+
+    In an unbounded dataset a change of which the function makes no entry deletes the entry of its key, if `unchanged`
+    has the whole key. Where the function makes the key, nobody can say which entries an earlier change of the record
+    made: they stay until a change writes or deletes them by their own key.
+    """
+
+    factory: str
+    columns: str
+    unchanged: tuple[str, ...] = ()
+    sensitive: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unchanged", tuple(self.unchanged))
+        object.__setattr__(self, "sensitive", tuple(self.sensitive))
+        if not _FACTORY.fullmatch(self.factory):
+            raise ConfigurationError(
+                f"a Python extractor has the factory {self.factory!r}: expected package.module:name.",
+                "Name a function that can be imported where the tasks run.",
+                argument="factory",
+            )
+        declared = Schema.from_ddl(self.columns, f"extractor {self.factory}")
+        for name in self.unchanged:
+            declared.field(name, f"extractor {self.factory}")
+
+    def schema(self, records: Schema, what: str) -> Schema:
+        declared = Schema.from_ddl(self.columns, what)
+        for name in self.unchanged:
+            given, field = records.field(name, f"{what}: the record"), declared.field(name)
+            if given.type != field.type:
+                raise SchemaMismatchError(
+                    f"{what}: extractor {self.factory} passes {name} on unchanged as {field.type}, the record has "
+                    f"{given.type}.",
+                    f"Declare it as {given.type}.",
+                    column=name,
+                )
+        return declared
+
+    def keeps(self, columns: Sequence[str]) -> bool:
+        return set(columns) <= set(self.unchanged)
+
+    def apply(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
+        return self._entries(records, schema, what, ())
+
+    def apply_to_changes(self, records: DataFrame, schema: Schema, what: str, key: Sequence[str]) -> DataFrame:
+        """Return what `apply` does, and a tombstone for each record that makes no entry and has a key."""
+        return self._entries(records, schema, what, tuple(key))
+
+    @property
+    def needs_spark(self) -> bool:
+        """Never: the function is called in this process as well."""
+        return False
+
+    def apply_arrow(self, records: pa.Table, schema: Schema, what: str, deleting: tuple[str, ...] = ()) -> pa.Table:
+        """Return what `apply` does, of records in Arrow.
+
+        A record that makes no entry becomes a tombstone where it has all columns of the key `deleting`.
+        """
+        entries = extracted_arrow(records, self, Schema.from_ddl(self.columns, what), what, deleting)
+        return entries.select([*schema.names, *(name for name in entries.column_names if name.startswith("__"))])
+
+    def _entries(self, records: DataFrame, schema: Schema, what: str, key: tuple[str, ...]) -> DataFrame:
+        return extracted(records, self, Schema.from_ddl(self.columns, what), what, key).select(
+            *[quoted(name) for name in schema.names], *companions(records)
+        )
+
+    def describe(self) -> str:
+        return f"{self.factory} ({self.columns})"
+
+
+def hiding(extractor: KeyValueExtractor, sensitive: Sequence[str]) -> KeyValueExtractor:
+    """Return an extractor whose errors tell no values of these columns, as far as they are ours to write."""
+    if not isinstance(extractor, PythonExtractor) or not sensitive:
+        return extractor
+    return replace(extractor, sensitive=tuple(dict.fromkeys((*extractor.sensitive, *sensitive))))
+
+
+def fits(given: str, declared: str) -> bool:
+    """Whether every value of one type is a value of the other: equal, or wider of the same family."""
+    if given in (declared, "void"):
+        return True
+    if given in _INTEGERS and declared in _INTEGERS:
+        return _INTEGERS.index(given) < _INTEGERS.index(declared)
+    if declared == "double":
+        return given in _EXACT_IN_DOUBLE
+    if declared == "float":
+        return given in ("tinyint", "smallint")
+    if declared.startswith("decimal"):
+        digits, scale = _decimal(declared)
+        if given in _DIGITS:
+            return _DIGITS[given] <= digits - scale
+        if given.startswith("decimal"):
+            before, after = _decimal(given)
+            return after <= scale and before - after <= digits - scale
+    return False
+
+
+def companions(records: DataFrame) -> list[str]:
+    """Return the columns that go with records and are not theirs: META, and others that begin with `__`."""
+    return [name for name in records.columns if name.startswith("__")]
+
+
+def _decimal(kind: str) -> tuple[int, int]:
+    numbers = re.findall(r"\d+", kind)
+    return int(numbers[0]), int(numbers[1])
+
+
+def _unplanned(what: str, part: str, expression: str, error: Exception) -> DatasetError:
+    return DatasetError(
+        f"{what}: {part} of the projection, {expression!r}, can't be planned: {first_line(error)}",
+        "Correct it: Spark SQL over the record's columns, without aggregates.",
+        function=expression,
+    )
+
+
+Function = Callable[[dict[str, Any]], Iterable[dict[str, Any]]]
+_CLASSES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "boolean": (bool,),
+    "float": (float, int),
+    "double": (float, int),
+    "date": (dt.date,),
+    "timestamp": (dt.datetime,),
+    "binary": (bytes, bytearray),
+}
+_BATCH = 65_536
+_DECIMAL, _INTEGER = (Decimal, int), (int,)
+
+
+def extracted(
+    records: DataFrame, extractor: PythonExtractor, schema: Schema, what: str, deleting: tuple[str, ...] = ()
+) -> DataFrame:
+    """Return the entries of these records, with all columns of `schema` and those of the records that begin `__`.
+
+    A record that makes none becomes a tombstone, where it has all columns of the key `deleting`.
+    """
+    from pyspark.sql import functions as F
+
+    load(extractor, what)  # a name that can't be imported here will not be in a task either: say so without one
+    names = records.columns
+    by_position = records.toDF(*[f"c{index}" for index in range(len(names))])
+    marks = _marks(names)
+    given = [*schema.names, *marks]
+    types = [field.type for field in schema.fields] + [records.schema[name].dataType.simpleString() for name in marks]
+    ddl = ", ".join(f"c{index} {kind}" for index, kind in enumerate(types))
+    frame = by_position.mapInArrow(_task(extractor, names, schema, what, deleting), ddl)
+    return frame.select(*[F.col(f"c{index}").alias(name) for index, name in enumerate(given)])
+
+
+def extracted_arrow(
+    records: pa.Table, extractor: PythonExtractor, schema: Schema, what: str, deleting: tuple[str, ...] = ()
+) -> pa.Table:
+    """Return what `extracted` does, of records in Arrow."""
+    import pyarrow as pa
+
+    names = records.column_names
+    batches = records.combine_chunks().to_batches(max_chunksize=_BATCH) or [
+        pa.RecordBatch.from_pylist([], schema=records.schema)
+    ]
+    made = list(_entries(iter(batches), extractor, names, schema, what, deleting))
+    return pa.Table.from_batches(made).rename_columns([*schema.names, *_marks(names)])
+
+
+def load(extractor: PythonExtractor, what: str) -> Function:
+    """Import the factory and return the function that it makes. Raises ConfigurationError."""
+    module, _, path = extractor.factory.partition(":")
+    try:
+        factory = reduce(getattr, path.split("."), import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{what}: the extractor's factory {extractor.factory} can't be imported ({error}).",
+            "Correct the name, and install the module wherever tasks run.",
+            argument="factory",
+        ) from error
+    function = factory() if callable(factory) else None
+    if not callable(function):
+        raise ConfigurationError(
+            f"{what}: the extractor's factory {extractor.factory} gives {type(function).__name__}: expected a "
+            "function of a record.",
+            "Return the function that takes a record and returns its entries.",
+            argument="factory",
+        )
+    made: Function = function
+    return made
+
+
+def _task(
+    extractor: PythonExtractor, names: list[str], schema: Schema, what: str, deleting: tuple[str, ...]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        return wrapped(_entries(batches, extractor, names, schema, what, deleting))
+
+    return run
+
+
+def _entries(
+    batches: Iterator[pa.RecordBatch],
+    extractor: PythonExtractor,
+    names: list[str],
+    schema: Schema,
+    what: str,
+    deleting: tuple[str, ...] = (),
+) -> Iterator[pa.RecordBatch]:
+    function = load(extractor, what)
+    data = [name for name in names if not name.startswith("__")]
+    for batch in batches:
+        table = _named(batch, names)
+        taken: list[int] = []
+        entries: list[dict[str, Any]] = []
+        marks = table.select([PARTITION, OFFSET, TOMBSTONE]).to_pylist()
+        if (found := first_unreadable(table, data)) is not None:
+            raise found.error(what, _place(marks[found.row]), hidden=_is_hidden(found.column, extractor))
+        for row, record in enumerate(table.select(data).to_pylist()):
+            made: list[dict[str, Any]] = []
+            if not marks[row][TOMBSTONE]:
+                made = _called(function, record, extractor, schema, f"{what}: {_place(marks[row])}")
+                marks[row][TOMBSTONE] = not made and deleting and all(record[name] is not None for name in deleting)
+            if marks[row][TOMBSTONE]:
+                made = [{name: record[name] if name in extractor.unchanged else None for name in schema.names}]
+            entries += made
+            taken += [row] * len(made)
+        places = [f"{what}: {_place(marks[row])}" for row in taken]
+        if deleting:
+            table = _marked(table, [bool(mark[TOMBSTONE]) for mark in marks])
+        yield _batch(table, taken, entries, schema, extractor, places)
+
+
+def _marks(names: list[str]) -> list[str]:
+    """Return the columns that go with records and are not theirs: META, and others that begin with `__`."""
+    return [name for name in names if name.startswith("__")]
+
+
+def _named(batch: pa.RecordBatch, names: list[str]) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.Table.from_batches([batch]).rename_columns(names)
+
+
+def _marked(table: pa.Table, tombstones: list[bool]) -> pa.Table:
+    import pyarrow as pa
+
+    return table.set_column(table.column_names.index(TOMBSTONE), TOMBSTONE, pa.array(tombstones, pa.bool_()))
+
+
+def _called(
+    function: Function, record: dict[str, Any], extractor: PythonExtractor, schema: Schema, where: str
+) -> list[dict[str, Any]]:
+    kept = {name: record[name] for name in extractor.unchanged}
+    try:
+        made = function(record)
+        iterable = isinstance(made, Iterable) and not isinstance(made, dict | str | bytes)
+        entries = list(made) if iterable else []
+    except Exception as error:
+        # What the function says may hold any value of the record, whole or in parts.
+        text = "what it says is left out, because columns are sensitive" if extractor.sensitive else str(error)
+        raise DatasetError(
+            f"{where}: extractor {extractor.factory} failed: {type(error).__name__}: {text}{_line(error)}.",
+            "Correct the function or the record, and run it again: nothing was published.",
+            function=extractor.factory,
+        ) from error
+    if not iterable:
+        raise _mistaken(
+            extractor.factory,
+            where,
+            f"returned {_told(made, bool(extractor.sensitive))}",
+            f"an iterable of dicts with {_all(schema)}",
+        )
+    for entry in entries:
+        _check_entry(entry, kept, extractor, schema, where)
+    return entries
+
+
+def _check_entry(entry: Any, kept: dict[str, Any], extractor: PythonExtractor, schema: Schema, where: str) -> None:
+    returned, declared = "", f"a dict with {_all(schema)}"
+    if not isinstance(entry, dict):
+        returned = f"{_told(entry, bool(extractor.sensitive))} for an entry"
+    elif missing := [name for name in schema.names if name not in entry]:
+        returned = f"an entry without column {missing[0]!r}, with {', '.join(map(repr, entry)) or 'none'}"
+    elif extra := [name for name in entry if name not in schema]:
+        returned = f"an entry with column {extra[0]!r}, which is not declared"
+    elif other := [name for name, value in kept.items() if entry[name] != value]:
+        hidden = _is_hidden(other[0], extractor)
+        returned = f"column {other[0]!r} as {_told(entry[other[0]], hidden)}"
+        declared = f"it unchanged, as {_told(kept[other[0]], hidden)}"
+    if returned:
+        raise _mistaken(extractor.factory, where, f"returned {returned}", declared)
+
+
+def _batch(
+    table: pa.Table,
+    taken: list[int],
+    entries: list[dict[str, Any]],
+    schema: Schema,
+    extractor: PythonExtractor,
+    places: list[str],
+) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    columns = [_column([entry[field.name] for entry in entries], field, extractor, places) for field in schema.fields]
+    marks = table.select(_marks(table.column_names)).take(pa.array(taken, pa.int64())).combine_chunks()
+    columns += [_one(column) for column in marks.columns]
+    return pa.RecordBatch.from_arrays(columns, [f"c{index}" for index in range(len(columns))])
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _column(values: list[Any], field: Field, extractor: PythonExtractor, places: list[str]) -> pa.Array:
+    import pyarrow as pa
+
+    kind = arrow_type(field.type)
+    for value, place in zip(values, places, strict=True):
+        if value is not None and not _is(field.type, value) and not is_missing(value):
+            raise _unfit(place, field, extractor, value)
+    try:
+        return exact_array(values, kind)
+    except (pa.ArrowException, OverflowError, ValueError):
+        for value, place in zip(values, places, strict=True):
+            try:
+                exact_array([value], kind)
+            except (pa.ArrowException, OverflowError, ValueError) as error:
+                raise _unfit(place, field, extractor, value) from error
+        raise
+
+
+def _is(kind: str, value: Any) -> bool:
+    classes = _DECIMAL if kind.startswith("decimal") else _CLASSES.get(kind, _INTEGER)
+    if not isinstance(value, classes) or (isinstance(value, bool) and kind != "boolean"):
+        return False
+    if isinstance(value, dt.datetime):
+        return kind == "timestamp" and value.tzinfo is not None and value.utcoffset() is not None
+    return True
+
+
+def _unfit(place: str, field: Field, extractor: PythonExtractor, value: Any) -> DatasetError:
+    told = _told(value, _is_hidden(field.name, extractor))
+    return _mistaken(extractor.factory, place, f"returned column {field.name!r} as {told}", f"it as {field.type}")
+
+
+def _is_hidden(column: str, extractor: PythonExtractor) -> bool:
+    return column.lower() in {name.lower() for name in extractor.sensitive}
+
+
+def _mistaken(factory: str, where: str, what_it_does: str, declared: str) -> DatasetError:
+    """Return the error for a function that does not do what is declared: it says nothing of the version."""
+    return DatasetError(
+        f"{where}: extractor {factory} {what_it_does}, declared is {declared}.",
+        "Correct the function, or declare what it returns, and run it again: nothing was published or rejected.",
+        function=factory,
+    )
+
+
+def _told(value: Any, hidden: bool) -> str:
+    zone = (
+        " without a zone"
+        if isinstance(value, dt.datetime) and not is_missing(value) and value.utcoffset() is None
+        else ""
+    )
+    text = "that is not told, because it is sensitive" if hidden else repr(str(value)[:100])
+    return f"the {type(value).__name__}{zone} {text}"
+
+
+def _all(schema: Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema.fields)
+
+
+def _place(marks: dict[str, Any]) -> str:
+    return f"the record at offset {marks[OFFSET]} of partition {marks[PARTITION]}"
+
+
+def _line(error: BaseException) -> str:
+    """Return where in the user's code an error was raised."""
+    trace, last = error.__traceback__, ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        last = (
+            "" if code.co_filename == __file__ else f" ({code.co_filename.rsplit('/', 1)[-1]}, line {trace.tb_lineno})"
+        )
+        trace = trace.tb_next
+    return last

@@ -1,1 +1,0 @@
-"""What of an input's record becomes a dataset's entry."""

@@ -1,0 +1,434 @@
+"""A bulk snapshot to begin with: the table as it was at a recorded position of its change stream.
+
+A change that is in the snapshot may come again on the stream, which changes nothing in the end. None may be missing
+from both, so a position is always found out before the rows are looked at.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from dagster_adjunct.resources.backends.postgres_connection import (
+    connect_blocking,
+    connection_settings,
+    require_driver,
+    translated,
+    where,
+)
+from dagster_adjunct.resources.common import check_whole_number
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, DatasetError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.records import ArrowFrame, spark_frame_of
+from dagster_adjunct.resources.schemas.schema import arrow_type
+from dagster_adjunct.resources.spark.errors import first_line
+
+if TYPE_CHECKING:
+    import psycopg
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.resources.schemas.schema import Field, Schema
+    from dagster_adjunct.resources.streams.system import SystemStreamPartition
+
+Position = Mapping[str, str]
+_POSITION_FILE = "position.json"
+OR_FUNCTION = "a function that returns it"
+
+
+def _nothing_to_close() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Rows with the dataset's columns, and the next offset to read of each partition of its stream.
+
+    `rows` may have more columns, which are left out, and narrower types. Arrow tables are read once, in order.
+    `close` is called when they have been, or when something is wrong.
+    """
+
+    rows: DataFrame | Iterable[pa.Table]
+    position: Mapping[SystemStreamPartition, str]
+    close: Callable[[], None] = _nothing_to_close
+
+
+@runtime_checkable
+class InitialLoad(Protocol):
+    """Gives the whole table at once. A frozen value, free of secrets."""
+
+    def load(
+        self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
+    ) -> Snapshot:
+        """Return the table and where its stream goes on; `schema` are the dataset's columns.
+
+        A change that is in the snapshot already may come again on the stream, but none may be missing from both.
+        """
+        ...
+
+    def describe(self) -> str:
+        """Return what it is, in one line, without secrets."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetSnapshot:
+    """Parquet files: one, or all `*.parquet` in a folder, at a path, `file:///…` or `s3://BUCKET/PREFIX`.
+
+    `position` gives the next offset of each partition, {"lake.accounts.0": "123", …}, or names a JSON object with the
+    same that lies beside the files.
+    """
+
+    url: str
+    position: Position | str = _POSITION_FILE
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.url, str) or not self.url:
+            raise ConfigurationError(
+                f"a Parquet snapshot has url={self.url!r}: expected a path or URL.",
+                "Name the file, or the folder of the files.",
+                argument="url",
+            )
+        if not isinstance(self.position, str) or not self.position:
+            freeze_position(self, "a Parquet snapshot", self.position, "the name of a JSON object beside the files")
+
+    def load(
+        self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
+    ) -> Snapshot:
+        what = f"dataset {spec.name!r}: {self.describe()}"
+        position = self._recorded(spec, what, spark) if isinstance(self.position, str) else dict(self.position)
+        reader = spark.read if self._is_file else spark.read.option("pathGlobFilter", "*.parquet")
+        rows = _reading(spec, what, lambda: reader.parquet(_for_spark(self.url)))
+        return Snapshot(rows, positions(spec, what, position, ssps))
+
+    def describe(self) -> str:
+        return f"Parquet files at {self.url}"
+
+    @property
+    def _is_file(self) -> bool:
+        return self.url.endswith(".parquet")
+
+    def _recorded(self, spec: AdjunctDataset, what: str, spark: SparkSession) -> Position:
+        folder = self.url.rpartition("/")[0] if self._is_file else self.url.rstrip("/")
+        place = f"{folder}/{self.position}" if folder else str(self.position)
+        rows = _reading(spec, what, lambda: spark.read.text(_for_spark(place), wholetext=True).collect())
+        try:
+            position = json.loads(rows[0].value) if rows else None
+        except ValueError:
+            position = None
+        if not isinstance(position, dict):
+            raise DatasetError(
+                f"{what}: {place} holds no JSON object.",
+                'Write it as {"system.stream.0": "OFFSET", …}, one entry for each partition.',
+                dataset=spec.name,
+            )
+        return position
+
+
+@dataclass(frozen=True, slots=True)
+class QuerySnapshot:
+    """What Spark answers to SQL, or what a function of the session returns: tables of other formats, JDBC.
+
+    `position` gives the next offset of each partition, {"lake.accounts.0": "123", …}, or is a function that does; it
+    is called before the query is run.
+    """
+
+    sql: str | None = None
+    query: Callable[[SparkSession], DataFrame | ArrowFrame] | None = None
+    position: Position | Callable[[], Position] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.sql is None) == (self.query is None) or self.position is None:
+            raise ConfigurationError(
+                "a query snapshot needs exactly one of sql and query, and a position.",
+                'Write QuerySnapshot(sql="SELECT …", position={"lake.accounts.0": "123", …}).',
+                argument="sql",
+            )
+        if self.sql is not None and (not isinstance(self.sql, str) or not self.sql.strip()):
+            raise ConfigurationError(
+                f"a query snapshot has sql={self.sql!r}: expected SQL.", "Write SELECT ….", argument="sql"
+            )
+        if self.query is not None and not callable(self.query):
+            raise ConfigurationError(
+                f"a query snapshot has query={self.query!r}: expected a function of the session.",
+                "SQL is given as sql=….",
+                argument="query",
+            )
+        if not callable(self.position):
+            freeze_position(self, "a query snapshot", self.position, OR_FUNCTION)
+
+    def load(
+        self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
+    ) -> Snapshot:
+        what = f"dataset {spec.name!r}: {self.describe()}"
+        assert self.position is not None
+        given = calling(spec, what, "position function", self.position) if callable(self.position) else self.position
+        position = positions(spec, what, given, ssps)
+        sql, query = self.sql, self.query
+        if query is not None:
+            rows = calling(spec, what, "query function", lambda: query(spark))
+        else:
+            rows = _reading(spec, what, lambda: spark.sql(str(sql)))
+        frame = spark_frame_of(rows, spark, what)
+        if frame is None:
+            raise DatasetError(
+                f"{what} returned a {type(rows).__name__}.",
+                "Return a Spark, pandas or Polars frame, or an Arrow table.",
+                dataset=spec.name,
+            )
+        return Snapshot(frame, position)
+
+    def describe(self) -> str:
+        return f"query ({self.sql})" if self.query is None else f"query {getattr(self.query, '__name__', 'function')}"
+
+
+def positions(
+    spec: AdjunctDataset, what: str, given: Any, ssps: Iterable[SystemStreamPartition]
+) -> dict[SystemStreamPartition, str]:
+    """Return a position with all partitions of the stream. Raises DatasetError for anything else, naming what is wrong.
+
+    A partition is named in full ("lake.accounts.0") or by its number; `given` is a mapping, or pairs.
+    """
+    wanted = {name: ssp for ssp in ssps for name in (str(ssp), str(ssp.partition))}
+    pairs = _pairs(given)
+    if pairs is None:
+        raise DatasetError(
+            f"{what}: its position is {given!r}: expected the next offset of each partition.",
+            'Give a mapping, as {"lake.accounts.0": "123", …}.',
+            dataset=spec.name,
+        )
+    for name, offset in pairs:
+        if not _is_offset(offset):
+            raise no_offset(DatasetError, what, name, offset)
+    offsets = {wanted[str(name)]: str(offset) for name, offset in pairs if str(name) in wanted}
+    unknown = sorted(str(name) for name, _ in pairs if str(name) not in wanted)
+    missing = sorted(str(ssp) for ssp in set(wanted.values()) - set(offsets))
+    if missing or unknown or len(offsets) != len(pairs):
+        problems = [f"{', '.join(missing)} missing"] if missing else []
+        problems += [f"{', '.join(unknown)} unknown"] if unknown else []
+        raise DatasetError(
+            f"{what}: its position must give the next offset of every partition of the stream, each once: "
+            f"{'; '.join(problems) or 'a partition stands twice'}.",
+            "Record the offset at which the stream goes on for each partition, also for those without records.",
+            dataset=spec.name,
+        )
+    return offsets
+
+
+def calling(spec: AdjunctDataset, what: str, function: str, call: Callable[[], Any]) -> Any:
+    """Return what a user's function returns. Raises DatasetError for an error of its own; Adjunct's pass through."""
+    try:
+        return call()
+    except AdjunctError:
+        raise
+    except Exception as error:
+        raise DatasetError(
+            f"{what}: its {function} failed: {type(error).__name__}: {first_line(error)}",
+            "Correct the function.",
+            dataset=spec.name,
+            function=function,
+        ) from error
+
+
+def _pairs(given: Any) -> list[tuple[Any, Any]] | None:
+    """Return a position as (partition, offset); None for what is no position."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        return None
+    pairs = list(given.items() if isinstance(given, Mapping) else given)
+    return pairs if all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs) else None
+
+
+def _is_offset(offset: object) -> bool:
+    # Databases answer numbers.
+    return isinstance(offset, str | Integral | Decimal) and not isinstance(offset, bool)
+
+
+def no_offset(kind: type[AdjunctError], what: str, partition: Any, offset: Any) -> AdjunctError:
+    return kind(
+        f"{what}: its position has the offset {offset!r} for partition {partition}: expected an offset of the stream, "
+        "such as '42'.",
+        "Record offsets as the stream's system gave them out.",
+    )
+
+
+def freeze_position(declared: Any, what: str, position: Any, other: str) -> None:
+    """Make a declaration hashable: it is part of a dataset's. Raises ConfigurationError for what is no position."""
+    pairs = _pairs(position)
+    if not pairs or not all(_is_offset(offset) for _, offset in pairs):
+        raise ConfigurationError(
+            f"{what} has position={position!r}: expected the next offset of each partition, or {other}.",
+            'Write position={"lake.accounts.0": "123", …}.',
+            argument="position",
+        )
+    object.__setattr__(declared, "position", tuple(sorted((str(name), str(offset)) for name, offset in pairs)))
+
+
+def _reading(spec: AdjunctDataset, what: str, read: Callable[[], Any]) -> Any:
+    from pyspark.errors import PySparkException
+
+    try:
+        return read()
+    except PySparkException as error:
+        raise DatasetError(
+            f"{what} can't be read: {first_line(error)}", "Correct the declaration, or its source.", dataset=spec.name
+        ) from error
+
+
+def _for_spark(url: str) -> str:
+    return f"s3a://{url.removeprefix('s3://')}" if url.startswith("s3://") else url
+
+
+# What psycopg gives for a column of these types, and nothing else: other values would be changed without a word.
+_KINDS: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "boolean": (bool,),
+    "tinyint": (int,),
+    "smallint": (int,),
+    "int": (int,),
+    "bigint": (int,),
+    "float": (float, int),
+    "double": (float, int),
+    "date": (dt.date,),
+    "timestamp": (dt.datetime,),
+    "binary": (bytes,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSnapshot:
+    """The answer to `query`, read in one repeatable-read transaction of the server that `dsn_env` names.
+
+    `dsn_env` is the environment variable with the DSN; only the process that advances the dataset needs it. The
+    position comes from `position_query`, whose rows are (partition, offset), in the same transaction and before the
+    rows; or it is a mapping or function, called before the transaction begins. `batch` rows are in memory at a time.
+    """
+
+    dsn_env: str
+    query: str
+    position_query: str | None = None
+    position: Position | Callable[[], Position] | None = None
+    batch: int = 10_000
+
+    def __post_init__(self) -> None:
+        for name in ("dsn_env", "query", "position_query"):
+            given = getattr(self, name)
+            if given is not None and not isinstance(given, str):
+                raise ConfigurationError(
+                    f"a PostgreSQL snapshot has {name}={given!r}: expected text.", "Correct it.", argument=name
+                )
+        if not self.dsn_env or not self.query or (self.position_query is None) == (self.position is None):
+            raise ConfigurationError(
+                "a PostgreSQL snapshot needs dsn_env, query, and exactly one of position_query and position.",
+                'Write PostgresSnapshot(dsn_env="ACCOUNTS_DSN", query="SELECT …", position_query="SELECT …").',
+                argument="position_query",
+            )
+        if "://" in self.dsn_env or "=" in self.dsn_env:
+            raise ConfigurationError(
+                "a PostgreSQL snapshot was declared with a DSN as dsn_env, which would show its password in logs.",
+                "Put the DSN into an environment variable, and give the variable's name.",
+                argument="dsn_env",
+            )
+        check_whole_number(self.batch, f"batch is {self.batch!r}", "1 or more rows", argument="batch")
+        if self.position is not None and not callable(self.position):
+            freeze_position(self, "a PostgreSQL snapshot", self.position, OR_FUNCTION)
+
+    def load(
+        self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
+    ) -> Snapshot:
+        what = f"dataset {spec.name!r}: {self.describe()}"
+        require_driver(what)
+        settings = connection_settings(what, self.dsn_env, {})
+        given: Any = self.position
+        if callable(self.position):
+            given = calling(spec, what, "position function", self.position)
+        connection = connect_blocking(what, settings)
+        tables = self._read(connection, spec, schema, what, where(settings))
+        try:
+            if self.position_query is not None:
+                given = self._recorded(connection, spec, what, where(settings))
+            return Snapshot(tables, positions(spec, what, given, ssps), connection.close)
+        except BaseException:
+            connection.close()
+            raise
+
+    def describe(self) -> str:
+        return f"PostgreSQL query ({self.query})"
+
+    def _recorded(
+        self, connection: psycopg.Connection[Any], spec: AdjunctDataset, what: str, place: str
+    ) -> list[tuple[Any, Any]]:
+        import psycopg
+
+        assert self.position_query is not None
+        try:
+            rows = connection.execute(self.position_query.encode()).fetchall()
+        except psycopg.Error as error:
+            raise translated(error, what, place) from error
+        if any(len(row) != 2 or None in row for row in rows):
+            raise DatasetError(
+                f"{what}: its position_query answers {rows[0]!r}: expected rows of (partition, offset).",
+                "Select the number of each partition, and the offset at which the stream goes on.",
+                dataset=spec.name,
+            )
+        return [(row[0], row[1]) for row in rows]
+
+    def _read(
+        self, connection: psycopg.Connection[Any], spec: AdjunctDataset, schema: Schema, what: str, place: str
+    ) -> Iterator[pa.Table]:
+        import psycopg
+
+        try:
+            with connection.cursor(name="adjunct_snapshot") as cursor:
+                cursor.execute(self.query.encode())
+                names = [column.name for column in cursor.description or ()]
+                missing = [name for name in schema.names if name not in names]
+                if missing:
+                    raise DatasetError(
+                        f"{what} answers the columns {', '.join(names)}: {', '.join(missing)} missing.",
+                        "Select the columns of the dataset, under their names.",
+                        dataset=spec.name,
+                        column=missing[0],
+                    )
+                at = [names.index(name) for name in schema.names]
+                while rows := cursor.fetchmany(self.batch):
+                    yield _table(rows, at, schema, what)
+        except psycopg.Error as error:
+            raise translated(error, what, place) from error
+
+
+def _table(rows: list[tuple[Any, ...]], at: list[int], schema: Schema, what: str) -> pa.Table:
+    import pyarrow as pa
+
+    columns = [
+        _array([row[index] for row in rows], field, what) for index, field in zip(at, schema.fields, strict=True)
+    ]
+    return pa.table(columns, schema=schema.to_arrow())
+
+
+def _array(values: list[Any], field: Field, what: str) -> pa.Array:
+    import pyarrow as pa
+
+    kinds = _KINDS.get(field.type, (Decimal, int))
+    other = {type(value) for value in values} - {*kinds, type(None)}
+    if other:
+        names = ", ".join(sorted(kind.__name__ for kind in other))
+        raise _misfit(what, field, f"holds values of {names}")
+    if field.type == "timestamp" and any(value is not None and value.tzinfo is None for value in values):
+        raise _misfit(what, field, "holds timestamps without a time zone")
+    try:
+        return pa.array(values, arrow_type(field.type))
+    except (pa.ArrowException, OverflowError) as error:
+        raise _misfit(what, field, f"holds a value that does not fit ({str(error).splitlines()[0]})") from error
+
+
+def _misfit(what: str, field: Field, what_it_holds: str) -> SchemaMismatchError:
+    return SchemaMismatchError(
+        f"{what}: column {field.name!r} {what_it_holds}, expected {field.type}.",
+        "Cast the column in the query.",
+        column=field.name,
+    )

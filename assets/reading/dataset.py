@@ -1,0 +1,492 @@
+"""A dataset, opened: by key, whole, or by other engines; what it held earlier; what operators do to its versions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+from weakref import WeakMethod
+
+from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime
+from dagster_adjunct.assets.reading.key_lookup import coerce_key
+from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersion, Watch
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions, VersionOperations
+from dagster_adjunct.assets.reading.version_reader import EntriesInOrder
+from dagster_adjunct.resources.backends.columns import register_backend
+from dagster_adjunct.resources.common import check_seconds
+from dagster_adjunct.resources.errors import ConfigurationError, NullKeyError, SchemaMismatchError
+from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.tables.functions import TableReadFunction, check_args
+from dagster_adjunct.resources.tables.layers import Capabilities
+from dagster_adjunct.resources.tables.operation import (
+    Operation,
+    OperationKind,
+    Outcomes,
+    Problem,
+    RowEntries,
+    State,
+    in_own_order,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.reading.diff import VerifyReport, VersionDiff
+    from dagster_adjunct.assets.reading.file_cache import FileCache
+    from dagster_adjunct.assets.reading.rows_over_time import Validity
+    from dagster_adjunct.assets.reading.version_reader import Entry, VersionReader
+    from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.assets.versions.version import SealedVersion
+    from dagster_adjunct.resources.errors import ManifestMismatchError
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.schemas.schema import Schema
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+
+class Dataset(VersionOperations):
+    """A dataset that `open_dataset` has opened. Safe to share between threads; close it, or use it in a `with`.
+
+    A version is one state of the dataset, and has an id. One of a bounded dataset was delivered under a name, too, and
+    is asked for by either; a name stands for the newest version of it.
+
+    What is read is one version: the one that is served, until `refresh` or a watch moves on to another, or a chosen one
+    for good. Every call reads one whole version; an iteration that runs keeps its version to the end.
+
+    **Leases.** A version that is read is held by a lease (three requests, then one a renewal in the background), which
+    keeps it from being discarded. It is taken as soon as more is read than one answer: before the second `get` or
+    `get_all`, and before the first `items`, `frame`, `watch`, `hold` or hand-over to another engine. It is given back
+    when the dataset has moved on and the calls on it have ended; a version that `frame` or another engine was given
+    stays held until `close`, because it is read later. A dataset that is dropped without `close` gives its lease back,
+    too, but for such a version. So a first `get` costs three requests: CURRENT, the manifest,
+    and one row group. With `lease=False` a version may go: `get` and `get_all` then answer from the version served by
+    that time, and what has begun fails with VersionDiscardedError. What Spark says of a file of the version that is
+    gone or damaged leaves the `with` as VersionDiscardedError or ManifestMismatchError.
+
+    **Damage.** A damaged or missing file is ManifestMismatchError, unless another version is served by then. With
+    `on_damage="previous"` the sealed version before is read, with a warning in the log and the error in `damaged`,
+    until another version is served. An iteration that has begun fails all the same, and so does a chosen version.
+    """
+
+    def __init__(self, stored: StoredVersions, served: ServedVersion) -> None:
+        self._stored, self._served = stored, served
+        self._watch: Watch | None = None
+
+    def __repr__(self) -> str:
+        held = self._served.held
+        return f"Dataset({self.name!r}, {held.reader.version if held else None!r})"
+
+    # -- what is read
+
+    @property
+    def name(self) -> str:
+        """The dataset's name."""
+        return self._stored.name
+
+    @property
+    def version(self) -> str:
+        """The id of the version that the next call reads."""
+        return self._served.reader.version
+
+    @property
+    def sealed(self) -> SealedVersion:
+        """What is stored of that version: its name, number, offsets, counters and files."""
+        return self._served.reader.sealed
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of its entries."""
+        return self._served.reader.schema
+
+    @property
+    def rows(self) -> int | None:
+        """The number of its entries; None where deltas have to be merged to know it."""
+        return self._served.reader.rows
+
+    @property
+    def damaged(self) -> dict[str, ManifestMismatchError]:
+        """The versions that turned out to be damaged while they were read here, by id, with what was found."""
+        return dict(self._served.damaged)
+
+    # -- reading
+
+    def get(self, key: object) -> Entry | None:
+        """Return the entry of `key`, or None.
+
+        A key of several columns is a tuple in the order of the key, or a dict. Raises SchemaMismatchError for a
+        value of another type than the key's, and ManifestMismatchError for a missing or damaged file.
+        """
+        return self._served.answer(lambda reader: reader.get(key))
+
+    def history_of(self, key: object) -> list[Validity]:
+        """Return what was valid of a key and when, oldest first: deletions have no entry, and end what was before.
+
+        Neighbours of the same content are joined, and what had ended before the history's edge is left out. Of a
+        bounded dataset all versions are looked into that say their time, and held until `close`. Raises DatasetError
+        without history, and what `get` raises.
+        """
+        if not self.sealed.positioned:
+            return self._served.lend_over_time().history_of(key)
+        return self._served.answer(lambda reader: reader.history_of(key))
+
+    def get_all(self, keys: Iterable[K]) -> dict[K, Entry]:
+        """Return the entries of those keys that have one, all of one version, under the keys as they were given."""
+        wanted = list(keys)
+        return self._served.answer(lambda reader: reader.get_all(wanted))
+
+    def items(self, prefix: object = None, *, start: object = None, end: object = None) -> Iterator[tuple[Any, Entry]]:
+        """Yield (key, entry) in the order of keys, all of the version that is read when this is called.
+
+        `prefix` is a text (or bytes) with which the first key column begins, or a tuple of whole values of leading
+        key columns. `start` (included) and `end` (excluded) are keys, or tuples of leading values. Only the row
+        groups with such keys are read, when they are reached. Raises SchemaMismatchError at once for bounds that do
+        not fit the key.
+        """
+        return EntriesInOrder(self._served, lambda reader: reader.items(prefix, start=start, end=end))
+
+    def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
+        """Return all entries as a DataFrame, with the columns of `schema`; the version stays held until `close`.
+
+        A partitioned dataset is a bucketed scan: a join on its partition columns, or on its key, has no exchange
+        on this side. With deltas, superseded rows are dropped where they are scanned. Read it before the dataset is
+        closed. Raises ManifestMismatchError when the stored files are not exactly those of the manifest.
+        """
+        return self._served.lend(lambda reader: reader.frame(spark))
+
+    def valid_at(self, moment: datetime) -> EntriesAt:
+        """Return the entries that were valid at a moment (with its zone), by what the dataset knows of it now.
+
+        For Spark its `frame(spark)`; other engines take it as they take a dataset. What it reads stays held until
+        `close`. A table with history is read as it is opened here; of a bounded dataset the version counts that was
+        valid then, of all that are retained. Raises DatasetError without history, and for what lies before it.
+        """
+        return EntriesAt(self._served.lend_over_time(), moment)
+
+    def over_time(self) -> EntriesOverTime:
+        """Return all entries over time: each with since when and until when it was valid, for Spark or other engines.
+
+        What is read, held and raised is as for `valid_at`.
+        """
+        return EntriesOverTime(self._served.lend_over_time())
+
+    def lend(self, read: Callable[[VersionReader], T]) -> T:
+        """Return what `read` makes of the version for an engine that reads its files later, held until `close`."""
+        return self._served.lend(read)
+
+    # -- versions
+
+    def diff(self, old: str, new: str, *, sample: int = 20) -> VersionDiff:
+        """Return what differs between two versions, by id or name: counts, and up to `sample` keys of each kind.
+
+        Raises VersionDiscardedError where one is discarded meanwhile: open both, and hold them, where that must not be.
+        """
+        return self._stored.diff(old, new, sample=sample)
+
+    def verify(self, *, deep: bool = False) -> VerifyReport:
+        """Return which stored objects of the version are missing, damaged or not listed; raises nothing for these.
+
+        Reads all bytes once (with `deep` the key columns once more). See VerifyReport.
+        """
+        from dagster_adjunct.assets.reading.diff import verify_version
+
+        held = self._served.enter(leased=True)
+        try:
+            report = verify_version(held.reader, deep=deep)
+            if not report.ok:
+                self._served.explain(held.reader.version)
+            return report
+        finally:
+            self._served.leave(held)
+
+    # -- moving on
+
+    def refresh(self) -> bool:
+        """Move on to the version that is served now; return whether it is another one. One request if nothing changed.
+
+        Calls that run keep their version. Raises NoSealedVersionError when none is served any more (the last one was
+        withdrawn); every call does from then on, until a refresh finds one. A chosen version is never left: its
+        refresh raises DatasetError once it was withdrawn or discarded.
+        """
+        return self._served.refresh()
+
+    def watch(self, interval: float = 5.0) -> Watch:
+        """Refresh every `interval` seconds in the background, until the watch is stopped or this is closed."""
+        self.hold()
+        with self._served.moving:
+            if self._watch is None or not self._watch.running:
+                self._watch = Watch(self.name, WeakMethod(self._served.refresh), interval).start()
+            return self._watch
+
+    def hold(self) -> None:
+        """Take the lease now. Nothing is done where one is held, or with `lease=False`."""
+        self._served.leave(self._served.enter(leased=True))
+
+    def close(self) -> None:
+        """Stop watching; give the leases back once running iterations have ended. Other calls fail from now on."""
+        if self._watch is not None:
+            self._watch.stop()
+        self._served.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lent = self._served.lent
+        self.close()
+        if error is not None and lent:
+            self._explain(error, lent)
+
+    def _explain(self, error: BaseException, lent: Sequence[VersionReader]) -> None:
+        """Raise Spark's error about a file that it could not read as what it is; return for any other."""
+        from dagster_adjunct.assets.reading.version_reader import unread_version
+
+        unread = unread_version(error, lent)
+        if unread is not None:
+            self._served.explain(unread[1].version)
+            raise unread[0] from error
+
+    @property
+    def _log(self) -> DatasetLog:
+        return self._stored.log
+
+    def _newest(self) -> DatasetManifest:
+        return self._stored.require_manifest()
+
+
+def open_dataset(
+    lake: Lake,
+    dataset: AdjunctDataset | str,
+    *,
+    version: str | None = None,
+    as_of: datetime | int | str | None = None,
+    cache: FileCache | None = None,
+    lease: bool = True,
+    on_damage: OnDamage | None = None,
+    holder: str | None = None,
+) -> Dataset:
+    """Return a dataset as it is served now; or for good at `version` (an id or name), or `as_of` then.
+
+    `dataset` is the name, or a declaration, which is refused where it differs from the stored one. `as_of` is a time
+    with its zone, which stands for the newest commit at or before it, or a commit's number or id. `cache` may be shared
+    by datasets. `lease` and `on_damage` (the declaration's unless given) are told at `Dataset`; `holder` stands in the
+    lease, for operators: the machine and process unless given.
+
+    Raises DatasetNotFoundError, and for a version or moment DatasetError where it is not there or withdrawn,
+    NoSealedVersionError where nothing was served, and VersionDiscardedError where it can't be read any more. A
+    dataset without a version that is served can be opened: what reads it raises NoSealedVersionError.
+    """
+    stored = StoredVersions(lake, dataset, cache)
+    fixed = None if version is None and as_of is None else stored.version(version, as_of=as_of)
+    return _opened(stored, fixed, lease=lease, on_damage=on_damage, holder=holder)
+
+
+def current_versions(lake: Lake, datasets: Sequence[AdjunctDataset | str]) -> dict[str, Dataset | None]:
+    """Return the version that each dataset serves now, opened for good; None for one that serves none.
+
+    Members of one version set are of one snapshot of it.
+    """
+    stored = {versions.name: versions for versions in (StoredVersions(lake, dataset) for dataset in datasets)}
+    return {
+        name: None if reader is None else _opened(stored[name], reader)
+        for name, reader in current_readers(stored).items()
+    }
+
+
+def _opened(
+    stored: StoredVersions,
+    fixed: VersionReader | None,
+    *,
+    lease: bool = True,
+    on_damage: OnDamage | None = None,
+    holder: str | None = None,
+) -> Dataset:
+    served = ServedVersion(
+        stored,
+        fixed=fixed,
+        leases=lease,
+        on_damage=on_damage or (stored.spec.on_damage if stored.spec is not None else "fail"),
+        holder=holder or f"{socket.gethostname()}, process {os.getpid()}",
+    )
+    return Dataset(stored, served)
+
+
+class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
+    """Read function over a served dataset: `RemoteTable("planes", key="tailnum", read_function=DatasetTable(…))`.
+
+    The keys of one request are read together, of one version. That version is leased while it is read from, and left
+    for the one that is served by then when a request comes more than `refresh_every` seconds after the last look (one
+    request of its own); None: only when the table is closed and opened again. With `version`, an id or a name, it is
+    that version for good. Threads and event loops share the open dataset; what they read is kept for all of them.
+
+    A dataset is written by whoever publishes it: such a table has no write function, and a write is refused.
+    """
+
+    def __init__(
+        self, lake: Lake | str, dataset: str, *, version: str | None = None, refresh_every: float | None = 5.0
+    ) -> None:
+        self.lake, self.dataset, self.version, self.refresh_every = lake, dataset, version, refresh_every
+        what = f"the table of dataset {dataset!r} has refresh_every={refresh_every!r}"
+        check_seconds(refresh_every, what, argument="refresh_every", none=True, zero=True)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._open: _Used | None = None
+        self._looked = 0.0
+        self._moving = threading.Lock()  # held while the dataset is opened, refreshed or closed
+
+    def __repr__(self) -> str:
+        return f"DatasetTable({self._url!r}, {self.dataset!r})"
+
+    @property
+    def _url(self) -> str:
+        return self.lake if isinstance(self.lake, str) else self.lake.url
+
+    def to_dict(self) -> dict[str, Any]:
+        """The declaration as plain values."""
+        settings = {"version": self.version, "refresh_every": self.refresh_every}
+        return {"lake": self._url, "dataset": self.dataset, **settings}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_open", "_looked", "_moving")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
+
+    def column_types(self) -> dict[str, str] | None:
+        opened = self._open
+        return None if opened is None else {field.name: field.type for field in opened.dataset.schema.fields}
+
+    def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
+        return super().problem_of(error, sent=False)  # what only reads had no effect
+
+    async def close(self) -> None:
+        """Give the lease back when the requests that read have ended; the next one opens the dataset again."""
+        await asyncio.to_thread(self._close)
+
+    async def get(self, key: Any, *args: object) -> dict[str, Any] | None:
+        return (await self.get_all([key], *args)).get(key)
+
+    async def get_all(self, keys: Sequence[Any], *args: object) -> dict[Any, dict[str, Any]]:
+        gets = Operation(OperationKind.GET, RowEntries(list(keys)), args)
+        check_args(self, gets)
+        outcomes = await self.send(gets)
+        for problem in outcomes.problems.values():
+            if problem.error is not None:
+                raise problem.error
+        records = outcomes.records or ()
+        return {key: record for key, record in zip(keys, records, strict=True) if record is not None}
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        if operation.kind.writes:
+            raise ConfigurationError(
+                f"dataset {self.dataset!r} is read as a table, and was asked to {operation.kind.value}.",
+                "Publish to the stream or the files that it is made of.",
+                dataset=self.dataset,
+            )
+        try:
+            return await asyncio.to_thread(self._read, operation)
+        except ConfigurationError:
+            raise
+        except Exception as error:  # noqa: BLE001 - it becomes the outcome
+            return Outcomes.all(len(operation), self.problem_of(error))
+
+    def _read(self, operation: Operation[Any]) -> Outcomes:
+        used = self._enter()
+        try:
+            keys = operation.entries.keys
+            if ordered := in_own_order(f"dataset {self.dataset!r}", used.dataset.sealed.key, operation.key):
+                keys = list(map(ordered, keys))
+            misfits: dict[int, Problem] = {}
+            try:
+                entries = used.dataset.get_all(keys)
+            except (SchemaMismatchError, NullKeyError):
+                misfits = self._misfits(used.dataset, keys)
+                entries = used.dataset.get_all([key for place, key in enumerate(keys) if place not in misfits])
+            values = [None if place in misfits else entries.get(key) for place, key in enumerate(keys)]
+            return Outcomes(len(keys), values, misfits)
+        finally:
+            self._leave(used)
+
+    def _misfits(self, opened: Dataset, keys: Sequence[Any]) -> dict[int, Problem]:
+        """The places of keys that are none of the dataset's."""
+        fields = [opened.schema.field(name) for name in opened.sealed.key]
+        misfits: dict[int, Problem] = {}
+        for place, key in enumerate(keys):
+            try:
+                coerce_key(f"dataset {self.dataset!r}", fields, key)
+            except (SchemaMismatchError, NullKeyError) as error:
+                misfits[place] = Problem(State.REFUSED, error)
+        return misfits
+
+    def _enter(self) -> _Used:
+        """The open dataset for one request, which leaves it in the end."""
+        with self._moving:
+            if self._open is None:
+                lake = open_lake(self.lake, create=False) if isinstance(self.lake, str) else self.lake
+                self._open = _Used(open_dataset(lake, self.dataset, version=self.version))
+                self._looked = time.monotonic()
+            elif self._is_due():
+                self._open.dataset.refresh()
+                self._looked = time.monotonic()
+            self._open.by += 1
+            return self._open
+
+    def _is_due(self) -> bool:
+        """Whether it is time to look which version is served."""
+        every = None if self.version is not None else self.refresh_every
+        return every is not None and time.monotonic() - self._looked >= every
+
+    def _leave(self, used: _Used) -> None:
+        with self._moving:
+            used.by -= 1
+            over = not used.by and used is not self._open
+        if over:
+            used.dataset.close()
+
+    def _close(self) -> None:
+        with self._moving:
+            used, self._open = self._open, None
+            over = used is not None and not used.by
+        if used is not None and over:
+            used.dataset.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Used:
+    """An open dataset, and how many requests read from it."""
+
+    dataset: Dataset
+    by: int = 0
+
+
+register_backend("dataset", DatasetTable)
+
+
+def current_readers(datasets: Mapping[str, StoredVersions]) -> dict[str, VersionReader | None]:
+    """Return the version that each dataset serves now; members of one version set from one snapshot of it."""
+    readers: dict[str, VersionReader | None] = {}
+    for name, stored in datasets.items():
+        if name in readers:
+            continue
+        snapshot = stored.log.read_all()[1]
+        for member, other in datasets.items():
+            if member == name or (member in snapshot and member not in readers):
+                readers[member] = other.reader_of(snapshot.get(member))
+    return readers

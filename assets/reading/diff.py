@@ -1,0 +1,693 @@
+"""What differs between two versions: added, removed and changed keys, without Spark.
+
+A key lies in the same bucket in both versions, so the files of a bucket are compared with each other and nothing is
+shuffled. Where the versions lie in different buckets (a dataset that was made anew with other partitions, say), all
+rows are compared at once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.reading.key_lookup import StoredFile, files_of
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
+from dagster_adjunct.resources.bucketing.files import as_laid_out, columns_problem, encode_key
+from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    DatasetError,
+    ManifestMismatchError,
+    ObjectNotFoundError,
+)
+from dagster_adjunct.resources.schemas.schema import arrow_type
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
+    from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout
+
+_CODES = 2**62
+_ANCHORS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What two tables have in common, and what not, as row numbers (numpy).
+
+    `added` are rows of the new table whose key the old one has not, `removed` rows of the old table the other way
+    round. `before` and `after` are the rows of keys in both whose values differ, in the same order.
+    """
+
+    added: Any
+    removed: Any
+    before: Any
+    after: Any
+    unchanged: int
+
+
+def compare(old: pa.Table, new: pa.Table, key: Sequence[str], values: Sequence[str]) -> Compared | None:
+    """Compare the rows with equal key in the columns `values`; None when a key stands twice in a table.
+
+    A null equals a null and a NaN a NaN. The tables may have further columns, which only travel along. The columns
+    compared have the same type in both (see `common_type`).
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    if old.num_rows == new.num_rows and all(old.column(name).equals(new.column(name)) for name in key):
+        at = np.arange(new.num_rows)
+    else:
+        both = key_codes([_joined(old.column(name), new.column(name)) for name in key])
+        at = _rows_of(both.slice(0, old.num_rows), both.slice(old.num_rows))
+    stays = at >= 0
+    known = np.zeros(old.num_rows, np.bool_)
+    known[at[stays]] = True
+    if np.count_nonzero(known) != np.count_nonzero(stays):
+        return None
+    rows = at[stays]
+    # Sorted files have their common keys in the same order: a filter is cheaper than to take rows one by one.
+    ordered = bool(np.all(rows[1:] > rows[:-1]))
+    there = pa.array(known) if ordered else pa.array(rows)
+    every_old, every_new, common = ordered and bool(known.all()), bool(stays.all()), pa.array(stays)
+    differs = np.zeros(rows.size, np.bool_)
+    for name in values:
+        before, after = old.column(name), new.column(name)
+        if not every_old:
+            before = before.filter(there) if ordered else before.take(there)
+        differs |= _differing(before, after if every_new else after.filter(common))
+    return Compared(
+        added=np.nonzero(~stays)[0],
+        removed=np.nonzero(~known)[0],
+        before=rows[differs],
+        after=np.nonzero(stays)[0][differs],
+        unchanged=int(np.count_nonzero(~differs)),
+    )
+
+
+def _rows_of(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
+    """Return for each value of `new` its row in `old`, or -1.
+
+    Sorted versions that differ little are the same sequence with rows left out here and there, so most rows are found
+    by guessing: every 32nd value of `old` is looked up, and what follows it is taken to lie at the same distance. Each
+    guess is checked; only rows that it missed are looked up in a hash table of values, which is what costs time.
+    """
+    import numpy as np
+    import pyarrow.compute as pc
+
+    at = np.full(len(new), -1, np.int64)
+    if not len(old) or not len(new):
+        return at
+    anchors = np.arange(0, len(old), _ANCHORS)
+    hits = pc.index_in(new, value_set=old.take(anchors))
+    matched = np.nonzero(hits.is_valid().to_numpy())[0]
+    if matched.size:
+        distance = anchors[hits.take(matched).to_numpy()] - matched
+        rows_until_next = np.diff(np.append(matched, len(new)))
+        guess = np.arange(len(new)) + np.concatenate(
+            [np.repeat(distance[:1], matched[0]), np.repeat(distance, rows_until_next)]
+        )
+        right = (guess >= 0) & (guess < len(old))
+        right &= pc.equal(new, old.take(np.where(right, guess, 0))).to_numpy()
+        at[right] = guess[right]
+    missed = np.nonzero(at < 0)[0]
+    if missed.size:
+        taken = np.zeros(len(old), np.bool_)
+        taken[at[at >= 0]] = True
+        left = np.nonzero(~taken)[0]
+        rest = pc.index_in(new.take(missed), value_set=old.take(left))
+        hit = rest.is_valid().to_numpy()
+        at[missed[hit]] = left[rest.drop_null().to_numpy()]
+    return at
+
+
+def key_codes(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+    """Return one column whose values are equal where all of `columns` are: itself, or numbers for several."""
+    import numpy as np
+    import pyarrow as pa
+
+    if len(columns) == 1:
+        return columns[0]
+    codes: Any = np.zeros(len(columns[0]), np.int64)
+    span = 1
+    for column in columns:
+        numbers, count = _numbered(column)
+        if span * count > _CODES:
+            codes, span = _numbered(pa.chunked_array([pa.array(codes)]))
+        codes = codes * count + numbers
+        span *= count
+    return pa.chunked_array([pa.array(codes, pa.int64())])
+
+
+def smallest(table: pa.Table, rows: Any, key: Sequence[str], count: int) -> pa.Table:
+    """Return of these rows (numpy) the `count` with the smallest keys, in order."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not count or not len(rows):
+        return table.schema.empty_table()  # a slice would keep the whole table in memory
+    names = [f"k{index}" for index in range(len(key))]  # Arrow reads a dot in a name as a path
+    keys = pa.table([table.column(name).take(rows) for name in key], names=names)
+    order = [(name, "ascending") for name in names]
+    return table.take(rows[pc.select_k_unstable(keys, k=min(count, len(rows)), sort_keys=order).to_numpy()])
+
+
+def common_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
+    """Return a type that holds every value of both exactly; None where there is none."""
+    import pyarrow as pa
+    import pyarrow.types as t
+
+    if old.equals(new):
+        return old
+    if not any(kind(old) and kind(new) for kind in (t.is_signed_integer, t.is_floating, t.is_decimal)):
+        return None
+    schemas = [pa.schema([pa.field("value", kind)]) for kind in (old, new)]
+    return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+
+
+def _joined(old: pa.ChunkedArray, new: pa.ChunkedArray) -> pa.ChunkedArray:
+    import pyarrow as pa
+
+    return pa.chunked_array([*old.chunks, *new.chunks], old.type)
+
+
+def _numbered(column: pa.ChunkedArray) -> tuple[Any, int]:
+    """Return a number for each row, equal where the values are, and how many numbers there are (1 or more)."""
+    import numpy as np
+
+    encoded = column.dictionary_encode().unify_dictionaries()
+    if not encoded.num_chunks:
+        return np.zeros(0, np.int64), 1
+    numbers = np.concatenate([chunk.indices.to_numpy().astype(np.int64) for chunk in encoded.chunks])
+    return numbers, max(1, len(encoded.chunk(0).dictionary))
+
+
+def _differing(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
+    """Return where the two differ, as a numpy mask."""
+    import numpy as np
+    import pyarrow.compute as pc
+    import pyarrow.types as t
+
+    differs = pc.not_equal(old, new)
+    if t.is_floating(old.type):
+        differs = pc.and_not(differs, pc.and_(pc.is_nan(old), pc.is_nan(new)))
+    if old.null_count or new.null_count:
+        differs = pc.or_(pc.fill_null(differs, False), pc.xor(pc.is_null(old), pc.is_null(new)))
+    return np.asarray(differs.to_numpy(), np.bool_)
+
+
+def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = True) -> pa.Table:
+    """Return the entries of one bucket, or of all (None), with the columns that users see.
+
+    Deltas are merged, so each key stands once. Whole files are fetched, in one request each. `threads` decodes columns
+    side by side: False where the caller has buckets read side by side. Raises ManifestMismatchError for a file that is
+    missing, damaged or not what the manifest says.
+    """
+    import pyarrow as pa
+
+    sealed = view.sealed
+    tables: list[pa.Table] = []
+    generations: list[int] = []
+    files = iter(files_of(view.store, view.dataset, sealed))
+    for generation in sealed.generations:
+        for _ in generation.files:
+            stored = next(files)
+            if bucket is None or stored.file.bucket == bucket:
+                tables.append(read_stored_file(stored, sealed.layout, threads=threads))
+                generations.append(generation.id)
+    rows = pa.concat_tables(tables) if tables else sealed.layout.arrow_schema().empty_table()
+    if sealed.history is not None:
+        rows = _current(rows, [(table.num_rows, id) for table, id in zip(tables, generations, strict=True)], sealed.key)
+    elif sealed.positioned:
+        rows = _newest(rows, [(table.num_rows, id) for table, id in zip(tables, generations, strict=True)], sealed.key)
+    return rows.select(sealed.columns.names)
+
+
+def read_stored_file(stored: StoredFile, layout: BucketLayout, *, threads: bool = True) -> pa.Table:
+    """Return all rows of a file with the columns of the layout, fetched in one request; raises as `read_entries`."""
+    return stored.reading(partial(_decoded, stored, layout, threads))
+
+
+def _decoded(stored: StoredFile, layout: BucketLayout, threads: bool) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(pa.BufferReader(stored.store.get(stored.key).data))
+    if file.metadata.num_rows != stored.file.rows:
+        raise stored.damaged(f"it has {file.metadata.num_rows} rows")
+    if problem := columns_problem(file.schema_arrow, layout):
+        raise stored.damaged(problem)
+    return as_laid_out(file.read(use_threads=threads).replace_schema_metadata(), layout)
+
+
+def _current(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...]) -> pa.Table:
+    """Return the row of each key with the highest (moment, position, generation), unless it is a tombstone."""
+    import numpy as np
+
+    if not rows.num_rows:
+        return rows
+    generation = np.repeat([id for _, id in files], [count for count, _ in files])
+    codes = key_codes([rows.column(name) for name in key]).dictionary_encode().unify_dictionaries()
+    number = np.concatenate([chunk.indices.to_numpy() for chunk in codes.chunks])
+    moment = rows.column(VALID_FROM).cast("int64").to_numpy()
+    order = np.lexsort((generation, _places(rows.column(POSITION)), moment, number))
+    last = np.append(np.diff(number[order]) != 0, True)
+    kept = np.zeros(rows.num_rows, dtype=bool)
+    kept[order[last]] = True
+    return rows.filter(kept & ~rows.column(TOMBSTONE).to_numpy())
+
+
+def _newest(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...]) -> pa.Table:
+    """Return the row with the highest (position, generation) of each key, unless it is a tombstone.
+
+    `files` are the rows and the generation of each file, in the order of `rows`. Only keys that stand in a delta
+    are sorted out; the base's other rows pass as they are.
+    """
+    import numpy as np
+    import pyarrow.compute as pc
+
+    kept: Any = ~rows.column(TOMBSTONE).to_numpy()
+    if len({generation for _, generation in files}) > 1:
+        generation = np.repeat([id for _, id in files], [count for count, _ in files])
+        codes = key_codes([rows.column(name) for name in key])
+        later = generation != generation.min()
+        contested = np.nonzero(pc.is_in(codes, value_set=codes.filter(later)).to_numpy())[0]
+        same = codes.take(contested).dictionary_encode().unify_dictionaries()
+        number = np.concatenate([chunk.indices.to_numpy() for chunk in same.chunks])
+        position = _places(rows.column(POSITION))[contested]
+        order = np.lexsort((generation[contested], position, number))
+        beaten = contested[order[:-1][np.diff(number[order]) == 0]]
+        kept = kept.copy()
+        kept[beaten] = False
+    return rows if kept.all() else rows.filter(kept)
+
+
+def _places(positions: pa.ChunkedArray) -> Any:
+    """Return numbers that compare as positions do, which may be texts."""
+    import pyarrow.compute as pc
+    import pyarrow.types as pt
+
+    return (pc.rank(positions, tiebreaker="dense") if pt.is_string(positions.type) else positions).to_numpy()
+
+
+Entry = dict[str, Any]
+_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedEntry:
+    """An entry that both versions have, with other values."""
+
+    key: Entry
+    old: Entry
+    new: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class VersionDiff:
+    """How the version of the id `new` differs from that of `old`: keys counted and sampled, and columns.
+
+    Samples hold the smallest keys, as dicts by column, which `Dataset.get` takes. Entries are compared in the columns
+    that both versions have. One whose type changed, given as (name, old, new), is compared where both types are
+    whole numbers, floating numbers or decimals; else it is left out.
+    """
+
+    old: str
+    new: str
+    added: int
+    removed: int
+    changed: int
+    unchanged: int
+    added_sample: tuple[Entry, ...] = ()
+    removed_sample: tuple[Entry, ...] = ()
+    changed_sample: tuple[ChangedEntry, ...] = ()
+    columns_added: tuple[str, ...] = ()
+    columns_removed: tuple[str, ...] = ()
+    columns_retyped: tuple[tuple[str, str, str], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the same as JSON-able values: times as ISO text, decimals as text, binary as base64."""
+        return {
+            "old": self.old,
+            "new": self.new,
+            "added": self.added,
+            "removed": self.removed,
+            "changed": self.changed,
+            "unchanged": self.unchanged,
+            "added_sample": [_plain(key) for key in self.added_sample],
+            "removed_sample": [_plain(key) for key in self.removed_sample],
+            "changed_sample": [
+                {"key": _plain(entry.key), "old": _plain(entry.old), "new": _plain(entry.new)}
+                for entry in self.changed_sample
+            ],
+            "columns_added": list(self.columns_added),
+            "columns_removed": list(self.columns_removed),
+            "columns_retyped": [
+                {"name": name, "old": before, "new": after} for name, before, after in self.columns_retyped
+            ],
+        }
+
+
+def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -> VersionDiff:
+    """Return how `new` differs from `old`, with up to `sample` keys of each kind.
+
+    Buckets whose contents are equal by the manifests' checksums are not read. Of the others, at most four are in
+    memory at a time. Raises DatasetError when the two are keyed differently, and ManifestMismatchError for a missing
+    or damaged file.
+    """
+    if sample < 0:
+        raise ConfigurationError(
+            f"a diff with a sample of {sample} is asked for.", "Give 0 or more.", argument="sample"
+        )
+    types = _compared_types(old, new)
+    key = new.sealed.key
+    buckets, unchanged = _buckets_to_read(old, new)
+    few = len(buckets) < _workers()
+    parts = list(_pool(os.getpid()).map(partial(_diff_bucket, old, new, types, sample, few), buckets))
+    nothing = tuple(_cast(view.schema.to_arrow().empty_table(), types) for view in (new, old, old, new))
+    added, removed, before, after = _sampled([nothing, *(part.rows for part in parts)], key, sample)
+    changed = [
+        ChangedEntry({name: now[name] for name in key}, was, now)
+        for was, now in zip(before.to_pylist(), after.to_pylist(), strict=True)
+    ]
+    mine = {field.name: field.type for field in old.schema.fields}
+    theirs = {field.name: field.type for field in new.schema.fields}
+    return VersionDiff(
+        old.version,
+        new.version,
+        added=sum(part.counts[0] for part in parts),
+        removed=sum(part.counts[1] for part in parts),
+        changed=sum(part.counts[2] for part in parts),
+        unchanged=unchanged + sum(part.counts[3] for part in parts),
+        added_sample=tuple(added.select(key).to_pylist()),
+        removed_sample=tuple(removed.select(key).to_pylist()),
+        changed_sample=tuple(changed),
+        columns_added=tuple(name for name in theirs if name not in mine),
+        columns_removed=tuple(name for name in mine if name not in theirs),
+        columns_retyped=tuple((n, kind, theirs[n]) for n, kind in mine.items() if theirs.get(n, kind) != kind),
+    )
+
+
+def _workers() -> int:
+    return min(_AT_ONCE, os.cpu_count() or 1)
+
+
+@lru_cache(maxsize=1)
+def _pool(_: int) -> ThreadPoolExecutor:
+    """Return the threads for diffs in this process. Ending them after each diff would cost a quarter of its time.
+
+    By process id, since a forked process has none of its parent's threads.
+    """
+    return ThreadPoolExecutor(_workers(), thread_name_prefix="adjunct-diff")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One bucket's part of a diff.
+
+    `counts` are those of added, removed, changed and unchanged; `rows` samples of the first two, and of the changed
+    ones as they were and are.
+    """
+
+    counts: tuple[int, int, int, int]
+    rows: tuple[pa.Table, ...]
+
+
+def _diff_bucket(
+    old: VersionReader,
+    new: VersionReader,
+    types: dict[str, pa.DataType],
+    sample: int,
+    threads: bool,
+    bucket: int | None,
+) -> _Part:
+    key = new.sealed.key
+    before, after = (_cast(read_entries(view, bucket, threads=threads), types) for view in (old, new))
+    comparison = compare(before, after, key, [name for name in types if name not in key])
+    if comparison is None:
+        raise DatasetError(
+            f"a key of {', '.join(key)} stands twice in version {old.version} or {new.version} of {new.dataset!r}.",
+            "Only versions with unique keys can be compared: check both with the validator of unique keys.",
+            version=old.version,
+        )
+    counts = (len(comparison.added), len(comparison.removed), len(comparison.after), comparison.unchanged)
+    sides = (
+        (after, comparison.added),
+        (before, comparison.removed),
+        (before, comparison.before),
+        (after, comparison.after),
+    )
+    return _Part(counts, tuple(smallest(table, rows, key, sample) for table, rows in sides))
+
+
+def _sampled(parts: list[tuple[pa.Table, ...]], key: tuple[str, ...], count: int) -> tuple[pa.Table, ...]:
+    """Return of each kind of rows those with the smallest keys, over all parts."""
+    import numpy as np
+    import pyarrow as pa
+
+    tables = [pa.concat_tables(tables) for tables in zip(*parts, strict=True)]
+    return tuple(smallest(table, np.arange(table.num_rows), key, count) for table in tables)
+
+
+def _cast(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
+    for name, kind in types.items():
+        if table.column(name).type != kind:
+            index = table.column_names.index(name)
+            table = table.set_column(index, name, table.column(name).cast(kind))
+    return table
+
+
+def _compared_types(old: VersionReader, new: VersionReader) -> dict[str, pa.DataType]:
+    """Return the columns to compare, and the type to compare each in. Raises DatasetError where keys differ."""
+    mine = {field.name: field.type for field in old.schema.fields}
+    types = {
+        field.name: common_type(arrow_type(mine[field.name]), arrow_type(field.type))
+        for field in new.schema.fields
+        if field.name in mine
+    }
+    if old.sealed.key != new.sealed.key or any(types[name] is None for name in new.sealed.key):
+        keys = [", ".join(f"{name} {view.schema.field(name).type}" for name in view.sealed.key) for view in (old, new)]
+        raise DatasetError(
+            f"version {old.version} of {old.dataset!r} is keyed by ({keys[0]}) and version {new.version} of "
+            f"{new.dataset!r} by ({keys[1]}).",
+            "Only versions with the same key can be compared.",
+            version=old.version,
+        )
+    return {name: kind for name, kind in types.items() if kind is not None}
+
+
+def _buckets_to_read(old: VersionReader, new: VersionReader) -> tuple[list[int | None], int]:
+    """Return the buckets whose contents may differ (None: all at once), and the rows of the others."""
+    layouts = [
+        (view.sealed.layout.partitions, [view.schema.field(name) for name in view.sealed.partition_by])
+        for view in (old, new)
+    ]
+    if layouts[0] != layouts[1]:
+        return [None], 0
+    comparable = old.schema == new.schema and not (old.sealed.positioned or new.sealed.positioned)
+    mine, theirs = _files(old), _files(new)
+    buckets: list[int | None] = []
+    unchanged = 0
+    for bucket in sorted({*mine, *theirs}):
+        if comparable and _same_content(mine.get(bucket, []), theirs.get(bucket, [])):
+            unchanged += sum(file.rows for file in theirs[bucket])
+        else:
+            buckets.append(bucket)
+    return buckets, unchanged
+
+
+def _files(view: VersionReader) -> dict[int, list[BucketFile]]:
+    by_bucket: dict[int, list[BucketFile]] = {}
+    for generation in view.sealed.generations:
+        for file in generation.files:
+            by_bucket.setdefault(file.bucket, []).append(file)
+    return by_bucket
+
+
+def _same_content(old: list[BucketFile], new: list[BucketFile]) -> bool:
+    """Whether one file has the rows of the other: the same bytes, or the same rows' hashes."""
+    if len(old) != 1 or len(new) != 1:
+        return False
+    (a,), (b,) = old, new
+    return a.sha256 == b.sha256 or (a.rows == b.rows and a.digest is not None and a.digest == b.digest)
+
+
+def _plain(entry: Entry) -> Entry:
+    """Return an entry as JSON-able values; JSON has no infinite numbers, nor NaN."""
+    values = encode_key(list(entry.values()))
+    texts = [str(v) if isinstance(v, float) and not math.isfinite(v) else v for v in values]
+    return dict(zip(entry, texts, strict=True))
+
+
+# Proves that the objects of a version are those that its manifest lists: size, SHA-256, and nothing beside them.
+#
+# With `deep`, also what the bytes say: as many rows as listed, the declared columns, keys sorted, unique, within the
+# listed range and in their bucket. No Spark is needed.
+
+
+_WORKERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One object that is not what the manifest lists, and what was found instead."""
+
+    object: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.object}: {self.problem}"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What a check of one version, by its id, found. `objects`, `rows` and `bytes` are what the manifest lists."""
+
+    dataset: str
+    version: str
+    deep: bool
+    objects: int
+    rows: int
+    bytes: int
+    damaged: tuple[Damage, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every object is what the manifest lists."""
+        return not self.damaged
+
+    def summary(self) -> str:
+        """Return the outcome in one line, for logs."""
+        outcome = (
+            "all as listed" if self.ok else f"{len(self.damaged)} damaged: {'; '.join(map(str, self.damaged[:3]))}"
+        )
+        return (
+            f"dataset {self.dataset}, version {self.version}: {self.objects:,} objects, {self.bytes:,} bytes, {outcome}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON-able values."""
+        damaged = [{"object": damage.object, "problem": damage.problem} for damage in self.damaged]
+        return {name: getattr(self, name) for name in self.__slots__} | {"damaged": damaged, "ok": self.ok}
+
+
+def verify_version(view: VersionReader, *, deep: bool = False) -> VerifyReport:
+    """Read every object of a version and say which are missing, damaged or not listed; raises nothing for these.
+
+    Reads all bytes once (with `deep` the key columns once more), in ranges, several objects at a time.
+    """
+    files = files_of(view.store, view.dataset, view.sealed)
+    check = partial(_check, layout=view.sealed.layout, deep=deep)
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        damaged = [damage for damages in pool.map(check, files) for damage in damages]
+    damaged += _strays(view, {stored.key for stored in files})
+    return VerifyReport(
+        dataset=view.dataset,
+        version=view.version,
+        deep=deep,
+        objects=len(files),
+        rows=sum(stored.file.rows for stored in files),
+        bytes=sum(stored.file.size for stored in files),
+        damaged=tuple(damaged),
+    )
+
+
+def _strays(view: VersionReader, listed: set[str]) -> Iterator[Damage]:
+    """Find objects beside those listed: Spark would refuse the whole folder for one of them."""
+    for folder in sorted({generation.folder for generation in view.sealed.generations}):
+        for item in view.store.list(f"{folder}/"):
+            if item.key not in listed:
+                yield Damage(item.key, "it is not listed in the manifest; Spark refuses the version while it is there")
+
+
+def _check(stored: StoredFile, *, layout: BucketLayout, deep: bool) -> list[Damage]:
+    file = stored.file
+    info = stored.store.head(stored.key)
+    if info is None:
+        return [Damage(stored.key, "it is missing")]
+    if info.size != file.size:
+        return [Damage(stored.key, f"it has {info.size:,} bytes, the manifest lists {file.size:,}")]
+    try:
+        sha256 = stored.sha256()
+    except ObjectNotFoundError:
+        return [Damage(stored.key, "it is missing")]
+    if sha256 != file.sha256:
+        return [Damage(stored.key, f"its SHA-256 is {sha256}, the manifest lists {file.sha256}")]
+    if not deep:
+        return []
+    try:
+        return [Damage(stored.key, problem) for problem in _content_problems(stored, layout)]
+    except ManifestMismatchError as error:
+        return [Damage(stored.key, error.problem)]
+
+
+def _content_problems(stored: StoredFile, layout: BucketLayout) -> list[str]:
+    import pyarrow as pa
+
+    opened, file = stored.open(), stored.file
+    if opened.metadata.num_rows != file.rows:
+        return [f"it has {opened.metadata.num_rows:,} rows, the manifest lists {file.rows:,}"]
+    if problem := columns_problem(opened.schema_arrow, layout):
+        return [problem]
+    if not layout.key:
+        return []
+    last: pa.Table | None = None
+    first: list[Any] | None = None
+    for group in range(opened.num_row_groups):
+        keys = stored.reading(partial(opened.read_row_group, group, columns=list(layout.key)))
+        first = first or _key_at(keys, layout.key, 0)
+        problem = _bucket_problem(keys, layout, file.bucket)
+        joined = keys if last is None else pa.concat_tables([last, keys])
+        problem = problem or _order_problem(joined, layout.key)
+        if problem:
+            return [f"row group {group}: {problem}"]
+        last = keys.slice(keys.num_rows - 1)
+    greatest = None if last is None else _key_at(last, layout.key, 0)
+    if (first, greatest) != (file.min_key, file.max_key):
+        return [f"its keys go from {first} to {greatest}, the manifest lists {file.min_key} to {file.max_key}"]
+    return []
+
+
+def _key_at(table: pa.Table, key: Sequence[str], row: int) -> list[Any]:
+    return encode_key([table.column(name)[row].as_py() for name in key])
+
+
+def _bucket_problem(keys: pa.Table, layout: BucketLayout, bucket: int) -> str:
+    if not layout.bucket_by:
+        return ""
+    import numpy as np
+
+    from dagster_adjunct.resources.bucketing.hashing import buckets
+
+    by_row = buckets([keys.column(name) for name in layout.bucket_by], layout.partitions)
+    wrong = np.nonzero(by_row != bucket)[0]
+    if not wrong.size:
+        return ""
+    key = _key_at(keys, layout.key, int(wrong[0]))
+    return f"{wrong.size:,} keys belong to another bucket, such as {key}, of bucket {by_row[wrong[0]]} (file: {bucket})"
+
+
+def _order_problem(keys: pa.Table, key: Sequence[str]) -> str:
+    """Say where a key is not greater than the one before it: rows are sorted, and no key comes twice."""
+    import pyarrow.compute as pc
+
+    count = keys.num_rows - 1
+    if count < 1:
+        return ""
+    rises = equal = None
+    for name in key:
+        before, after = keys.column(name).slice(0, count), keys.column(name).slice(1)
+        greater, same = pc.greater(after, before), pc.equal(after, before)
+        rises = greater if rises is None else pc.or_(rises, pc.and_(equal, greater))
+        equal = same if equal is None else pc.and_(equal, same)
+    wrong = pc.index(pc.fill_null(rises, False), False).as_py()
+    if wrong < 0:
+        return ""
+    pair = _key_at(keys, key, wrong), _key_at(keys, key, wrong + 1)
+    return f"the key {pair[1]} comes " + ("twice" if pair[0] == pair[1] else f"after {pair[0]}")

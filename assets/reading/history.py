@@ -1,0 +1,383 @@
+"""The versions of a bounded dataset over time: each is valid from the time that it states until the next one is.
+
+    versions, by the time that they are valid from   -> one of each time: of several the one that was sealed last
+    their files, a generation a version              -> one bucketed table, and the intervals follow from the generation
+
+A key that a version does not hold has no row while that version is valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.reading.file_cache import FileCache
+from dagster_adjunct.assets.reading.rows_over_time import Validity, joined, without_history
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.versions.version import TOMBSTONE, SealedVersion, moment_of
+from dagster_adjunct.resources.bucketing.files import GENERATION
+from dagster_adjunct.resources.bucketing.write_over_time import FIRST, VALID_FROM, VALID_TO
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.schema import Schema, widens
+from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.spark.in_process import session_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
+    from dagster_adjunct.resources.objects.store import ObjectStore
+
+_BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A version and the time [start, end) for which it is valid; the newest one has no end."""
+
+    version: SealedVersion
+    start: datetime
+    end: datetime | None
+
+
+class VersionsOverTime:
+    """Reads versions of one bounded dataset over time. Raises DatasetError where they can't be read as one table.
+
+    `sealed` are in any order, each with the time that it is valid from. Entries have the columns of the version that
+    was sealed last: what earlier ones lack is null there.
+    """
+
+    def __init__(self, store: ObjectStore, dataset: str, sealed: Sequence[SealedVersion]) -> None:
+        self.store, self.dataset = store, dataset
+        self.spans, self._cache = spans_of(sealed), FileCache()
+        self._newest = max((span.version for span in self.spans), key=lambda version: version.number, default=None)
+        if self._newest is None:
+            raise DatasetError(
+                f"dataset {dataset!r} has no sealed version that says since when it is valid.",
+                'Declare valid_from="name", "marker" or a pattern: versions that are sealed from then on say it.',
+                dataset=dataset,
+            )
+        for span in self.spans:
+            _check_readable_as(dataset, span.version, self._newest)
+
+    def __repr__(self) -> str:
+        return f"VersionsOverTime({self.dataset!r}, {len(self.spans)} versions)"
+
+    @property
+    def sealed(self) -> SealedVersion:
+        """The version that was sealed last: columns, key and buckets are its."""
+        assert self._newest is not None
+        return self._newest
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of entries."""
+        return self.sealed.columns
+
+    @property
+    def version(self) -> str:
+        """What tells these versions from others, for names: the id of the one that was sealed last."""
+        return self.sealed.id
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """The ids of the versions, by the time that they are valid from."""
+        return tuple(span.version.id for span in self.spans)
+
+    @property
+    def edge(self) -> int | None:
+        """Since when the oldest version is valid, in microseconds since the epoch: before it nothing is known."""
+        return micros(self.spans[0].start)
+
+    @property
+    def layout(self) -> BucketLayout:
+        """How the rows of all versions are read."""
+        return self.sealed.layout
+
+    @property
+    def generations(self) -> tuple[Generation, ...]:
+        """The generation of each version, numbered from 1 in the order of time."""
+        return tuple(replace(span.version.generations[0], id=n) for n, span in enumerate(self.spans, 1))
+
+    def at(self, moment: datetime) -> VersionReader | None:
+        """Return the version that is valid at a moment, None before the oldest one."""
+        valid = next((span for span in reversed(self.spans) if span.start <= moment), None)
+        return None if valid is None else VersionReader(self.store, self.dataset, valid.version)
+
+    def history_of(self, key: object) -> list[Validity]:
+        """Return what was valid of a key and when, oldest first; where a version lacks the key there is no entry.
+
+        Neighbours of the same content are joined. Raises what `VersionReader.get` raises.
+        """
+        parts: list[Validity] = []
+        for span in self.spans:
+            held = VersionReader(self.store, self.dataset, span.version, self._cache).get(key)
+            entry = None if held is None else {name: held.get(name) for name in self.schema.names}
+            if entry is not None or parts:
+                parts.append(Validity(span.start, span.end, entry))
+        return list(joined(parts))
+
+    @unwrapped()
+    def history_frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
+        """Return the rows of all versions, each with the interval in which its version is valid.
+
+        One bucketed scan, with the columns of `schema`, `__valid_from`, `__valid_to` (null: open), `__first` (of the
+        oldest version) and `__tombstone` (false). Raises ManifestMismatchError as `VersionReader.frame` does.
+        """
+        from pyspark.sql import functions as F
+
+        from dagster_adjunct.resources.bucketing.files import bucketed_frame
+
+        what = f"dataset {self.dataset!r}, all versions"
+        rows = bucketed_frame(session_of(spark), self.store, what, self.layout, self.generations)
+        starts = F.array(*[F.lit(micros(span.start)) for span in self.spans])
+        ends = F.array(*[F.lit(micros(span.end)).cast("bigint") for span in self.spans])
+        return rows.select(
+            *[column(name) for name in self.schema.names],
+            F.timestamp_micros(F.element_at(starts, F.col(GENERATION))).alias(VALID_FROM),
+            F.timestamp_micros(F.element_at(ends, F.col(GENERATION))).alias(VALID_TO),
+            (F.col(GENERATION) == 1).alias(FIRST),
+            F.lit(False).alias(TOMBSTONE),
+        )
+
+
+def spans_of(sealed: Iterable[SealedVersion]) -> tuple[Span, ...]:
+    """Return the versions that say a time, in its order, each valid until the next; of one time the one sealed last."""
+    by_time: dict[datetime, SealedVersion] = {}
+    for version in sorted(sealed, key=lambda version: version.number):
+        if version.valid_from is not None:
+            by_time[version.valid_from] = version
+    starts = sorted(by_time)
+    return tuple(
+        Span(by_time[start], start, end) for start, end in zip(starts, [*starts[1:], None][: len(starts)], strict=True)
+    )
+
+
+def micros(moment: datetime | None) -> int | None:
+    """Return a moment in microseconds since the epoch."""
+    return None if moment is None else (moment - _BEGIN) // timedelta(microseconds=1)
+
+
+def _check_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion) -> None:
+    """Refuse a version that does not lie in the buckets of the newest one, or has a column of another kind."""
+    what = f"dataset {dataset!r}: version {old.id} can't be read over time with {newest.id}, which was sealed last: "
+    if old.partitions != newest.partitions:
+        counts = " and ".join(str(version.partitions or "one copy") for version in (old, newest))
+        raise DatasetError(
+            f"{what}they have different partitions ({counts}).",
+            f"Bring all to one number: adjunct dataset repartition {dataset} --partitions N --reason ….",
+            dataset=dataset,
+            version=old.id,
+        )
+    spread = [(version.key, version.partition_by, _types(version, version.key)) for version in (old, newest)]
+    if spread[0] != spread[1]:
+        raise DatasetError(
+            f"{what}they have different keys.",
+            "Discard the older versions (adjunct dataset discard), or declare the dataset under a new name.",
+            dataset=dataset,
+            version=old.id,
+        )
+    now = {field.name: field.type for field in newest.columns.fields}
+    for field in old.columns.fields:
+        if field.name in now and not widens(field.type, now[field.name]):
+            raise DatasetError(
+                f"{what}its column {field.name!r} is {field.type}, and {now[field.name]} there.",
+                "Discard the older versions (adjunct dataset discard), or give the column a new name.",
+                dataset=dataset,
+                version=old.id,
+            )
+
+
+def _types(version: SealedVersion, names: Sequence[str]) -> list[str]:
+    return [version.columns.field(name).type for name in names]
+
+
+# What a dataset says of other times than now: all entries with the time in which each was valid, or those of a moment.
+#
+# This is the time that entries state (*valid time*). What was committed when, and served then, is another question:
+# `open_dataset(…, as_of=…)` answers that one.
+
+
+Reader = VersionReader | VersionsOverTime
+_STARTS, _RUN = "__starts", "__run"
+
+
+@dataclass(frozen=True, slots=True)
+class EntriesOverTime:
+    """All entries of a dataset over time, as a frame of type 2: one row for each interval of a key.
+
+    Beside the entry's columns a row has `valid_from`, `valid_to` (excluded; null: it is valid now) and `is_current`.
+    Deletions are gaps, and touching intervals of one key with equal entries are one. What had ended by the edge of the
+    history is left out.
+    """
+
+    reader: Reader
+
+    def __post_init__(self) -> None:
+        check_history(self.reader)
+
+    @property
+    def dataset(self) -> str:
+        """The dataset's name."""
+        return self.reader.dataset
+
+    @property
+    def version(self) -> str:
+        """The id of the version that was read (of a bounded dataset, of the one sealed last)."""
+        return self.reader.version
+
+    @property
+    def store(self) -> ObjectStore:
+        """Where the files are."""
+        return self.reader.store
+
+    @property
+    def names(self) -> tuple[str | None, str, str]:
+        """What the three columns of time are called; see `names_of_times`."""
+        return names_of_times(self.reader)
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of the entries. Those of time follow them."""
+        return self.reader.schema
+
+    @unwrapped()
+    def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
+        """Return the frame. A partitioned dataset is read with no exchange; each bucket is sorted by key and time."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        rows = self.reader.history_frame(session_of(spark))
+        edge = edge_of(self.reader)
+        if edge is not None:  # whether or not a compaction has dropped it already
+            rows = rows.where(F.col(VALID_TO).isNull() | (F.col(VALID_TO) > F.timestamp_micros(F.lit(edge))))
+        if not self.reader.sealed.partition_by:
+            rows = rows.coalesce(1)
+        key = [column(name) for name in self.reader.sealed.key]
+        in_time = Window.partitionBy(*key).orderBy(VALID_FROM)
+        goes_on = F.lag(VALID_TO).over(in_time) == F.col(VALID_FROM)
+        same: Column = F.coalesce(goes_on, F.lit(False)) & ~F.lag(TOMBSTONE, 1, True).over(in_time)
+        for name in content_of(self.reader):
+            same = same & F.lag(column(name)).over(in_time).eqNullSafe(column(name))
+        starts = (F.col(TOMBSTONE) | ~same).cast("int")
+        runs = rows.withColumn(_STARTS, starts).withColumn(_RUN, F.sum(_STARTS).over(in_time))
+        whole = Window.partitionBy(*key, _RUN).orderBy(VALID_FROM).rowsBetween(0, Window.unboundedFollowing)
+        ended = runs.withColumn(VALID_TO, F.last(VALID_TO).over(whole))
+        start, end, current = self.names
+        return ended.where((F.col(_STARTS) == 1) & ~F.col(TOMBSTONE)).select(
+            *[column(name) for name in self.schema.names],
+            *([F.col(VALID_FROM).alias(start)] if start else []),
+            F.col(VALID_TO).alias(end),
+            F.col(VALID_TO).isNull().alias(current),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EntriesAt:
+    """The entries of a dataset that were valid at a moment; raises DatasetError for one that its history lacks."""
+
+    reader: Reader
+    moment: datetime
+
+    def __post_init__(self) -> None:
+        check_history(self.reader)
+        check_moment(self.reader, self.moment)
+
+    @property
+    def dataset(self) -> str:
+        """The dataset's name."""
+        return self.reader.dataset
+
+    @property
+    def version(self) -> str:
+        """The id of the version that was read (of a bounded dataset, of the one that was valid)."""
+        return self.read.version
+
+    @property
+    def store(self) -> ObjectStore:
+        """Where the files are."""
+        return self.reader.store
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of the entries."""
+        return self.read.schema
+
+    @property
+    def read(self) -> VersionReader:
+        """The version whose files are read."""
+        if isinstance(self.reader, VersionReader):
+            return self.reader
+        valid = self.reader.at(self.moment)
+        assert valid is not None, "the moment was checked"
+        return valid
+
+    @unwrapped()
+    def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
+        """Return the entries as a DataFrame with the columns of `schema`: a bucketed scan, as `Dataset.frame` is."""
+        from pyspark.sql import functions as F
+
+        if isinstance(self.reader, VersionsOverTime):
+            return self.read.frame(spark)
+        return self.reader.frame_at(spark, F.timestamp_micros(F.lit(micros(self.moment))))
+
+
+def check_history(reader: Reader) -> None:
+    """Refuse a version that holds entries of one time only. Raises DatasetError."""
+    if isinstance(reader, VersionReader) and reader.sealed.history is None:
+        raise without_history(reader.dataset)
+
+
+def check_moment(reader: Reader, moment: datetime) -> None:
+    """Refuse a time without its zone, and one that lies before what the history holds."""
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
+        raise ConfigurationError(
+            f"dataset {reader.dataset!r} is to be read as it was valid at {moment!r}: expected a time with its zone.",
+            "Give a datetime with one: tzinfo=UTC.",
+            argument="moment",
+            dataset=reader.dataset,
+        )
+    edge = edge_of(reader)
+    asked = micros(moment)
+    assert asked is not None
+    if edge is not None and asked < edge:
+        since = moment_of(edge)
+        raise DatasetError(
+            f"dataset {reader.dataset!r}: what was valid at {moment.astimezone(UTC)} is not known; its history "
+            f"begins at {since.astimezone(UTC)}.",
+            "A longer history keeps more: history=… of a change stream, discard=DiscardPolicy(keep=…) of versions.",
+            dataset=reader.dataset,
+        )
+
+
+def edge_of(reader: Reader) -> int | None:
+    """Return the first moment that the history is whole at, in microseconds since the epoch; None: it has no begin."""
+    return reader.edge if isinstance(reader, VersionsOverTime) else reader.sealed.edge
+
+
+def content_of(reader: Reader) -> list[str]:
+    """Return the columns that say whether two entries of a key are equal: not since when they are valid."""
+    told = _told_by(reader)
+    return [name for name in reader.schema.names if name not in reader.sealed.key and name != told]
+
+
+def names_of_times(reader: Reader) -> tuple[str | None, str, str]:
+    """Return what the columns of time are called beside those of entries.
+
+    Where entries tell since when they are valid in a column `valid_from`, that is it (None: there is no other). Where
+    they have another column that is called as one of the three, all begin with `__`.
+    """
+    own = {name.lower() for name in reader.schema.names}
+    told = _told_by(reader) == "valid_from"
+    if own & ({"valid_to", "is_current"} if told else {"valid_from", "valid_to", "is_current"}):
+        return ("__valid_from", "__valid_to", "__is_current")
+    return (None if told else "valid_from", "valid_to", "is_current")
+
+
+def _told_by(reader: Reader) -> str | None:
+    """Return the column that says since when an entry is valid, None where its record or version does."""
+    history = reader.sealed.history if isinstance(reader, VersionReader) else None
+    return None if history is None else history.valid_from

@@ -1,0 +1,682 @@
+"""One row group of a sealed file, decoded and searchable by key.
+
+Rows are sorted by key. Key columns are searched in their stored form (schemas/plain_values.py) straight in Arrow's
+buffers, so nothing is converted that is not asked for.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import hashlib
+import json
+import operator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from dagster_adjunct.assets.reading.file_cache import FileCache
+from dagster_adjunct.resources.bucketing.files import as_laid_out, unpack_footer
+from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
+from dagster_adjunct.resources.errors import (
+    ManifestMismatchError,
+    NullKeyError,
+    ObjectNotFoundError,
+    SchemaMismatchError,
+)
+from dagster_adjunct.resources.objects.arrow_files import RangedFile, open_object
+from dagster_adjunct.resources.schemas.schema import Field, Plain, to_plain
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from dagster_adjunct.assets.versions.version import SealedVersion
+    from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation
+    from dagster_adjunct.resources.objects.store import ObjectStore
+
+# Keys of entries: from what a caller gives to the declared types, and back from manifests.
+#
+# 1 as int and as bigint hash differently, so a key is brought to the declared type before it
+# is hashed, and a value of another kind is an error, never a miss.
+
+
+_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+
+
+def coerce_key(what: str, fields: Sequence[Field], key: object) -> tuple[Any, ...]:
+    """Return `key` as one value a key column, in the declared types.
+
+    A key of one column may be given bare; others as a tuple in the order of the key, or as a mapping by column
+    name. `what` names the dataset in errors. Raises SchemaMismatchError and NullKeyError.
+    """
+    names = [field.name for field in fields]
+    if isinstance(key, Mapping):
+        if set(key) != set(names):
+            raise SchemaMismatchError(
+                f"{what}: a key names the columns {', '.join(map(str, key))}: expected {', '.join(names)}.",
+                "Give exactly the key columns.",
+                argument="key",
+            )
+        values: tuple[Any, ...] = tuple(key[name] for name in names)
+    elif isinstance(key, tuple | list):
+        values = tuple(key)
+    else:
+        values = (key,)
+    if len(values) != len(fields):
+        raise SchemaMismatchError(
+            f"{what}: a key of {len(values)} value(s) is given: the key is ({', '.join(names)}).",
+            "Give one value a key column, as a tuple in this order or as a dict.",
+            argument="key",
+        )
+    return tuple(_coerce(what, field, value) for field, value in zip(fields, values, strict=True))
+
+
+def key_from_text(what: str, fields: Sequence[Field], texts: Sequence[str]) -> tuple[Any, ...]:
+    """Return the key that a command line gives, one text a key column (times as ISO 8601, binary as base64)."""
+    if len(texts) != len(fields):
+        raise SchemaMismatchError(
+            f"{what}: {len(texts)} key value(s) are given: the key is ({', '.join(f.name for f in fields)}).",
+            "Give one value a key column, in this order.",
+            argument="key",
+        )
+    values = []
+    for field, text in zip(fields, texts, strict=True):
+        try:
+            values.append(_parser(field.type)(text))
+        except (ValueError, InvalidOperation) as error:
+            raise _wrong(what, field, text) from error
+    return coerce_key(what, fields, tuple(values))
+
+
+def decode_key(types: Sequence[str], encoded: Sequence[Any]) -> tuple[Any, ...]:
+    """Return a key of columns of these types that `encode_key` wrote into a manifest."""
+    return tuple(
+        _parser(kind)(value) if isinstance(value, str) else value for kind, value in zip(types, encoded, strict=True)
+    )
+
+
+def plain_key(
+    types: Sequence[str], plain: Sequence[Callable[[Any], Plain]], encoded: Sequence[Any] | None
+) -> tuple[Plain, ...]:
+    """Return a key of a manifest in stored form (`plain`: by key column); () where the manifest has none."""
+    if encoded is None:
+        return ()
+    return tuple(stored(value) for stored, value in zip(plain, decode_key(types, encoded), strict=True))
+
+
+def _parser(kind: str) -> Callable[[str], Any]:
+    if kind in _BITS:
+        return int
+    if kind.startswith("decimal"):
+        return Decimal
+    parsers: dict[str, Callable[[str], Any]] = {
+        "date": dt.date.fromisoformat,
+        "timestamp": _timestamp,
+        "binary": lambda text: base64.b64decode(text, validate=True),
+    }
+    return parsers.get(kind, str)
+
+
+def _timestamp(text: str) -> dt.datetime:
+    value = dt.datetime.fromisoformat(text)
+    return value if value.tzinfo else value.replace(tzinfo=dt.UTC)
+
+
+def _coerce(what: str, field: Field, value: object) -> Any:
+    if value is None:
+        raise NullKeyError(
+            f"{what}: a key has no {field.name!r}.", "No entry has a null in its key.", column=field.name
+        )
+    try:
+        coerced = _CHECKS.get(field.type.partition("(")[0], _text)(field, value)
+    except (TypeError, ValueError, OverflowError, InvalidOperation) as error:
+        raise _wrong(what, field, value) from error
+    return coerced
+
+
+def _integer(field: Field, value: object) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    number = operator.index(value)  # type: ignore[arg-type]
+    if not -(2 ** (_BITS[field.type] - 1)) <= number < 2 ** (_BITS[field.type] - 1):
+        raise ValueError
+    return number
+
+
+def _text(field: Field, value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    value.encode()  # a half of a surrogate pair can't be stored, so it is no key
+    return str(value)
+
+
+def _date(field: Field, value: object) -> dt.date:
+    if isinstance(value, dt.datetime) or not isinstance(value, dt.date):
+        raise TypeError
+    return value
+
+
+def _instant(field: Field, value: object) -> dt.datetime:
+    if not isinstance(value, dt.datetime) or value.tzinfo is None:
+        raise TypeError
+    return value.astimezone(dt.UTC)
+
+
+def _decimal(field: Field, value: object) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, Decimal | int):
+        raise TypeError
+    precision, scale = (int(part) for part in field.type[8:-1].split(","))
+    number = Decimal(value)
+    exact = number.quantize(Decimal(1).scaleb(-scale))
+    if exact != number or len(exact.as_tuple().digits) > precision:
+        raise ValueError
+    return exact
+
+
+def _binary(field: Field, value: object) -> bytes:
+    if not isinstance(value, bytes | bytearray):
+        raise TypeError
+    return bytes(value)
+
+
+_CHECKS: dict[str, Callable[[Field, object], Any]] = {
+    **dict.fromkeys(_BITS, _integer),
+    "date": _date,
+    "timestamp": _instant,
+    "decimal": _decimal,
+    "binary": _binary,
+}
+_EXPECTED = {
+    **{kind: f"a whole number of {bits} bits" for kind, bits in _BITS.items()},
+    "string": "a text",
+    "date": "a date (not a date with a time)",
+    "timestamp": "a datetime with a time zone",
+    "decimal": "a Decimal or whole number that fits",
+    "binary": "bytes",
+}
+
+
+def _wrong(what: str, field: Field, value: object) -> SchemaMismatchError:
+    expected = _EXPECTED.get(field.type.partition("(")[0], field.type)
+    return SchemaMismatchError(
+        f"{what}: key column {field.name!r} is {field.type}, and {value!r} ({type(value).__name__}) is given: "
+        f"expected {expected}.",
+        "Convert the value first.",
+        column=field.name,
+    )
+
+
+# The codes of memoryview.cast, by Arrow type.
+_CODES = {
+    "int8": "b", "int16": "h", "int32": "i", "int64": "q", "date32": "i", "timestamp": "q", "float": "f", "double": "d",
+}  # fmt: skip
+
+
+class RowGroup:
+    """The rows of one row group. Keys, and leading parts of keys, are tuples in stored form."""
+
+    __slots__ = ("_keys", "_values", "rows", "size", "table")
+
+    def __init__(self, table: pa.Table, layout: BucketLayout) -> None:
+        self.table = table
+        self.rows: int = table.num_rows
+        self.size: int = table.nbytes
+        columns = {name: _one_array(table.column(name)) for name in layout.columns}
+        self._values = {name: _reader(column) for name, column in columns.items()}
+        self._keys = [_searchable(columns[name], kind) for name, kind in zip(layout.key, layout.key_types, strict=True)]
+
+    def key(self, row: int) -> tuple[Plain, ...]:
+        """Return the key of this row."""
+        return tuple(column[row] for column in self._keys)
+
+    def find(self, key: tuple[Plain, ...]) -> int | None:
+        """Return the row of this key."""
+        row = self.first_from(key)
+        if row < self.rows and self.key(row) == key:
+            return row
+        return None
+
+    def first_from(self, key: tuple[Plain, ...]) -> int:
+        """Return the first row whose key, as far as `key` goes, is not less; the number of rows if all are less."""
+        low, high = 0, self.rows
+        last = len(key) - 1
+        for index, value in enumerate(key):
+            column = self._keys[index]
+            low = bisect_left(column, value, low, high)
+            if index < last:
+                high = bisect_right(column, value, low, high)
+        return low
+
+    def range_of(self, prefix: tuple[Plain, ...]) -> tuple[int, int]:
+        """Return the first row whose key begins so, and the row after the last; the same number where none does."""
+        low, high = 0, self.rows
+        for column, value in zip(self._keys, prefix, strict=False):
+            low, high = bisect_left(column, value, low, high), bisect_right(column, value, low, high)
+        return low, high
+
+    def value(self, name: str, row: int) -> Any:
+        return self._values[name](row)
+
+    def entry(self, names: Sequence[str], row: int) -> dict[str, Any]:
+        """Return these columns of one row."""
+        values = self._values
+        return {name: values[name](row) for name in names}
+
+
+def range_of_group(metadata: pq.FileMetaData, group: int) -> tuple[int, int]:
+    """Return where a row group begins in its file, and its length, in bytes."""
+    row_group = metadata.row_group(group)
+    begins, ends = [], []
+    for index in range(metadata.num_columns):
+        column = row_group.column(index)
+        at = column.data_page_offset
+        if column.has_dictionary_page and column.dictionary_page_offset:
+            at = min(at, column.dictionary_page_offset)
+        begins.append(at)
+        ends.append(at + column.total_compressed_size)
+    return min(begins), max(ends) - min(begins)
+
+
+def decode_group(metadata: pq.FileMetaData, group: int, data: bytes, layout: BucketLayout) -> RowGroup:
+    """Return a row group from its bytes. Raises pyarrow's errors, or OSError, where they are damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    start, _ = range_of_group(metadata, group)
+    # Only the group's own range is read through the window, whose end is where pyarrow expects the file's.
+    source = pa.PythonFile(RangedFile(start + len(data), partial(_within, memoryview(data), start)), mode="r")
+    file = pq.ParquetFile(source, metadata=metadata, pre_buffer=False, page_checksum_verification=True)
+    table = file.read_row_group(group, columns=list(layout.columns), use_threads=False)
+    return RowGroup(as_laid_out(table, layout).combine_chunks(), layout)
+
+
+def _within(data: memoryview, start: int, at: int, count: int) -> memoryview:
+    """Return bytes of a file of which only `data` is there, from `start` on."""
+    if at < start:
+        raise OSError(f"bytes at {at} are asked for, before the row group at {start}")
+    return data[at - start : at - start + count]
+
+
+class _Bytes(Sequence[bytes]):
+    """Texts or binaries of one Arrow array as bytes."""
+
+    __slots__ = ("_data", "_offsets")
+
+    def __init__(self, array: pa.Array) -> None:
+        self._offsets, self._data = _pieces(array)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, row: Any) -> Any:
+        offsets = self._offsets
+        return bytes(self._data[offsets[row] : offsets[row + 1]])
+
+
+class _Unscaled(Sequence[int]):
+    """The unscaled numbers of an Arrow array of decimals, 16 bytes each."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, array: pa.Array) -> None:
+        self._data = memoryview(array.buffers()[1])[16 * array.offset : 16 * (array.offset + len(array))]
+
+    def __len__(self) -> int:
+        return len(self._data) // 16
+
+    def __getitem__(self, row: Any) -> Any:
+        return int.from_bytes(self._data[16 * row : 16 * row + 16], "little", signed=True)
+
+
+class _Converted(Sequence[Plain]):
+    """Any column as stored forms, each made when it is asked for."""
+
+    __slots__ = ("_column", "_plain")
+
+    def __init__(self, column: Any, plain: Callable[[Any], Plain]) -> None:
+        self._column, self._plain = column, plain
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self._plain(self._column[row].as_py())
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Return the only chunk: reading a value of it is faster. More than 2 GiB of text stay in chunks."""
+    return column.chunk(0) if column.num_chunks == 1 else column
+
+
+def _searchable(column: pa.Array | pa.ChunkedArray, kind: str) -> Sequence[Any]:
+    """Return a key column, which has no nulls, as stored forms."""
+    import pyarrow as pa
+
+    if isinstance(column, pa.ChunkedArray) or not len(column):
+        return _Converted(column, to_plain(kind))
+    if kind in ("string", "binary"):
+        return _Bytes(column)
+    return _Unscaled(column) if kind.startswith("decimal") else cast(Sequence[int], _numbers(column))
+
+
+def _reader(column: pa.Array | pa.ChunkedArray) -> Callable[[int], Any]:
+    """Return what gives the value of a row as `as_py` does, which takes up to ten times as long.
+
+    The usual types are read from Arrow's buffers, others as pyarrow reads them.
+    """
+    import pyarrow as pa
+    import pyarrow.types as t
+
+    read: Callable[[int], Any] | None = None
+    if isinstance(column, pa.Array) and len(column):
+        if t.is_string(column.type):
+            read = _texts(column)
+        elif t.is_timestamp(column.type):
+            read = _instants(column)
+        elif t.is_integer(column.type) or t.is_floating(column.type):
+            read = _numbers(column).__getitem__
+    if read is None:
+        return lambda row: column[row].as_py()
+    return _with_nulls(column, read) if column.null_count else read
+
+
+def _with_nulls(column: pa.Array, read: Callable[[int], Any]) -> Callable[[int], Any]:
+    bits, offset = memoryview(column.buffers()[0]), column.offset
+
+    def value(row: int) -> Any:
+        at = row + offset
+        return read(row) if bits[at >> 3] >> (at & 7) & 1 else None
+
+    return value
+
+
+def _texts(column: pa.Array) -> Callable[[int], str]:
+    offsets, data = _pieces(column)
+    return lambda row: str(data[offsets[row] : offsets[row + 1]], "utf-8")
+
+
+def _instants(column: pa.Array) -> Callable[[int], dt.datetime]:
+    import pyarrow as pa
+
+    micros = _numbers(column)
+    epoch = pa.scalar(0, column.type).as_py()  # of the time zone class that pyarrow uses
+    return lambda row: epoch + dt.timedelta(microseconds=micros[row])
+
+
+def _pieces(array: pa.Array) -> tuple[memoryview, memoryview]:
+    """Return the offsets of an array of texts or binaries, and what they point into."""
+    _, offsets, data = array.buffers()
+    ends = memoryview(offsets).cast("i")[array.offset : array.offset + len(array) + 1]
+    return ends, memoryview(data) if data is not None else memoryview(b"")
+
+
+def _numbers(array: pa.Array) -> Any:
+    """Return an array of fixed width as a memoryview of the numbers in it."""
+    code: Any = _CODES[str(array.type).partition("[")[0]]
+    return memoryview(array.buffers()[1]).cast(code)[array.offset : array.offset + len(array)]
+
+
+T = TypeVar("T")
+_CHUNK = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """One file of a version, where it is stored. `what` names the dataset and version in errors."""
+
+    store: ObjectStore
+    what: str
+    folder: str
+    file: BucketFile
+
+    @property
+    def key(self) -> str:
+        """The object's key."""
+        return f"{self.folder}/{self.file.name}"
+
+    def sha256(self) -> str:
+        """Return the object's SHA-256, read in ranges as long as the manifest lists. Raises ObjectNotFoundError."""
+        digest = hashlib.sha256()
+        for start in range(0, self.file.size, _CHUNK):
+            digest.update(self.store.get_range(self.key, start, min(_CHUNK, self.file.size - start)))
+        return digest.hexdigest()
+
+    def open(self) -> pq.ParquetFile:
+        """Return the opened file. Raises ManifestMismatchError where it is missing or can't be read."""
+        import pyarrow.parquet as pq
+
+        return self.reading(
+            lambda: pq.ParquetFile(
+                open_object(self.store, self.key, self.file.size), page_checksum_verification=True, pre_buffer=True
+            )
+        )
+
+    def reading(self, read: Callable[[], T]) -> T:
+        """Return what `read` returns; its errors about a damaged file become ManifestMismatchError."""
+        import pyarrow as pa
+
+        try:
+            return read()
+        except ObjectNotFoundError as error:
+            raise self.damaged("it is missing") from error
+        except (pa.ArrowException, OSError) as error:
+            raise self.damaged(f"it can't be read: {str(error).partition(chr(10))[0]}") from error
+
+    def damaged(self, problem: str) -> ManifestMismatchError:
+        return ManifestMismatchError(
+            f"{self.what}: the manifest lists {self.key} with {self.file.rows} rows in {self.file.size} bytes, "
+            f"and {problem}.",
+            "Restore that object from a backup (its SHA-256 is in the manifest), or open an earlier version; other "
+            "versions are untouched.",
+            key=self.key,
+        )
+
+
+def files_of(store: ObjectStore, dataset: str, sealed: SealedVersion) -> list[StoredFile]:
+    """Return all files of a version, those of every generation."""
+    what = f"dataset {dataset!r}, version {sealed.id}"
+    return [
+        StoredFile(store, what, generation.folder, file)
+        for generation in sealed.generations
+        for file in generation.files
+    ]
+
+
+def count_nulls(files: Sequence[StoredFile], columns: Sequence[str]) -> dict[str, int]:
+    """Return how many nulls these columns hold, from the files' footers: a small read for each file."""
+    nulls = dict.fromkeys(columns, 0)
+    for stored in files:
+        for name, count in stored.reading(partial(_nulls, stored.open(), columns)).items():
+            nulls[name] += count
+    return nulls
+
+
+def _nulls(file: pq.ParquetFile, columns: Sequence[str]) -> dict[str, int]:
+    metadata, nulls = file.metadata, dict.fromkeys(columns, 0)
+    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    for name in columns:
+        for group in range(metadata.num_row_groups):
+            statistics = metadata.row_group(group).column(paths.index(name)).statistics
+            if statistics is None or not statistics.has_null_count:
+                nulls[name] += file.read_row_group(group, columns=[name]).column(0).null_count
+            else:
+                nulls[name] += statistics.null_count
+    return nulls
+
+
+# Finds single entries in sealed Parquet files without Spark, reading only the row groups that may hold them.
+#
+# Files are sorted by key. The manifest's key range says whether a file can hold a key, the footer in which row
+# group, and a binary search finds the row. Files never change, so footers and decoded row groups are kept in a
+# bounded cache that all views of a process may share. A row group is one ranged request; a footer is none where the
+# manifest has it, else one.
+
+
+Key = tuple[Plain, ...]
+_TAIL = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """A file's metadata, and of each row group a key that none of its keys is less than.
+
+    That is the group's first key where `exact`. Files written before these were kept tell by their statistics,
+    and only of the first key column.
+    """
+
+    metadata: pq.FileMetaData
+    starts: tuple[Key, ...]
+    exact: bool
+
+    def group_of(self, key: Key) -> int:
+        """Return the last row group that may hold this key, or what follows it; earlier ones only if not `exact`."""
+        return max(0, bisect_right(self.starts, key) - 1)
+
+
+class KeyFiles:
+    """The files of one generation, for lookups by key. `what` names the dataset and version in errors."""
+
+    def __init__(
+        self, store: ObjectStore, what: str, layout: BucketLayout, generation: Generation, cache: FileCache
+    ) -> None:
+        self.id = generation.id
+        self._layout, self._cache = layout, cache
+        self._place = f"{store.url}/{generation.folder}"
+        self._as = layout.ddl  # a version whose columns have changed since reads the same files as others do, otherwise
+        self._key, self._types = layout.key, layout.key_types
+        self._plain = tuple(to_plain(kind) for kind in self._types)
+        self._files = {
+            file.bucket: (
+                StoredFile(store, what, generation.folder, file),
+                plain_key(self._types, self._plain, file.min_key),
+                plain_key(self._types, self._plain, file.max_key),
+            )
+            for file in generation.files
+        }
+
+    def find(self, bucket: int, key: Key) -> tuple[RowGroup, int] | None:
+        """Return the row group and row of this key, given in stored form, or None.
+
+        Raises ManifestMismatchError when the file is missing or damaged.
+        """
+        stored = self._files.get(bucket)
+        if stored is None:
+            return None
+        file, least, greatest = stored
+        if key < least or (greatest and key > greatest):
+            return None
+        footer = self._footer(file)
+        rows = self._group_at(file, footer, key)[1]
+        row = rows.find(key)
+        return None if row is None else (rows, row)
+
+    def find_all(self, bucket: int, prefix: Key) -> Iterator[tuple[RowGroup, int, int]]:
+        """Yield (row group, first row, row after the last) of the keys that begin so, in their order."""
+        stored = self._files.get(bucket)
+        if stored is None:
+            return
+        file, least, greatest = stored
+        width = len(prefix)
+        if prefix < least[:width] or (greatest and prefix > greatest[:width]):
+            return
+        footer = self._footer(file)
+        group = footer.group_of(prefix)
+        while group < len(footer.starts) and footer.starts[group][:width] <= prefix:
+            rows = self._group(file, footer, group)
+            first, after = rows.range_of(prefix)
+            if after > first:
+                yield rows, first, after
+            group += 1
+
+    def scan(self, bucket: int, start: Key, end: Key | None) -> Iterator[tuple[RowGroup, int, int]]:
+        """Yield (row group, first row, row after the last) of the keys from `start` on and less than `end`.
+
+        Both may be leading parts of keys; () is before all keys, None after all. A row group is read when it is
+        asked for.
+        """
+        stored = self._files.get(bucket)
+        if stored is None:
+            return
+        file, least, greatest = stored
+        if (end is not None and least >= end) or (greatest and greatest[: len(start)] < start):
+            return
+        footer = self._footer(file)
+        group, rows = self._group_at(file, footer, start)
+        first = rows.first_from(start)
+        while True:
+            after = rows.rows if end is None else rows.first_from(end)
+            if after > first:
+                yield rows, first, after
+            group, first = group + 1, 0
+            if after < rows.rows or group == len(footer.starts) or (end is not None and footer.starts[group] >= end):
+                return
+            rows = self._group(file, footer, group)
+
+    def _group_at(self, file: StoredFile, footer: Footer, key: Key) -> tuple[int, RowGroup]:
+        """Return the row group in which this key is, if it is in the file, or where it would be."""
+        group = footer.group_of(key)
+        rows = self._group(file, footer, group)
+        while not footer.exact and group and key < rows.key(0):
+            group -= 1
+            rows = self._group(file, footer, group)
+        return group, rows
+
+    # -- reading
+
+    def _group(self, file: StoredFile, footer: Footer, group: int) -> RowGroup:
+        def load() -> tuple[RowGroup, int]:
+            start, length = range_of_group(footer.metadata, group)
+            data = file.reading(lambda: file.store.get_range(file.key, start, length))
+            if len(data) < length:
+                raise file.damaged(f"it ends before its row group {group}")
+            rows = file.reading(lambda: decode_group(footer.metadata, group, data, self._layout))
+            return rows, rows.size
+
+        return self._cache.get((self._place, self._as, file.file.bucket, group), load)
+
+    def _footer(self, file: StoredFile) -> Footer:
+        def load() -> tuple[Footer, int]:
+            stored = file.file.footer
+            tail = unpack_footer(stored) if stored is not None else file.reading(lambda: _tail(file))
+            metadata = file.reading(lambda: _parse(tail))
+            if metadata.num_rows != file.file.rows:
+                raise file.damaged(f"it has {metadata.num_rows} rows")
+            return self._described(metadata), 4 * len(tail)  # parsed, it takes a few times its stored size
+
+        return self._cache.get((self._place, file.file.bucket), load)
+
+    def _described(self, metadata: pq.FileMetaData) -> Footer:
+        stored = (metadata.metadata or {}).get(GROUP_KEYS)
+        if stored is not None:
+            starts_of_groups = (plain_key(self._types, self._plain, key) for key in json.loads(stored))
+            return Footer(metadata, tuple(starts_of_groups), True)
+        columns = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+        first = columns.index(self._key[0])
+        starts: list[Key] = []
+        for group in range(metadata.num_row_groups):
+            stats = metadata.row_group(group).column(first).statistics
+            # Without statistics: no less than the group before, since rows are sorted.
+            known = (self._plain[0](stats.min),) if stats is not None and stats.has_min_max else ()
+            starts.append(max(known, starts[-1] if starts else ()))
+        return Footer(metadata, tuple(starts), False)
+
+
+def _tail(file: StoredFile) -> bytes:
+    """Return the file from its footer on, in one request unless the footer is very long."""
+    size = file.file.size
+    tail = file.store.get_range(file.key, max(0, size - _TAIL), min(size, _TAIL))
+    length = int.from_bytes(tail[-8:-4], "little") + 8
+    if len(tail) < length <= size:
+        tail = file.store.get_range(file.key, size - length, length)
+    return tail[-length:]
+
+
+def _parse(tail: bytes) -> pq.FileMetaData:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    return pq.read_metadata(pa.BufferReader(tail))

@@ -1,0 +1,492 @@
+"""Looks for keys in everything that a dataset stores, whether anything refers to it or not: the proof of an erasure."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.reading.key_lookup import coerce_key, decode_key
+from dagster_adjunct.assets.retention.discard import Judged
+from dagster_adjunct.assets.versions.dataset_log import SETS
+from dagster_adjunct.assets.versions.leases import attempts
+from dagster_adjunct.resources.bucketing.files import BucketFile, encode_key, unpack_footer
+from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
+from dagster_adjunct.resources.errors import MalformedDocumentError, ObjectNotFoundError
+from dagster_adjunct.resources.objects.arrow_files import open_object
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.resources.bucketing.files import BucketLayout
+    from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore
+    from dagster_adjunct.resources.schemas.schema import Field
+
+# Takes keys out of stored documents: out of manifests of the past, verdicts, and reasons that operators gave.
+#
+# Works on the documents' JSON, so that it also reads what a newer version of this package wrote.
+
+
+CLEARED = "(cleared by an erasure)"
+FORGET = "forget"
+"""The action of the commit that an erasure makes."""
+
+_DISCARD = "discard"
+_REASONS = ("reason", "why")
+_VERDICT = {"name", "passed", "message", "facts"}
+_FILE = {"bucket", "name", "rows", "sha256"}
+
+
+def redacted(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
+    """Return a document's JSON value without these keys; what does not name them stays as it is.
+
+    Cleared are the messages and facts of verdicts, and reasons, that name a key, and key ranges and footers of files
+    that hold one: with `all_ranges` those of all files, which nobody needs in manifests of the past. What remains
+    is still a document of its kind.
+
+    What an erasure gave as its own reason is searched for keys with text only: a number or a date in it may be the
+    request's. The reason of a discard is counts, and is not searched.
+    """
+    if isinstance(value, list):
+        return [redacted(item, keys, all_ranges=all_ranges) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() >= _FILE:
+        return _without_range(value) if all_ranges or _lists(value, keys) else value
+    if value.keys() >= _VERDICT:
+        named = keys.named_in(value["message"], value["facts"])
+        return {**value, "message": CLEARED, "facts": {}} if named else value
+    action = value.get("action")
+    wanted = keys.with_text() if action == FORGET else keys
+    return {
+        name: CLEARED
+        if name in _REASONS and isinstance(field, str) and action != _DISCARD and wanted.named_in(field)
+        else redacted(field, keys, all_ranges=all_ranges)
+        for name, field in value.items()
+    }
+
+
+def _without_range(file: dict[str, Any]) -> dict[str, Any]:
+    return {name: field for name, field in file.items() if name != "footer"} | {"min_key": None, "max_key": None}
+
+
+def _lists(file: dict[str, Any], keys: KeySet) -> bool:
+    return keys.listed_as(file.get("min_key")) or keys.listed_as(file.get("max_key")) or _in_footer(file, keys)
+
+
+def _in_footer(file: dict[str, Any], keys: KeySet) -> bool:
+    """Whether a footer gives one of the keys away: as a row group's first, or as the least or greatest value."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not file.get("footer"):
+        return False
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(unpack_footer(file["footer"])))
+    except (MalformedDocumentError, pa.ArrowException, OSError):
+        return True  # what can't be read can't be shown to be without them
+    if any(keys.listed_as(key) for key in json.loads((metadata.metadata or {}).get(GROUP_KEYS, b"[]"))):
+        return True
+    if len(keys.fields) > 1:
+        return False  # statistics are of single columns: two of them do not make a key
+    columns = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    at = columns.index(keys.fields[0].name)
+    statistics = (metadata.row_group(group).column(at).statistics for group in range(metadata.num_row_groups))
+    return any(
+        (of_group.min,) in keys.keys or (of_group.max,) in keys.keys
+        for of_group in statistics
+        if of_group and of_group.has_min_max
+    )
+
+
+_WORKERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """An object in which keys were found, or which could not be searched, and what was found there."""
+
+    object: str
+    finding: str
+
+    def __str__(self) -> str:
+        return f"{self.object}: {self.finding}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeySearch:
+    """What a search through a dataset's objects has seen: Parquet files, their rows, and JSON documents.
+
+    `found` are the objects that hold one of the keys, `unsearched` those that could not be read.
+    """
+
+    objects: int
+    rows: int
+    documents: int
+    found: tuple[Sighting, ...]
+    unsearched: tuple[Sighting, ...]
+
+    @property
+    def clean(self) -> bool:
+        """Whether everything was searched and none of the keys was found."""
+        return not self.found and not self.unsearched
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the search as JSON-able values."""
+        return {
+            **{name: getattr(self, name) for name in ("objects", "rows", "documents")},
+            "found": [str(sighting) for sighting in self.found],
+            "unsearched": [str(sighting) for sighting in self.unsearched],
+        }
+
+
+def search_keys(log: DatasetLog, keys: KeySet) -> KeySearch:
+    """Search every object of a dataset: its files, also those that nothing refers to, and all its documents.
+
+    Reads the key columns of each file and every manifest, so it takes as long as reading these.
+    """
+    listed = list(log.lake.store.list(f"{log.prefix}/"))
+    files = [item for item in listed if item.key.startswith(f"{log.prefix}/data/")]
+    documents = [item.key for item in listed if item not in files and item.key.endswith(".json")]
+    in_files = search_files(log.lake.store, files, keys)
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        sightings = [sighting for sighting in pool.map(partial(_search_document, log, keys), documents) if sighting]
+        shared = set_manifests(log)
+        sightings += [sighting for sighting in pool.map(partial(_search_document, log, keys), shared) if sighting]
+    lost = _unlisted_files(log, {item.key for item in files})
+    return KeySearch(
+        objects=in_files.objects,
+        rows=in_files.rows,
+        documents=len(documents) + len(shared),
+        found=(*in_files.found, *(sighting for sighting in sightings if sighting.finding != _UNREADABLE)),
+        unsearched=(
+            *in_files.unsearched,
+            *(sighting for sighting in sightings if sighting.finding == _UNREADABLE),
+            *lost,
+        ),
+    )
+
+
+def search_files(store: ObjectStore, files: Iterable[ObjectInfo], keys: KeySet) -> KeySearch:
+    """Search Parquet objects for rows with one of these keys."""
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        seen = list(pool.map(partial(_search_file, store, keys), files))
+    return KeySearch(
+        objects=len(seen),
+        rows=sum(rows for rows, _, _ in seen),
+        documents=0,
+        found=tuple(sighting for _, sighting, _ in seen if sighting),
+        unsearched=tuple(lost for _, _, lost in seen if lost),
+    )
+
+
+def set_manifests(log: DatasetLog) -> list[str]:
+    """Return the manifests of the version set that a dataset is a member of."""
+    name = log.version_set()
+    return [] if name is None else [item.key for item in log.lake.store.list(f"{SETS}/{name}/manifests/")]
+
+
+def own_part(log: DatasetLog, key: str, document: Any) -> Any:
+    """Return the part of a document that is about this dataset: of a version set's manifest, its member."""
+    if key.startswith(f"{SETS}/"):
+        return document["body"]["members"].get(log.name)
+    return document
+
+
+_UNREADABLE = "it can't be read"
+
+
+def _search_document(log: DatasetLog, keys: KeySet, key: str) -> Sighting | None:
+    try:
+        part = own_part(log, key, json.loads(log.lake.store.get(key).data))
+    except ObjectNotFoundError:
+        return None  # deleted since it was listed
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Sighting(key, _UNREADABLE)
+    return None if redacted(part, keys) == part else Sighting(key, "it names a key")
+
+
+def _search_file(store: ObjectStore, keys: KeySet, item: ObjectInfo) -> tuple[int, Sighting | None, Sighting | None]:
+    """Return the rows searched, what was found, and why it could not be searched."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = [field.name for field in keys.fields]
+    hits = 0
+    try:
+        file = pq.ParquetFile(open_object(store, item.key, item.size), pre_buffer=True)
+        missing = [name for name in names if name not in file.schema_arrow.names]
+        if missing:
+            return 0, None, Sighting(item.key, f"it has no column {missing[0]!r}")
+        for group in range(file.num_row_groups):
+            hits += len(keys.rows_in(file.read_row_group(group, columns=names)))
+    except ObjectNotFoundError:
+        return 0, None, None  # deleted since it was listed
+    except (pa.ArrowException, OSError) as error:
+        return 0, None, Sighting(item.key, f"{_UNREADABLE}: {str(error).partition(chr(10))[0]}")
+    rows = f"{hits} row has" if hits == 1 else f"{hits} rows have"
+    return file.metadata.num_rows, Sighting(item.key, f"{rows} one of the keys") if hits else None, None
+
+
+def _unlisted_files(log: DatasetLog, there: set[str]) -> list[Sighting]:
+    """Find files of retained versions that are not there: nobody can say what they held."""
+    manifest = log.read()[1]
+    if manifest is None:
+        return []
+    listed = [
+        (f"version {ref.id}", log.read_version(ref).generations) for ref in manifest.listed if ref.document is not None
+    ]
+    return [
+        Sighting(key, f"{what} lists it, and it is missing")
+        for what, generations in [*listed, *manifest.generations_without_document()]
+        for generation in generations
+        for file in generation.files
+        if (key := f"{generation.folder}/{file.name}") not in there
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """Folders and documents that no version reaches and that hold a key.
+
+    `garbage` is nobody's. `builds` are on record: they may be about to be published, or be taken up by an advance.
+    """
+
+    garbage: tuple[str, ...] = ()
+    builds: tuple[Judged, ...] = ()
+
+
+def find_leftovers(log: DatasetLog, manifest: DatasetManifest, keys: KeySet) -> Leftovers:
+    """Search what no retained version reaches and what is not doomed already."""
+    store = log.lake.store
+    known = manifest.reachable() | set(manifest.doomed)
+    files = [item for item in store.list(f"{log.prefix}/data/") if _folder(item.key) not in known]
+    seen = search_files(store, files, keys)
+    # What can't be read can't be proved to be without the keys, so it goes with what holds them.
+    holding = {_folder(sighting.object) for sighting in (*seen.found, *seen.unsearched)}
+    documents = [item.key for item in store.list(f"{log.prefix}/versions/") if item.key not in known]
+    holding |= {key for key in documents if _names_a_key(log, key, keys)}
+    on_record = list(attempts(log.lake, log.name))
+    garbage, builds = [], []
+    for entry in sorted(holding):
+        record = next((attempt for attempt in on_record if attempt.id in entry), None)
+        if record is None:
+            garbage.append(entry)
+        else:
+            build = f"a build on record, renewed at {record.renewed:%Y-%m-%d %H:%M} UTC"
+            builds.append(Judged(entry, None, f"{build}: it is published by an advance, or discarded past its grace"))
+    return Leftovers(tuple(garbage), tuple(builds))
+
+
+def delete_superseded(log: DatasetLog) -> int:
+    """Delete documents of retained versions that have another document by now; return how many.
+
+    Readers need a document only while they open its version: one that meets the deletion opens it again.
+    """
+    manifest = log.read()[1]
+    assert manifest is not None
+    documents = {ref.document for ref in manifest.listed}
+    ids = {ref.id for ref in manifest.listed}
+    gone = [
+        item.key
+        for item in log.lake.store.list(f"{log.prefix}/versions/")
+        if item.key not in documents and item.key.rsplit("/", 1)[1].rpartition("-")[0] in ids
+    ]
+    log.lake.store.delete_many(gone)
+    return len(gone)
+
+
+def clear_past(log: DatasetLog, keys: KeySet) -> int:
+    """Clear the keys, and all key ranges, from manifests of the past; return how many were written anew.
+
+    They go on saying who did what, when and why. The current one was made without the keys, and what is committed
+    after it is made from it.
+    """
+    commit, _ = log.read()
+    assert commit is not None
+    own = [item.key for item in log.lake.store.list(f"{log.prefix}/manifests/")]
+    # A member's own log ended when it joined its version set.
+    past = own if commit.manifest_key.startswith(f"{SETS}/") else _until(own, commit.manifest_key)
+    past += _until(set_manifests(log), commit.manifest_key)
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        return sum(pool.map(partial(_clear, log, keys), past))
+
+
+def _until(manifests: Iterable[str], current: str) -> list[str]:
+    """Return the manifests up to the current one's number, without it: also those of commits that lost a race."""
+    return [key for key in manifests if key != current and _number(key) <= _number(current)]
+
+
+def _number(manifest_key: str) -> str:
+    return manifest_key.rsplit("/", 1)[1].partition("-")[0]
+
+
+def _clear(log: DatasetLog, keys: KeySet, key: str) -> bool:
+    store = log.lake.store
+    try:
+        document = json.loads(store.get(key).data)
+    except ObjectNotFoundError:
+        return False  # discarded since it was listed
+    part = own_part(log, key, document)
+    cleared = redacted(part, keys, all_ranges=True)
+    if cleared == part:
+        return False
+    if key.startswith(f"{SETS}/"):
+        document["body"]["members"][log.name] = cleared
+    else:
+        document = cleared
+    store.put(key, json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
+    return True
+
+
+def _names_a_key(log: DatasetLog, key: str, keys: KeySet) -> bool:
+    try:
+        document = json.loads(log.lake.store.get(key).data)
+    except (ObjectNotFoundError, ValueError):
+        return False
+    return bool(redacted(document, keys) != document)
+
+
+def _folder(key: str) -> str:
+    return key.rsplit("/", 1)[0]
+
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeySet:
+    """Some keys of one dataset, in the declared types of its key columns."""
+
+    fields: tuple[Field, ...]
+    keys: frozenset[Key]
+
+    @classmethod
+    def of(cls, what: str, fields: Sequence[Field], keys: Iterable[object]) -> KeySet:
+        """Return these keys, each given as for `get`. Raises SchemaMismatchError; `what` names the dataset in it."""
+        return cls(tuple(fields), frozenset(coerce_key(what, fields, key) for key in keys))
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def with_text(self) -> KeySet:
+        """Return the keys with text in them, which words can't name by chance as they can a number or a date."""
+        return _with_text(self)
+
+    def buckets(self, layout: BucketLayout) -> set[int]:
+        """Return the buckets in which these keys would be."""
+        from dagster_adjunct.resources.bucketing.hashing import bucket_of
+
+        if not layout.bucket_by:
+            return {0}
+        names = [field.name for field in self.fields]
+        places = [names.index(name) for name in layout.bucket_by]
+        types = [self.fields[place].type for place in places]
+        return {bucket_of([key[place] for place in places], types, layout.partitions) for key in self.keys}
+
+    def may_be_in(self, file: BucketFile) -> bool:
+        """Whether a key lies in the range that the manifest lists for this file."""
+        if file.min_key is None or file.max_key is None:
+            return True
+        types = [field.type for field in self.fields]  # rows over time have their moment behind the key
+        least, greatest = (decode_key(types, end[: len(types)]) for end in (file.min_key, file.max_key))
+        return any(least <= key <= greatest for key in self.keys)
+
+    def rows_in(self, table: pa.Table) -> list[int]:
+        """Return the rows of a table, with the key columns, that have one of these keys."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        columns = [table.column(field.name) for field in self.fields]
+        wanted = pa.array(sorted({key[0] for key in self.keys}), columns[0].type)
+        likely: list[int] = pc.indices_nonzero(pc.is_in(columns[0], value_set=wanted)).to_pylist()
+        return [row for row in likely if tuple(column[row].as_py() for column in columns) in self.keys]
+
+    def listed_as(self, stored: object) -> bool:
+        """Whether a value of a stored document is one of these keys as manifests write them, alone or with a moment."""
+        if not isinstance(stored, list):
+            return False
+        own = stored[:-1] if len(stored) > len(self.fields) and _is_moment(stored[-1]) else stored
+        return tuple(own) in _encoded(self)
+
+    def named_in(self, *values: Any) -> bool:
+        """Whether words, or JSON-able values, name one of these keys: every part of it, as a word of its own."""
+        text = "\n".join(_texts(values))
+        return bool(text) and any(all(_named(forms, text) for forms in key) for key in _forms_of(self))
+
+
+def _is_moment(value: object) -> bool:
+    try:
+        return isinstance(value, str) and dt.datetime.fromisoformat(value).tzinfo is not None
+    except ValueError:
+        return False
+
+
+@lru_cache(maxsize=8)
+def _with_text(keys: KeySet) -> KeySet:
+    return KeySet(keys.fields, frozenset(key for key in keys.keys if any(isinstance(part, str) for part in key)))
+
+
+@lru_cache(maxsize=8)
+def _encoded(keys: KeySet) -> frozenset[tuple[Any, ...]]:
+    return frozenset(tuple(encode_key(key)) for key in keys.keys)
+
+
+@lru_cache(maxsize=8)
+def _forms_of(keys: KeySet) -> list[tuple[tuple[str, ...], ...]]:
+    """Return, for each part of each key, the ways in which it may be written in words."""
+    return [tuple(tuple({form for form in _forms(part) if form}) for part in key) for key in keys.keys]
+
+
+def _named(forms: tuple[str, ...], text: str) -> bool:
+    # A key such as "N1" is not meant by "N10".
+    return any(form in text and re.search(_bounded(form), text) for form in forms)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _texts(name)
+            yield from _texts(inner)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for inner in value:
+            yield from _texts(inner)
+    elif value is not None:
+        yield str(value)
+
+
+def _bounded(form: str) -> str:
+    before = r"(?<!\w)" if re.match(r"\w", form[0]) else ""
+    after = r"(?!\w)" if re.match(r"\w", form[-1]) else ""
+    return f"{before}{re.escape(form)}{after}"
+
+
+def _forms(value: Any) -> Iterator[str]:
+    yield str(value)
+    yield repr(value)
+    if isinstance(value, str):
+        yield repr(value)[1:-1]
+        yield json.dumps(value)[1:-1]
+        yield json.dumps(value, ensure_ascii=False)[1:-1]
+    elif isinstance(value, bytes):
+        yield from (base64.b64encode(value).decode(), value.hex(), repr(value)[2:-1])
+    elif isinstance(value, dt.datetime):
+        utc, local = value.replace(tzinfo=None), value.astimezone().replace(tzinfo=None)
+        for moment in (value, utc, local):  # Spark's rows have the time of this machine, without a zone
+            yield from (moment.isoformat(), str(moment))
+        yield f"{utc.isoformat()}Z"
+    elif isinstance(value, dt.date):
+        yield value.isoformat()
+    elif isinstance(value, Decimal):
+        yield from (f"{value:f}", f"{value.normalize():f}", f"{value:,f}")
+    elif isinstance(value, int):
+        yield f"{value:,}"

@@ -1,0 +1,608 @@
+"""Takes keys out of the generations of a change stream's table: of the served one, of one being built, of earlier ones.
+
+Generations that are served or built are written again without the rows of the keys, live ones and tombstones alike;
+one commit puts them in the place of the old. Versions before it read the old ones, and can't be read any more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from dagster_adjunct.assets.reading.key_lookup import StoredFile, files_of
+from dagster_adjunct.assets.retention.key_search import FORGET, Leftovers, find_leftovers, redacted, search_files
+from dagster_adjunct.assets.versions.leases import AttemptRenewal, attempt_key
+from dagster_adjunct.assets.versions.manifest import (
+    BoundedManifest,
+    Change,
+    DatasetManifest,
+    Pin,
+    UnboundedManifest,
+    as_bounded,
+    as_unbounded,
+    manifest_from,
+    stored_body,
+)
+from dagster_adjunct.assets.versions.version import (
+    TOMBSTONE,
+    SealedVersion,
+    VersionRef,
+    current_rows,
+    layout_of,
+    version_id,
+)
+from dagster_adjunct.resources.bucketing.files import (
+    BucketFile,
+    BucketLayout,
+    Generation,
+    as_laid_out,
+    attempt_of,
+    bucket_file_name,
+)
+from dagster_adjunct.resources.bucketing.write_over_time import TOLD, VALID_FROM, OverTimeWrite
+from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    DatasetError,
+    DatasetNotFoundError,
+    ManifestMismatchError,
+    ObjectExistsError,
+)
+from dagster_adjunct.resources.objects.store import telling_of_staged
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.retention.key_search import KeySet
+    from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
+
+# A generation without some of its entries: the files that hold them written anew, the others copied byte for byte.
+#
+# Spark reads a generation as a whole folder, so the new one has a folder of its own with all its files.
+
+
+@dataclass(frozen=True, slots=True)
+class RewrittenVersion:
+    """A version that held some of the keys, and the one that took its place. `rows` is how many entries went.
+
+    Of an unbounded dataset, a generation: `old` and `new` are the folders of its files, `rows` are live rows and
+    tombstones, and `state` tells one that is served from one of a table that is being built.
+    """
+
+    old: str
+    new: str
+    name: str | None
+    state: str
+    rows: int
+
+
+def files_with(files: Sequence[StoredFile], layout: BucketLayout, keys: KeySet) -> dict[str, int]:
+    """Return which of these files hold rows with one of the keys, by name, and how many; {} where none does.
+
+    Only files whose bucket and key range fit are opened. Raises ManifestMismatchError where one is damaged.
+    """
+    buckets = keys.buckets(layout)
+    rows_by_file = {}
+    for stored in files:
+        if stored.file.bucket in buckets and keys.may_be_in(stored.file):
+            count = _count(stored, keys)
+            if count:
+                rows_by_file[stored.file.name] = count
+    return rows_by_file
+
+
+def live_rows_with(files: Sequence[StoredFile], keys: KeySet, affected: dict[str, int]) -> int:
+    """Return how many rows with one of the keys, in the `affected` of these files, are no tombstones."""
+    live = 0
+    for stored in files:
+        if stored.file.name in affected:
+            tombstones = _count(stored, keys, deleted=True)
+            live += affected[stored.file.name] - tombstones
+    return live
+
+
+def rewrite_generation(
+    files: Sequence[StoredFile],
+    layout: BucketLayout,
+    number: int,
+    keys: KeySet,
+    affected: dict[str, int],
+    attempt: Attempt,
+) -> Generation:
+    """Write a generation's files again without the rows of these keys, which are in the `affected` ones.
+
+    Rows keep what they carry beside their columns. Files that are written have no digest, and none without rows is.
+    """
+    new = attempt.generation(number)
+    written = []
+    for stored in files:
+        if stored.file.name in affected:
+            file = _write_without(stored, layout, keys, new.folder)
+        else:
+            file = _copy(stored, new.folder)
+        if file is not None and file.rows:
+            written.append(file)
+    new = attempt.generation(number, written)
+    # A manifest that was too large with footers would be so again.
+    return new.without_footers() if all(stored.file.footer is None for stored in files) else new
+
+
+def rewrite_without(
+    log: DatasetLog, sealed: SealedVersion, keys: KeySet, affected: dict[str, int], attempt: Attempt
+) -> SealedVersion:
+    """Write a version of one generation again without the entries of these keys, in the `affected` files.
+
+    The new version has the number and the name of the old one and an id of its own. One with a file that has no
+    digest has none either, so it equals nothing that is delivered later.
+    """
+    (generation,) = sealed.generations
+    stored = files_of(log.lake.store, log.name, sealed)
+    new = rewrite_generation(stored, sealed.layout, generation.id, keys, affected, attempt)
+    changes = {
+        "id": version_id(sealed.number, attempt.id),
+        "generations": (new,),
+        "rows": new.rows,
+        "digest": new.digest,
+        "counters": {**sealed.counters, "forgotten": sealed.counters.get("forgotten", 0) + sum(affected.values())},
+    }
+    return sealed.after(**changes)
+
+
+def _count(stored: StoredFile, keys: KeySet, *, deleted: bool = False) -> int:
+    names = [*(field.name for field in keys.fields), *([TOMBSTONE] if deleted else [])]
+    file = stored.open()
+
+    def count() -> int:
+        tables = (file.read_row_group(group, columns=names) for group in range(file.num_row_groups))
+        return sum(len(keys.rows_in(table.filter(table.column(TOMBSTONE)) if deleted else table)) for table in tables)
+
+    return stored.reading(count)
+
+
+def _write_without(stored: StoredFile, layout: BucketLayout, keys: KeySet, folder: str) -> BucketFile | None:
+    import numpy as np
+
+    file = stored.open()
+    over_time = OverTimeWrite(told=bool(stored.file.stats.get(TOLD))) if VALID_FROM in layout.key else None
+    options = WriteOptions(stored.what, over_time=over_time)
+    writer = BucketFileWriter(stored.store, folder, stored.file.bucket, layout, options)
+    try:
+        for group in range(file.num_row_groups):
+            rows = stored.reading(partial(file.read_row_group, group, columns=list(layout.columns)))
+            kept = np.ones(rows.num_rows, dtype=bool)
+            kept[keys.rows_in(rows)] = False
+            # A table of a change stream has files from before its columns were added or widened.
+            left = rows.filter(kept)
+            writer.write(as_laid_out(left, layout) if layout.hidden else left)
+        written = writer.finish()
+    finally:
+        writer.discard()
+    # Readers look there whether tombstones were left out.
+    return written and replace(written, stats={**stored.file.stats, **written.stats})
+
+
+def _copy(stored: StoredFile, folder: str) -> BucketFile:
+    """Copy a file through this machine, checking its SHA-256 on the way: a damaged one is not passed on."""
+    path = stored.store.staging_dir() / f"{uuid4().hex}.parquet"
+    name = bucket_file_name(stored.file.bucket, attempt_of(folder))
+    try:
+        stored.reading(lambda: stored.store.download(stored.key, path))
+        with telling_of_staged(stored.store, path, stored.what), path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if sha256 != stored.file.sha256:
+            raise stored.damaged(f"its SHA-256 is {sha256}, the manifest lists {stored.file.sha256}")
+        with suppress(ObjectExistsError):  # our own request, repeated on the way: only this attempt uses the name
+            stored.store.upload(path, f"{folder}/{name}")
+    finally:
+        path.unlink(missing_ok=True)
+    return replace(stored.file, name=name)
+
+
+@dataclass(frozen=True, slots=True)
+class Regenerated:
+    """A generation and what takes its place. `rows` is how many went, `live` those of them that were no tombstones."""
+
+    old: Generation
+    new: Generation
+    attempt: Attempt
+    rows: int
+    live: int
+
+
+@dataclass
+class Regenerating:
+    """One erasure under way. A generation is searched once, however often the commit is decided again.
+
+    By folder: `clean` are generations that hold none of the keys, `regenerated` what takes the place of the others, and
+    `holding` generations that only earlier versions read and that hold a key or can't be read.
+    """
+
+    log: DatasetLog
+    keys: KeySet
+    by: str
+    clean: set[str] = field(default_factory=set)
+    regenerated: dict[str, Regenerated] = field(default_factory=dict)
+    holding: set[str] = field(default_factory=set)
+    leftovers: Leftovers = field(default_factory=Leftovers)
+
+    def commit(self, reason: str) -> UnboundedManifest:
+        """Commit the table without the keys, dooming what held them; return what is current then.
+
+        What is committed meanwhile is searched too. Raises ManifestMismatchError, with nothing erased, when a damaged
+        file can't be searched.
+        """
+        try:
+            current = self.log.rewrite(partial(self._commit_once, reason), slower="they can be searched for keys")
+        except CommitConflictError:
+            self._tidy(None)
+            raise
+        self._tidy(current)
+        return current
+
+    def _commit_once(self, reason: str) -> UnboundedManifest:
+        commit, manifest = self.log.read()
+        if commit is None or manifest is None:
+            raise DatasetNotFoundError(
+                f"dataset {self.log.name!r} has no commit any more.", "Check the lake.", dataset=self.log.name
+            )
+        manifest = as_unbounded(manifest)
+        self.regenerated = {folder: made for folder, made in self.regenerated.items() if self._stands(manifest, made)}
+        self._look(manifest)
+        self.leftovers = find_leftovers(self.log, manifest, self.keys)
+        commit_id = self.log.attempt().id
+        after = self._after(manifest, commit.number + 1, commit_id, reason)
+        if after is not None:
+            self.log.commit(commit, after, by=self.by, commit_id=commit_id)
+        return after or manifest
+
+    def rewritten(self, manifest: DatasetManifest) -> tuple[RewrittenVersion, ...]:
+        """Return the generations that were rewritten, of those that this manifest holds."""
+        served = {generation.folder for generation in manifest.version.generations} if manifest.version else set()
+        return tuple(
+            RewrittenVersion(
+                made.old.folder, made.new.folder, None, "served" if made.new.folder in served else "building", made.rows
+            )
+            for made in self.regenerated.values()
+        )
+
+    def reworded(self, manifest: DatasetManifest) -> int:
+        """Return how many versions only got another document: versions of a change stream have none of their own."""
+        return 0
+
+    # -- looking
+
+    def _look(self, manifest: UnboundedManifest) -> None:
+        for layout, generation in _in_use(manifest):
+            folder = generation.folder
+            if folder in self.clean or folder in self.regenerated:
+                continue
+            files = self._files(manifest, generation)
+            try:
+                affected = files_with(files, layout, self.keys)
+                if affected:
+                    self.regenerated[folder] = self._without(files, layout, generation, affected)
+                else:
+                    self.clean.add(folder)
+            except ManifestMismatchError as error:
+                if not self._in_use_now(folder):
+                    continue  # compacted and discarded meanwhile: the commit fails, and is decided again
+                raise error.reworded(
+                    f"{error.problem} So it can't be said whether it holds a key, and nothing was erased.",
+                    f"Restore that object, or rebuild the dataset ({self.log.name}), and run the erasure again.",
+                    dataset=self.log.name,
+                ) from error
+        earlier = {retired.folder for retired in manifest.retired} - self.clean - self.holding
+        files_of_earlier = [item for folder in sorted(earlier) for item in self.log.lake.store.list(f"{folder}/")]
+        seen = search_files(self.log.lake.store, files_of_earlier, self.keys)
+        # What can't be read can't be proved to be without the keys, so it goes with what holds them.
+        holding = {sighting.object.rsplit("/", 1)[0] for sighting in (*seen.found, *seen.unsearched)}
+        self.holding |= holding
+        self.clean |= earlier - holding
+
+    def _files(self, manifest: UnboundedManifest, generation: Generation) -> list[StoredFile]:
+        version = manifest.version
+        served = version is not None and generation in version.generations
+        what = f"dataset {self.log.name!r}, {f'version {version.id}' if version and served else 'being built'}"
+        return [StoredFile(self.log.lake.store, what, generation.folder, file) for file in generation.files]
+
+    def _without(
+        self, files: Sequence[StoredFile], layout: BucketLayout, generation: Generation, affected: dict[str, int]
+    ) -> Regenerated:
+        attempt = self.log.attempt()
+        # On record until the commit, so that nobody takes the new files for garbage.
+        with AttemptRenewal(self.log.lake, self.log.name, attempt.id, self.by):
+            live = live_rows_with(files, self.keys, affected)
+            new = rewrite_generation(files, layout, generation.id, self.keys, affected, attempt)
+        return Regenerated(generation, new, attempt, sum(affected.values()), live)
+
+    def _in_use_now(self, folder: str) -> bool:
+        manifest = self.log.read()[1]
+        now = () if manifest is None else _in_use(as_unbounded(manifest))
+        return any(folder == generation.folder for _, generation in now)
+
+    # -- deciding
+
+    def _after(self, manifest: UnboundedManifest, number: int, commit_id: str, reason: str) -> UnboundedManifest | None:
+        """Return the manifest without the keys; None when there is nothing to do."""
+        version, retired, retained_from = manifest.version, manifest.retired, manifest.retained_from
+        served = version.generations if version is not None else ()
+        hit = [self.regenerated[generation.folder] for generation in served if generation.folder in self.regenerated]
+        if version is not None and hit:
+            version = self._version(version, hit, number, commit_id)
+            retained_from = number
+        else:
+            retained_from = max(
+                [retained_from, *(generation.until for generation in retired if generation.folder in self.holding)]
+            )
+        gone = [generation.folder for generation in retired if generation.until <= retained_from]
+        bootstrap = manifest.bootstrap
+        building = [self.regenerated[g.folder].new if g.folder in self.regenerated else g for g in bootstrap.building]
+        gone += [g.folder for g in bootstrap.building if g.folder in self.regenerated]
+        bootstrap = bootstrap.model_copy(update={"building": tuple(g for g in building if g.files)})
+        after = manifest.after(
+            version=version,
+            retired=tuple(generation for generation in retired if generation.until > retained_from),
+            retained_from=retained_from,
+            bootstrap=bootstrap,
+        )
+        after = as_unbounded(manifest_from(redacted(stored_body(after), self.keys)))
+        doomed = [*manifest.doomed, *self.leftovers.garbage, *gone, *(made.old.folder for made in hit)]
+        kept = after.reachable()
+        doomed = [entry for entry in dict.fromkeys(doomed) if entry not in kept]
+        if after == manifest and doomed == list(manifest.doomed):
+            return None
+        change = Change(action=FORGET, version=version.id if version is not None and hit else None, reason=reason)
+        return after.after(doomed=tuple(doomed), change=change)
+
+    def _version(
+        self, version: SealedVersion, hit: Sequence[Regenerated], number: int, commit_id: str
+    ) -> SealedVersion:
+        """Return the served version with the new generations; those without a row left are not needed."""
+        new = [self.regenerated[g.folder].new if g.folder in self.regenerated else g for g in version.generations]
+        rows = version.rows
+        if version.history is not None:
+            left = [generation for generation in new if generation.files] or new[:1]
+            rows = current_rows(left[0]) if len(left) == 1 else None
+        elif rows is not None:
+            rows -= sum(made.live for made in hit)
+        elif len(version.generations) > 1 and version.order_by is None and not any(g.files for g in new[1:]):
+            rows = new[0].rows  # a base alone, which has no tombstones
+        facts = {
+            "id": version_id(number, commit_id),
+            "number": number,
+            "sealed_at": self.log.lake.now(),
+            "generations": tuple(g for g in new if g.files) or (new[0],),
+            "rows": rows,
+            "counters": {"forgotten": sum(made.rows for made in hit)},
+        }
+        return version.after(**facts)
+
+    def _stands(self, manifest: UnboundedManifest, made: Regenerated) -> bool:
+        """Whether what was rewritten is needed still, and nobody has discarded it: with no grace, a discard may have.
+
+        It dooms before it deletes, in a commit that we have read or that makes ours fail.
+        """
+        needed = any(generation.folder == made.old.folder for _, generation in _in_use(manifest))
+        there = {item.key for item in self.log.lake.store.list(f"{made.new.folder}/")}
+        whole = {f"{made.new.folder}/{file.name}" for file in made.new.files} <= there
+        stands = needed and whole and made.new.folder not in manifest.doomed
+        if not stands:
+            self._drop(made)
+        return stands
+
+    def _tidy(self, manifest: UnboundedManifest | None) -> None:
+        """Take the builds off record; without a manifest that holds them, delete them too."""
+        for made in self.regenerated.values():
+            if manifest is None:
+                self._drop(made)
+            else:
+                self.log.lake.store.delete(attempt_key(self.log.lake, self.log.name, made.attempt.id))
+
+    def _drop(self, made: Regenerated) -> None:
+        self.log.drop(made.new)
+        self.log.lake.store.delete(attempt_key(self.log.lake, self.log.name, made.attempt.id))
+
+
+def _in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLayout, Generation]]:
+    """Yield the generations of the served version and of a table that is being built, with how their rows lie."""
+    if manifest.version is not None:
+        yield from ((manifest.version.layout, generation) for generation in manifest.version.generations)
+    bootstrap, declared = manifest.bootstrap, manifest.declaration
+    if bootstrap.columns is not None:
+        layout = layout_of(
+            bootstrap.columns,
+            declared.key,
+            declared.partition_by,
+            declared.partitions,
+            positioned=True,
+            over_time=declared.history is not None,
+            position_type=declared.position_type,
+        )
+        yield from ((layout, generation) for generation in bootstrap.building)
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """What takes the place of a retained version: rewritten under a new id, or only with another document.
+
+    `rows` is how many entries went.
+    """
+
+    old: VersionRef
+    new: VersionRef
+    sealed: SealedVersion
+    attempt: Attempt | None
+    rows: int
+
+
+@dataclass
+class Replacing:
+    """One erasure under way. A version's document is looked at once, however often the commit is decided again.
+
+    `clean` are the documents that name none of the keys, of versions that hold none; `replacements` are what takes the
+    place of the others, by the old document.
+    """
+
+    log: DatasetLog
+    keys: KeySet
+    by: str
+    clean: set[str] = field(default_factory=set)
+    replacements: dict[str, Replacement] = field(default_factory=dict)
+    leftovers: Leftovers = field(default_factory=Leftovers)
+
+    def commit(self, reason: str) -> BoundedManifest:
+        """Commit the dataset without the keys, dooming what held them; return what is current then.
+
+        A version that is published meanwhile is looked at too. Raises ManifestMismatchError, with nothing erased,
+        when a damaged file can't be searched.
+        """
+        current = self.log.rewrite(partial(self._commit_once, reason), slower="they can be searched for keys")
+        self._tidy(current)
+        return current
+
+    def _commit_once(self, reason: str) -> BoundedManifest:
+        commit, current = self.log.read()
+        assert current is not None
+        manifest = as_bounded(current)
+        self.replacements = {old: new for old, new in self.replacements.items() if self._stands(manifest, new)}
+        for ref in manifest.built:
+            self._look_at(ref)
+        self.leftovers = find_leftovers(self.log, manifest, self.keys)
+        after = self._after(manifest, reason)
+        if after is not None:
+            self.log.commit(commit, after, by=self.by)
+        return after or manifest
+
+    def rewritten(self, manifest: DatasetManifest) -> tuple[RewrittenVersion, ...]:
+        """Return the versions that were rewritten, of those that this manifest holds."""
+        made = [replacement for replacement in self.made(manifest) if replacement.rows]
+        return tuple(RewrittenVersion(one.old.id, one.new.id, one.new.name, one.new.state, one.rows) for one in made)
+
+    def reworded(self, manifest: DatasetManifest) -> int:
+        """Return how many versions only got another document."""
+        return sum(not replacement.rows for replacement in self.made(manifest))
+
+    def made(self, manifest: DatasetManifest) -> list[Replacement]:
+        """Return the replacements that this manifest holds."""
+        documents = {ref.document for ref in manifest.listed}
+        return [made for made in self.replacements.values() if made.new.document in documents]
+
+    # -- looking
+
+    def _look_at(self, ref: VersionRef) -> None:
+        assert ref.document is not None
+        if ref.document in self.clean or ref.document in self.replacements:
+            return
+        try:
+            replacement = self._replacement(ref, self.log.read_version(ref))
+        except (DatasetError, ManifestMismatchError) as error:
+            if not self._retained(ref):
+                return  # discarded meanwhile, with its objects
+            if isinstance(error, DatasetError):
+                raise
+            raise error.reworded(
+                f"{error.problem} So it can't be said whether it holds a key, and nothing was erased.",
+                f"Restore that object, or give the version up (withdraw, drop and discard {ref.id}), and run the "
+                "erasure again.",
+                dataset=self.log.name,
+                version=ref.id,
+            ) from error
+        if replacement is None:
+            self.clean.add(ref.document)
+        else:
+            self.replacements[ref.document] = replacement
+            self.clean.add(str(replacement.new.document))
+
+    def _retained(self, ref: VersionRef) -> bool:
+        manifest = self.log.read()[1]
+        return manifest is not None and any(listed.document == ref.document for listed in manifest.listed)
+
+    def _replacement(self, ref: VersionRef, sealed: SealedVersion) -> Replacement | None:
+        affected = files_with(files_of(self.log.lake.store, self.log.name, sealed), sealed.layout, self.keys)
+        attempt, new = None, sealed
+        if affected:
+            attempt = self.log.attempt()
+            # On record until the commit, so that nobody takes the new files for garbage.
+            with AttemptRenewal(self.log.lake, self.log.name, attempt.id, self.by):
+                new = rewrite_without(self.log, sealed, self.keys, affected, attempt)
+        new = SealedVersion.model_validate(redacted(new.model_dump(mode="json"), self.keys))
+        if new == sealed:
+            return None
+        (generation,) = new.generations
+        changes = {
+            "id": new.id,
+            "rows": new.rows,
+            "document": self.log.write_version(new),
+            "folders": (generation.folder,),
+            "bytes": generation.size,
+        }
+        return Replacement(ref, ref.model_copy(update=changes), new, attempt, sum(affected.values()))
+
+    # -- deciding
+
+    def _after(self, manifest: BoundedManifest, reason: str) -> BoundedManifest | None:
+        """Return the manifest without the keys; None when there is nothing to do."""
+        old = {
+            ref.id: self.replacements[str(ref.document)] for ref in manifest.built if ref.document in self.replacements
+        }
+        after = replaced(manifest, old)
+        after = as_bounded(manifest_from(redacted(stored_body(after), self.keys)))
+        doomed = [*manifest.doomed, *self.leftovers.garbage]
+        doomed += [entry for made in old.values() for entry in (*made.old.folders, str(made.old.document))]
+        # The old document of a version that keeps its id is not doomed but deleted: leases are on the id.
+        kept = after.reachable() | {str(made.old.document) for made in old.values() if made.new.id == made.old.id}
+        doomed = [entry for entry in dict.fromkeys(doomed) if entry not in kept]
+        if after == manifest and doomed == list(manifest.doomed):
+            return None
+        served = old.get(manifest.version.id) if manifest.version else None
+        change = Change(action=FORGET, version=served.new.id if served else None, reason=reason)
+        return after.after(doomed=tuple(doomed), change=change)
+
+    def _stands(self, manifest: BoundedManifest, made: Replacement) -> bool:
+        """Whether nobody has discarded what was rewritten: with a grace period of nothing, a discard may have.
+
+        It dooms before it deletes, in a commit that we have read or that makes ours fail.
+        """
+        if {*made.new.folders, made.new.document} & set(manifest.doomed):
+            return False
+        store, (generation,) = self.log.lake.store, made.sealed.generations
+        there = {item.key for item in store.list(f"{generation.folder}/")}
+        files = {f"{generation.folder}/{file.name}" for file in generation.files}
+        return files <= there and store.head(str(made.new.document)) is not None
+
+    def _tidy(self, manifest: BoundedManifest) -> None:
+        """Take the builds off record, and delete what was rewritten in vain: its version went meanwhile."""
+        store, used = self.log.lake.store, self.made(manifest)
+        for replacement in self.replacements.values():
+            if replacement not in used:
+                store.delete(str(replacement.new.document))
+                if replacement.attempt is not None:
+                    self.log.drop(replacement.sealed.generations[0])
+            if replacement.attempt is not None:
+                store.delete(attempt_key(self.log.lake, self.log.name, replacement.attempt.id))
+
+
+def replaced(manifest: BoundedManifest, old: Mapping[str, Replacement]) -> BoundedManifest:
+    """Return the manifest with the new versions wherever the old ones stand."""
+
+    def renamed(version: str) -> str:
+        return old[version].new.id if version in old else version
+
+    version, pin = manifest.version, manifest.pin
+    versions = (_moved(ref, old[ref.id].new) if ref.id in old else ref for ref in manifest.versions)
+    return manifest.after(
+        version=old[version.id].sealed if version is not None and version.id in old else version,
+        head=None if manifest.head is None else renamed(manifest.head),
+        pin=None if pin is None else Pin(**{**pin.model_dump(), "version": renamed(pin.version)}),
+        versions=tuple(ref.model_copy(update={"replaced": ref.replaced and renamed(ref.replaced)}) for ref in versions),
+        delivered=tuple(done.model_copy(update={"version": renamed(done.version)}) for done in manifest.delivered),
+    )
+
+
+def _moved(now: VersionRef, new: VersionRef) -> VersionRef:
+    """Return the new version's entry, in the state that the old one is in by now."""
+    kept = {"state": now.state, "reason": now.reason, "verdicts": now.verdicts, "replaced": now.replaced}
+    return new.model_copy(update=kept)

@@ -1,0 +1,357 @@
+"""Changes decoded in this process, from records in Arrow: the same ones that Spark makes, without a session.
+
+records -> change format -> order -> extractor -> changes, each with its position, and its problem if it has one
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.declaration.change_formats import (
+    KEPT,
+    ORDER,
+    PROBLEM,
+    SNAPSHOT,
+    ArrowChangeFormat,
+    kept_marks,
+)
+from dagster_adjunct.assets.declaration.change_values import (
+    NOTHING,
+    SNAPSHOT_ROWS,
+    STREAMED_FIRST,
+    Samples,
+    position_type,
+    shown_text,
+    sortable_in_arrow,
+    told,
+    unlike,
+)
+from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, hiding
+from dagster_adjunct.assets.declaration.policies import DeadLetters
+from dagster_adjunct.assets.sources.change_stream import DEAD_LETTERS
+from dagster_adjunct.assets.sources.changes import (
+    DELETION_OF_NOTHING,
+    RAW,
+    bad_change,
+    checked,
+    looked_at,
+    no_value,
+    schema_of_rows,
+    timeless,
+    too_late,
+    unknown_key,
+)
+from dagster_adjunct.assets.sources.entries import refuse_in_process, what_needs_spark
+from dagster_adjunct.assets.versions.version import POSITION
+from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM
+from dagster_adjunct.resources.schemas.values import CHECKED_TYPES, readable_values, rule_of, spark_date, unreadable
+from dagster_adjunct.resources.streams.system import META, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.sources.opened_stream import Ranges, Source
+    from dagster_adjunct.resources.schemas.schema import Schema
+
+_TYPES = ("string", "boolean", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "binary")
+_SHORT = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
+_ESCAPED = str.maketrans({**{chr(code): f"\\u{code:04X}" for code in range(32)}, **_SHORT})
+
+
+def has_json(kind: str) -> bool:
+    """Whether values of this type are written here; how Java writes fractions and decimals, only Java says."""
+    return kind in _TYPES
+
+
+def json_of_records(records: pa.Table, schema: Schema) -> pa.Array:
+    """Return each record's columns as a JSON object; null columns stand in it as null."""
+    import pyarrow as pa
+
+    names = [f'"{name.translate(_ESCAPED)}":' for name in schema.names]
+    columns = [_texts(records.column(field.name), field.type) for field in schema.fields]
+    rows = zip(*columns, strict=True)
+    texts = [",".join(name + text for name, text in zip(names, row, strict=True)) for row in rows]
+    return pa.array([f"{{{text}}}" for text in texts], pa.string())
+
+
+def _texts(column: pa.ChunkedArray, kind: str) -> list[str]:
+    if kind in ("date", "timestamp"):
+        column = column.cast("int32" if kind == "date" else "int64")
+    return ["null" if value is None else _text(value, kind) for value in readable_values(column, "replace")]
+
+
+def _text(value: Any, kind: str) -> str:
+    if kind == "boolean":
+        return "true" if value else "false"
+    if kind == "string":
+        return f'"{value.translate(_ESCAPED)}"'
+    if kind == "binary":
+        return f'"{base64.b64encode(value).decode()}"'
+    if kind == "date":
+        return f'"{_day(value)}"'
+    if kind == "timestamp":
+        days, micros = divmod(value, 86_400_000_000)
+        seconds, rest = divmod(micros, 1_000_000)
+        time = (dt.datetime.min + dt.timedelta(seconds=seconds)).time()
+        return f'"{_day(days)}T{time:%H:%M:%S}.{rest // 1000:03d}Z"'
+    return str(value)
+
+
+def _day(days: int) -> str:
+    import numpy as np
+
+    return spark_date(str(np.datetime64(days, "D")))
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowDecoder:
+    """A ChangeDecoder over Arrow tables, for changes that fit in memory.
+
+    It reads what `records_in_process` says, in the formats that are ArrowChangeFormats. Dead letters hold records as
+    JSON, and of records with fractions or decimals only Spark writes that.
+    """
+
+    def check(self, source: Source) -> None:
+        spec, needed = source.spec, what_needs_spark(source)
+        if not isinstance(spec.following.changes, ArrowChangeFormat):
+            needed.append(f"the form of its changes ({spec.following.changes.describe()})")
+        assert source.info.schema is not None, "raw records are refused when the input is opened"
+        plain = all(has_json(field.type) for field in source.info.schema.fields)
+        if isinstance(spec.following.on_bad_change, DeadLetters) and not plain:
+            needed.append("dead letters of records with fractions or decimals")
+        if spec.following.initial is not None:
+            needed.append(f"its bulk snapshot ({spec.following.initial.describe()})")
+        refuse_in_process(spec, needed)
+
+    def read_changes(
+        self, source: Source, ranges: Ranges, *, positions_from: int = 0, samples: Samples | None = None
+    ) -> tuple[pa.Table, Samples | None]:
+        return decode_in_arrow(source, source.read_arrow(ranges), positions_from, samples)
+
+    def without_late(
+        self, changes: pa.Table, horizon: int | None, on_bad_change: object
+    ) -> tuple[pa.Table, Callable[[], int] | None]:
+        import pyarrow.compute as pc
+
+        if horizon is None:
+            return changes, None
+        over_time = VALID_FROM in changes.column_names
+        places = changes.column(VALID_FROM).cast("int64") if over_time else changes.column(POSITION)
+        late = pc.fill_null(pc.less_equal(places, horizon), False)
+        if isinstance(on_bad_change, DeadLetters):
+            reasons = [too_late(horizon, over_time) if is_late else None for is_late in late.to_pylist()]
+            return with_problems(changes, reasons), None
+        count = int(pc.sum(late).as_py() or 0)
+        return changes.filter(pc.or_(pc.invert(late), pc.is_valid(changes.column(PROBLEM)))), lambda: count
+
+    def refuse_problems(self, changes: pa.Table, dataset: str) -> pa.Table:
+        import pyarrow.compute as pc
+
+        bad = changes.filter(pc.is_valid(changes.column(PROBLEM)))
+        if bad.num_rows:
+            place, reason = (bad.column(name)[0].as_py() for name in (OFFSET, PROBLEM))
+            raise bad_change(dataset, place, bad.column(PARTITION)[0].as_py(), reason)
+        return _without_marks(changes)
+
+    def without_problems(self, changes: pa.Table) -> pa.Table:
+        import pyarrow.compute as pc
+
+        return _without_marks(changes.filter(pc.is_null(changes.column(PROBLEM))))
+
+    def letters(
+        self, changes: pa.Table, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
+    ) -> pa.Table | None:
+        import pyarrow.compute as pc
+
+        if incomplete:
+            reasons = {(partition, offset): reason for partition, offset, reason in incomplete}
+            places = zip(*(changes.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True)
+            changes = with_problems(changes, [reasons.get(place) for place in places])
+        letters = _letters(changes.filter(pc.is_valid(changes.column(PROBLEM))), spec)
+        return letters if letters.num_rows else None
+
+
+def decode_in_arrow(
+    source: Source, records: pa.Table, positions_from: int = 0, samples: Samples | None = None
+) -> tuple[pa.Table, Samples | None]:
+    """Return what `decode_changes` does, of records in Arrow."""
+    spec, schema, following = source.spec, source.schema, source.spec.following
+    what = f"dataset {spec.name!r} (input {spec.input})"
+    assert source.info.schema is not None, "raw records are refused when the input is opened"
+    assert isinstance(following.changes, ArrowChangeFormat), "other formats are refused"
+    columns = looked_at(spec, schema_of_rows(spec, source.info.schema))
+    records = _with(records, TIMESTAMP, without(records.column(TIMESTAMP), unreadable(records.column(TIMESTAMP))))
+    if following.on_bad_change != "fail":
+        records = _with(records, RAW, json_of_records(records, source.info.schema))
+    rows = _readable(following.changes.decode_arrow(records, columns), columns)
+    if following.order is not None:
+        rows, samples = _with_order(spec, rows, columns, samples)
+    if following.history is not None:
+        rows = _with_time(rows, following.valid_from)
+    if spec.extractor is not None:
+        rows = _readable(_extracted(spec, rows, schema, what), schema)
+    for name in spec.key:
+        nulls = rows.column(name).is_null().to_pylist()
+        rows = with_problems(rows, [f"null key column {name!r}" if null else None for null in nulls])
+    if KEPT in rows.column_names:
+        marks = kept_marks(rows.column(KEPT), spec.key)
+        for name, unknown in zip(spec.key, marks.T.tolist(), strict=True):
+            rows = with_problems(rows, [unknown_key(name) if mark else None for mark in unknown])
+    return _as_changes(spec, rows, schema, positions_from), samples
+
+
+def _with_order(
+    spec: AdjunctDataset, rows: pa.Table, schema: Schema, samples: Samples | None
+) -> tuple[pa.Table, Samples | None]:
+    """Return what order_by_column.py's `with_order` does, of rows in Arrow."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    order = spec.following.order or ()
+    if order == STREAMED_FIRST:
+        below = pc.if_else(rows.column(SNAPSHOT), pa.scalar(SNAPSHOT_ROWS), pa.scalar(0))
+        return _with(rows, ORDER, pc.add(rows.column(OFFSET), below)).drop_columns([SNAPSHOT]), samples
+    values = [position_in_arrow(rows, name, schema) for name in order]
+    string = position_type(order, schema) == "string"
+    if any(schema.field(name).type == "string" for name in order):
+        fine, known = rows.column(PROBLEM).is_null(), samples or (None,) * len(order)
+        sent = [value.filter(pc.and_(fine, value.is_valid())).cast("string") for value in values]
+        first = [new[0].as_py() if len(new) else None for new in sent]
+        found = tuple(new if old is None else old for old, new in zip(known, first, strict=True))
+        samples = None if found == (None,) * len(order) else checked(spec, found)
+    none = pa.array([False] * rows.num_rows)
+    snapshot = rows.column(SNAPSHOT) if SNAPSHOT in rows.column_names else none
+    parts, reasons = [], dict[int, str]()
+    for place, (name, value) in enumerate(zip(order, values, strict=True)):
+        sample = "0" if samples is None else samples[place]
+        lacks = pc.and_(value.is_null(), snapshot if place else none)
+        part = sortable_in_arrow(value.cast("string"), name, sample) if string else value
+        parts.append(pc.if_else(lacks, NOTHING, part) if string else part)
+        bad = pc.indices_nonzero(pc.and_(part.is_null(), pc.invert(lacks)))
+        for row, text in zip(bad.to_pylist(), value.take(bad).cast("string").to_pylist(), strict=True):
+            reasons.setdefault(row, no_value(name) if text is None else shown_text(text) + unlike(name, sample))
+    rows = _with(rows, ORDER, pc.binary_join_element_wise(*parts, "") if string else parts[0])
+    if reasons:
+        rows = with_problems(rows, [reasons.get(row) for row in range(rows.num_rows)])
+    return rows.drop_columns([SNAPSHOT] if SNAPSHOT in rows.column_names else []), samples
+
+
+def position_in_arrow(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedArray:
+    """Return the position that each value of the ordering column stands for: microseconds, days, or the number.
+
+    Texts and decimals are returned as they are.
+    """
+    values, kind = rows.column(name), schema.field(name).type
+    if kind == "string" or kind.startswith("decimal"):
+        return values
+    return values.cast("int32").cast("int64") if kind == "date" else values.cast("int64")
+
+
+def _with_time(rows: pa.Table, name: str | None) -> pa.Table:
+    """Return the rows with the time since when they are valid, of this column or the record's; none is a problem."""
+    import pyarrow as pa
+
+    times = rows.column(TIMESTAMP if name is None else name).cast(pa.timestamp("us", tz="UTC"))
+    rows = _with(rows, VALID_FROM, times)
+    return with_problems(rows, [timeless(name) if none else None for none in times.is_null().to_pylist()])
+
+
+def with_problems(changes: pa.Table, reasons: Sequence[str | None]) -> pa.Table:
+    """Return the changes with what is wrong with them, where nothing was before."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return _with(changes, PROBLEM, pc.coalesce(changes.column(PROBLEM), pa.array(reasons, pa.string())))
+
+
+def _as_changes(spec: AdjunctDataset, rows: pa.Table, schema: Schema, positions_from: int) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    placed = pc.add(rows.column(OFFSET), positions_from) if spec.following.order is None else rows.column(ORDER)
+    if spec.following.order == STREAMED_FIRST:
+        placed = pc.add(placed, positions_from)
+    hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
+    reasons = [told(reason, values=not hidden) for reason in rows.column(PROBLEM).to_pylist()]
+    columns = {name: rows.column(name) for name in (*schema.names, *META)}
+    columns[POSITION] = placed
+    columns[PROBLEM] = pa.array(reasons, pa.string())
+    if spec.following.history is not None:
+        columns[VALID_FROM] = rows.column(VALID_FROM)
+    columns |= {name: rows.column(name) for name in (KEPT, RAW) if name in rows.column_names}
+    return pa.table(columns)
+
+
+def _extracted(spec: AdjunctDataset, rows: pa.Table, schema: Schema, what: str) -> pa.Table:
+    """Return the entries that the extractor makes of rows; deletions and problems go around it."""
+    import pyarrow.compute as pc
+
+    assert spec.extractor is not None
+    extractor = hiding(spec.extractor, spec.sensitive)
+    assert isinstance(extractor, Projection | PythonExtractor), "others are refused"
+    kept = extractor.keeps(spec.key)
+    around = _with(rows, TOMBSTONE, pc.or_(rows.column(TOMBSTONE), pc.is_valid(rows.column(PROBLEM))))
+    entries = extractor.apply_arrow(around, schema, what, spec.key if kept else ())
+    if kept:
+        return entries
+    deleted = entries.column(TOMBSTONE).to_pylist()
+    return with_problems(entries, [DELETION_OF_NOTHING if mark else None for mark in deleted])
+
+
+def _readable(changes: pa.Table, schema: Schema) -> pa.Table:
+    """Return the changes with a problem, and no value, where a date or text is one that Python does not have."""
+
+    for field in (field for field in schema.fields if field.type in CHECKED_TYPES):
+        values = changes.column(field.name)
+        if lacking := unreadable(values, "replace"):
+            reasons = {
+                row: f"column {field.name!r} is {shown_text(text)}, declared {field.type}: {rule_of(field.type)}"
+                for row, text in lacking.items()
+            }
+            changes = with_problems(changes, [reasons.get(row) for row in range(changes.num_rows)])
+            changes = _with(changes, field.name, without(values, lacking))
+    return changes
+
+
+def without(values: pa.ChunkedArray, rows: Collection[int]) -> pa.ChunkedArray:
+    """Return the values with null in these rows."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not rows:
+        return values
+    return pc.if_else(pa.array([row not in rows for row in range(len(values))]), values, pa.scalar(None, values.type))
+
+
+def _letters(bad: pa.Table, spec: AdjunctDataset) -> pa.Table:
+    """Return the dead letters of these changes, one a record, in the order of partition and offset."""
+    import pyarrow as pa
+
+    if not bad.num_rows:
+        return DEAD_LETTERS.to_arrow().empty_table()
+    names = {PARTITION: "partition", OFFSET: "offset", PROBLEM: "reason", RAW: "value", TIMESTAMP: "at"}
+    rows = bad.select(list(names)).rename_columns(list(names.values()))
+    rows = rows.sort_by([("partition", "ascending"), ("offset", "ascending"), ("reason", "ascending")])
+    first: dict[tuple[int, int], int] = {}
+    for row, place in enumerate(zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)):
+        first.setdefault(place, row)
+    rows = rows.take(list(first.values()))
+    whose = {"dataset": spec.name, "stream": str(spec.input)}
+    columns = {name: pa.array([text] * rows.num_rows, pa.string()) for name, text in whose.items()}
+    columns |= {name: rows.column(name) for name in names.values()}
+    return pa.table(columns).cast(DEAD_LETTERS.to_arrow())
+
+
+def _without_marks(changes: pa.Table) -> pa.Table:
+    return changes.drop_columns([name for name in (PROBLEM, RAW) if name in changes.column_names])
+
+
+def _with(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    if name not in table.column_names:
+        return table.append_column(name, values)
+    return table.set_column(table.column_names.index(name), name, values)

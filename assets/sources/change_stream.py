@@ -1,0 +1,393 @@
+"""Transactions of the source, kept whole: ranges that end before the first transaction that is not all there.
+
+Debezium tells on a stream of its own when a transaction has ended, and how many changes of each table it had. Changes
+of one that has not ended yet, or of which some have not arrived, wait, with all that stands behind them in their
+partitions; what is held back this way may make further transactions incomplete, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.declaration.change_formats import PROBLEM
+from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.envelopes import transactions_of
+from dagster_adjunct.assets.declaration.policies import DeadLetters
+from dagster_adjunct.assets.sources.changes import RAW, refuse_problems, without_late
+from dagster_adjunct.assets.sources.opened_stream import system_given
+from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError, StreamNotFoundError
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, OffsetRange, SystemStreamPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+    from dagster_adjunct.assets.declaration.change_values import Samples
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.sources.opened_stream import Ranges, Source
+    from dagster_adjunct.resources.streams.system import StreamSystem
+
+DEAD_LETTERS = Schema.of(
+    dataset="string", stream="string", partition="int", offset="bigint", reason="string", value="string", at="timestamp"
+)
+"""The columns of a stream of dead letters. `value` is the record's columns as JSON, `at` its own time."""
+
+
+def letters_of(changes: DataFrame, spec: AdjunctDataset) -> DataFrame:
+    """Return the dead letters of changes that have a problem: their records, once each."""
+    from pyspark.sql import functions as F
+
+    bad = changes.where(F.col(PROBLEM).isNotNull())
+    whole = bad.groupBy(PARTITION, OFFSET).agg(
+        F.min(PROBLEM).alias("reason"), F.first(RAW).alias("value"), F.first(TIMESTAMP).alias("at")
+    )
+    return whole.select(
+        F.lit(spec.name).alias("dataset"),
+        F.lit(str(spec.input)).alias("stream"),
+        F.col(PARTITION).alias("partition"),
+        F.col(OFFSET).alias("offset"),
+        "reason",
+        "value",
+        "at",
+    )
+
+
+def with_reasons(changes: DataFrame, reasons: Sequence[tuple[int, int, str]]) -> DataFrame:
+    """Return the changes with what is wrong with some of them: partition, offset and reason of each."""
+    from pyspark.sql import functions as F
+
+    told, reason = ("__told_partition", "__told_offset"), "__reason"
+    known = changes.sparkSession.createDataFrame(list(reasons), f"{told[0]} int, {told[1]} bigint, {reason} string")
+    same = (F.col(PARTITION) == F.col(told[0])) & (F.col(OFFSET) == F.col(told[1]))
+    marked = changes.join(F.broadcast(known), same, "left").withColumn(PROBLEM, F.coalesce(PROBLEM, reason))
+    return marked.drop(*told, reason)
+
+
+def without_problems(changes: DataFrame) -> DataFrame:
+    """Return the changes that can be applied."""
+    from pyspark.sql import functions as F
+
+    return changes.where(F.col(PROBLEM).isNull()).drop(PROBLEM, RAW)
+
+
+def send_dead_letters(
+    systems: Mapping[str, StreamSystem],
+    spec: AdjunctDataset,
+    letters: DataFrame | pa.Table,
+    *,
+    producer: str,
+    sequence: int,
+) -> int:
+    """Append letters to the dataset's stream of dead letters, once; return how many there are.
+
+    A table is in the order of partition and offset. The stream is created where it is not there. The same letters under
+    the same producer and sequence add nothing. Raises DatasetError for a stream that has other columns, and
+    ProducerConflictError for other letters.
+    """
+    policy = spec.following.on_bad_change
+    assert isinstance(policy, DeadLetters)
+    what = f"dataset {spec.name!r} sends bad changes to {policy.stream}"
+    system, stream = system_given(systems, policy.stream, what, dataset=spec.name)
+    try:
+        columns = system.info(stream).schema
+    except StreamNotFoundError:
+        columns = system.create(stream, schema=DEAD_LETTERS, partitions=1).schema
+    if columns != DEAD_LETTERS:
+        wrong = "no columns" if columns is None else DEAD_LETTERS.difference(columns)
+        raise DatasetError(
+            f"dataset {spec.name!r} sends bad changes to {policy.stream}, which is no stream of dead letters: {wrong}.",
+            "Name a stream that is not there yet: it is created.",
+            dataset=spec.name,
+        )
+    order_by = () if hasattr(letters, "column_names") else ("partition", "offset")
+    return system.append(stream, letters, producer=producer, sequence=sequence, order_by=order_by).rows
+
+
+@dataclass(frozen=True, slots=True)
+class SparkDecoder:
+    """A ChangeDecoder over frames; the session is started by the first read."""
+
+    session: Callable[[], SparkSession]
+
+    def check(self, source: Source) -> None:
+        return
+
+    def read_changes(
+        self, source: Source, ranges: Ranges, *, positions_from: int = 0, samples: Samples | None = None
+    ) -> tuple[DataFrame, Samples | None]:
+        return source.read_changes(self.session(), ranges, positions_from=positions_from, samples=samples)
+
+    def without_late(
+        self, changes: DataFrame, horizon: int | None, on_bad_change: object
+    ) -> tuple[DataFrame, Callable[[], int] | None]:
+        return without_late(changes, horizon, on_bad_change)
+
+    def refuse_problems(self, changes: DataFrame, dataset: str) -> DataFrame:
+        return refuse_problems(changes, dataset)
+
+    def without_problems(self, changes: DataFrame) -> DataFrame:
+        return without_problems(changes)
+
+    def letters(
+        self, changes: DataFrame, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
+    ) -> DataFrame | None:
+        if incomplete:
+            changes = with_reasons(changes, incomplete)
+        letters = letters_of(changes, spec)
+        return None if letters.isEmpty() else letters
+
+
+_LOOK_BACK_MS = 600_000
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionPart:
+    """What one partition holds of one transaction: its first and last offset, and how many changes."""
+
+    first: int
+    last: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What the transaction stream says: transactions that began, and the changes of those that ended."""
+
+    begun: frozenset[str]
+    expected: Mapping[str, int]
+
+
+def cut_at_incomplete(
+    seen: Mapping[tuple[str, int], TransactionPart],
+    complete: Mapping[str, int],
+    ends: Mapping[int, int],
+    *,
+    spare: int = 0,
+) -> dict[int, int]:
+    """Return per partition the end before the first change of a transaction that is not whole.
+
+    `seen` are the changes below `ends`, by (transaction, partition). `complete` says how many changes a transaction
+    has that has ended. Holding changes back makes their transactions incomplete, so this goes on until nothing changes:
+    the ends are then the furthest at which every transaction is in with all its changes, or with none. `spare` changes
+    could not be read and may be of any transaction that ended: so many may be missing.
+    """
+    held = {
+        transaction
+        for transaction, count in counts_of(seen).items()
+        if transaction not in complete or count + spare < complete[transaction]
+    }
+    cuts = dict(ends)
+    fresh = set(held)
+    while fresh:
+        for (transaction, partition), part in seen.items():
+            if transaction in fresh:
+                cuts[partition] = min(cuts[partition], part.first)
+        fresh = {
+            transaction
+            for (transaction, partition), part in seen.items()
+            if transaction not in held and part.last >= cuts[partition]
+        }
+        held |= fresh
+    return cuts
+
+
+def whole_transactions(
+    spec: AdjunctDataset,
+    systems: Mapping[str, StreamSystem],
+    spark: SparkSession,
+    source: Source,
+    ranges: Ranges,
+) -> Ranges:
+    """Return the ranges without the changes of transactions that are not whole yet; a range may drop out.
+
+    Costs one aggregation over the ranges, and reading the transaction stream from some minutes before their first
+    record. Only where changes of a transaction that has ended are missing, it is looked for them before the ranges:
+    they may begin inside of it, or have it again. Raises DatasetError where the transaction stream does not reach back
+    to a transaction, or does not know the table.
+    """
+    declared = spec.following.changes
+    assert isinstance(declared, DebeziumEnvelope)
+    what = f"dataset {spec.name!r} (input {spec.input})"
+    rows = _looked_at(declared, source, spark, ranges, what)
+    seen = _parts(rows)
+    if not seen:
+        return ranges
+    spare = sum(row["count"] for row in rows if not row["readable"])
+    since = _since(rows)
+    expected = dict(ends_of(declared, systems, spark, since, what).expected)
+    counts = counts_of(seen)
+    oldest = source.system.oldest(list(ranges))
+    trimmed = {ssp.partition for ssp, (start, _) in ranges.items() if start == oldest[ssp] != "0"}
+    for name in _cut_off(rows, trimmed) & expected.keys():
+        expected[name] = min(expected[name], counts[name])
+    near = min(since.values()) - _LOOK_BACK_MS
+    for before in ({ssp: source.system.offset_for_timestamp(ssp, near) for ssp in ranges}, oldest):
+        short = {name for name in expected if counts[name] + spare < expected[name]}
+        wider = {ssp: (_lower(source.system, before[ssp], start), end) for ssp, (start, end) in ranges.items()}
+        if short and wider != ranges:
+            again = counts_of(_parts(_looked_at(declared, source, spark, wider, what)))
+            expected |= {name: counts[name] for name in short if again[name] >= expected[name]}
+    ends = {ssp.partition: int(end) for ssp, (_, end) in ranges.items()}
+    cuts = cut_at_incomplete(seen, expected, ends, spare=spare)
+    return {
+        ssp: (start, str(cuts[ssp.partition])) for ssp, (start, _) in ranges.items() if cuts[ssp.partition] > int(start)
+    }
+
+
+def counts_of(seen: Mapping[tuple[str, int], TransactionPart]) -> dict[str, int]:
+    """Return how many changes of each transaction there are in all partitions."""
+    counts: dict[str, int] = {}
+    for (transaction, _), part in seen.items():
+        counts[transaction] = counts.get(transaction, 0) + part.count
+    return counts
+
+
+def _looked_at(declared: DebeziumEnvelope, source: Source, spark: SparkSession, ranges: Ranges, what: str) -> list[Row]:
+    """Return by transaction and partition its offsets, its first time (ms), and its changes, each counted once."""
+    from pyspark.sql import functions as F
+
+    rows = transactions_of(declared, source.read(spark, ranges), what)
+    change = F.coalesce(F.col("number"), F.concat(F.lit("@"), F.col(OFFSET).cast("string")))
+    return (
+        rows.groupBy("transaction", PARTITION, "readable")
+        .agg(
+            F.min(OFFSET).alias("first"),
+            F.max(OFFSET).alias("last"),
+            F.count_distinct(change).alias("count"),
+            F.unix_millis(F.min(TIMESTAMP)).alias("since"),
+        )
+        .collect()
+    )
+
+
+def _parts(rows: Iterable[Row]) -> dict[tuple[str, int], TransactionPart]:
+    return {
+        (row["transaction"], row[PARTITION]): TransactionPart(row["first"], row["last"], row["count"])
+        for row in rows
+        if row["transaction"] is not None and row["readable"]
+    }
+
+
+def _since(rows: Iterable[Row]) -> dict[str, int]:
+    """Return when each transaction was first seen (ms)."""
+    since: dict[str, int] = {}
+    for row in rows:
+        if (name := row["transaction"]) is not None and row["readable"]:
+            since[name] = min(row["since"], since.get(name, row["since"]))
+    return since
+
+
+def _cut_off(rows: Sequence[Row], trimmed: Collection[int]) -> set[str]:
+    """Return transactions that may have begun in what the stream's retention has dropped of these partitions.
+
+    That is what stands first in one of them, or is older than that: then it is from another partition.
+    """
+    firsts = [
+        min((row for row in rows if row[PARTITION] == partition), key=lambda row: int(row["first"]))
+        for partition in {row[PARTITION] for row in rows} & set(trimmed)
+    ]
+    until = max((row["since"] for row in firsts), default=0)
+    names = {row["transaction"] for row in firsts} - {None}
+    return names | {name for name, at in _since(rows).items() if at < until}
+
+
+def _lower(system: StreamSystem, one: str, other: str) -> str:
+    return one if system.compare(one, other) < 0 else other
+
+
+def ends_of(
+    declared: DebeziumEnvelope,
+    systems: Mapping[str, StreamSystem],
+    spark: SparkSession,
+    since: Mapping[str, int],
+    what: str,
+) -> Ended:
+    """Return what the transaction stream says of these transactions; `since` is when each was first seen (ms).
+
+    What it says stands near the changes as a rule. Only where nothing is found there, the rest of it is read too.
+    """
+    assert declared.transactions is not None
+    system, stream = system_given(
+        systems, declared.transactions, f"{what}: its transactions are on {declared.transactions}"
+    )
+    system = system.snapshot(stream)
+    _check_stream(system.info(stream).schema, declared.transactions, what)
+    ssps = system.partitions(stream)
+    oldest, ends = system.oldest(ssps), system.upcoming(ssps)
+    near = {ssp: system.offset_for_timestamp(ssp, min(since.values()) - _LOOK_BACK_MS) for ssp in ssps}
+    ended = _said(declared, system, spark, {ssp: (near[ssp], ends[ssp]) for ssp in ssps}, since, what)
+    missing = since.keys() - ended.begun - ended.expected.keys()
+    if missing and any(system.compare(oldest[ssp], near[ssp]) < 0 for ssp in ssps):
+        before = _said(declared, system, spark, {ssp: (oldest[ssp], near[ssp]) for ssp in ssps}, since, what)
+        ended = Ended(ended.begun | before.begun, {**before.expected, **ended.expected})
+        missing = since.keys() - ended.begun - ended.expected.keys()
+    for transaction in sorted(missing):
+        at = since[transaction]
+        # Offset 0 was dropped, and what is left is all younger: nothing will ever be said of this one.
+        if all(oldest[ssp] != "0" and system.offset_for_timestamp(ssp, at) == oldest[ssp] for ssp in ssps):
+            raise DatasetError(
+                f"{what}: {declared.transactions} does not reach back to transaction {transaction!r} any more, so "
+                "nothing says how many changes it has.",
+                "Give that stream a retention as long as the input's. To go on, declare the dataset without "
+                "transactions= once.",
+                stream=declared.transactions,
+            )
+    return ended
+
+
+def _said(
+    declared: DebeziumEnvelope,
+    system: StreamSystem,
+    spark: SparkSession,
+    spans: Mapping[SystemStreamPartition, tuple[str, str]],
+    wanted: Iterable[str],
+    what: str,
+) -> Ended:
+    from pyspark.sql import functions as F
+
+    ranges = {ssp: OffsetRange(*span) for ssp, span in spans.items() if system.compare(*span) < 0}
+    if not ranges:
+        return Ended(frozenset(), {})
+    collection = "struct<data_collection:string,event_count:bigint>"
+    block = f"status string, id string, data_collections array<{collection}>"
+    form = f"{block}, payload struct<{block.replace(' string', ':string').replace(' array', ':array')}>"
+    ids = spark.createDataFrame([(transaction,) for transaction in wanted], "id string")
+    events = system.read(spark, ranges).select(F.from_json("value", form).alias("e"))
+    payload = F.coalesce(F.col("e.payload"), F.struct("e.status", "e.id", "e.data_collections"))
+    events = events.select(payload.alias("e")).select("e.*")
+    rows = events.join(F.broadcast(ids), "id", "left_semi").collect()
+    return said_by([row.asDict(recursive=True) for row in rows], declared, what)
+
+
+def said_by(events: Iterable[Mapping[str, Any]], declared: DebeziumEnvelope, what: str) -> Ended:
+    """Return what BEGIN and END events say of the changes of this table."""
+    begun: set[str] = set()
+    expected: dict[str, int] = {}
+    for event in events:
+        if event["status"] == "BEGIN":
+            begun.add(event["id"])
+        elif event["status"] == "END":
+            counts = {table["data_collection"]: table["event_count"] for table in event["data_collections"] or ()}
+            if declared.collection not in counts:
+                raise DatasetError(
+                    f"{what}: the end of transaction {event['id']!r} on {declared.transactions} counts changes of "
+                    f"{', '.join(sorted(counts)) or 'no table'}, and none of {declared.collection!r}, of which there "
+                    "are.",
+                    "Name the table in collection= as Debezium does (SCHEMA.TABLE).",
+                    stream=declared.transactions,
+                )
+            expected[event["id"]] = counts[declared.collection]
+    return Ended(frozenset(begun), expected)
+
+
+def _check_stream(schema: Schema | None, stream: str, what: str) -> None:
+    if schema is None or "value" not in schema.names or schema.field("value").type != "string":
+        columns = "raw" if schema is None else ", ".join(f"{field.name} {field.type}" for field in schema.fields)
+        raise SchemaMismatchError(
+            f"{what}: its transactions are on {stream}, whose records are {columns}: expected a column value STRING.",
+            "Put Debezium's transaction metadata there, as JSON.",
+            stream=stream,
+        )

@@ -1,0 +1,507 @@
+"""From records of a change stream to changes of a dataset's entries, by Spark.
+
+    records -> change format -> order -> extractor -> changes, each with its position, and its problem if it has one
+
+What can't be applied goes through as a change with a problem: `refuse_problems` lets the job fail at it, or
+change_dead_letters.py takes it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from dagster_adjunct.assets.declaration.change_formats import KEPT, ORDER, PROBLEM, SNAPSHOT, path_column
+from dagster_adjunct.assets.declaration.change_values import (
+    NO_PATH,
+    NOTHING,
+    SNAPSHOT_ROWS,
+    STREAMED_FIRST,
+    Samples,
+    has_order,
+    no_order,
+    order_in_code,
+    orders_changes,
+    position_type,
+    refused_path,
+    shown,
+    sortable,
+    telling,
+    told,
+    unlike,
+)
+from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, companions, hiding
+from dagster_adjunct.assets.declaration.policies import DeadLetters
+from dagster_adjunct.assets.sources.entries import schema_of_entries
+from dagster_adjunct.assets.versions.version import POSITION, moment_of
+from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM
+from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.quoted_columns import column, literal, quoted
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.values import CHECKED_TYPES, rule_of, unreadable_in_sql
+from dagster_adjunct.resources.spark.errors import refusal
+from dagster_adjunct.resources.streams.system import META, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.sources.opened_stream import Ranges, Source
+
+# What makes changes of a stream's records: Spark, or this process with all of them in memory.
+#
+# Both make the same changes of the same records, and refuse the same ones with the same words.
+
+
+Rows = TypeVar("Rows")
+
+
+class ChangeDecoder(Protocol[Rows]):
+    """Reads changes, and sets aside those that can't be applied. `Rows` is what it holds them as.
+
+    Changes have the columns of the entries, those of META, `__position`, and PROBLEM: why one can't be applied.
+    """
+
+    def check(self, source: Source) -> None:
+        """Raise ConfigurationError for a dataset whose changes it can't read."""
+        ...
+
+    def read_changes(
+        self, source: Source, ranges: Ranges, *, positions_from: int = 0, samples: Samples | None = None
+    ) -> tuple[Rows, Samples | None]:
+        """Return the changes of entries that the records of these ranges make, and the first values of their order.
+
+        Positions by offset begin at `positions_from`. `samples` are the first values where there were changes before.
+        Raises SchemaMismatchError where the first change can't be ordered.
+        """
+        ...
+
+    def without_late(
+        self, changes: Rows, horizon: int | None, on_bad_change: object
+    ) -> tuple[Rows, Callable[[], int] | None]:
+        """Return the changes above the horizon, and what counts the others once the rest is written.
+
+        With dead letters they become a problem of theirs instead.
+        """
+        ...
+
+    def refuse_problems(self, changes: Rows, dataset: str) -> Rows:
+        """Return the changes without PROBLEM; at one that has any, BadChangeError is raised by the time of writing."""
+        ...
+
+    def without_problems(self, changes: Rows) -> Rows:
+        """Return the changes that can be applied."""
+        ...
+
+    def letters(self, changes: Rows, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]) -> Rows | None:
+        """Return the dead letters of the changes that can't be applied, None where there are none.
+
+        `incomplete` are the partition, offset and reason of further ones.
+        """
+        ...
+
+
+_POSITION = r"^[+-]?\d{1,30}$"
+
+
+def with_order(
+    spec: AdjunctDataset, rows: DataFrame, schema: Schema, samples: Samples | None
+) -> tuple[DataFrame, Samples | None]:
+    """Return the rows with ORDER, their position, and a problem where they have none; and the first values.
+
+    `samples` are those that are known. Raises SchemaMismatchError for a first change that can't be ordered.
+    """
+    from pyspark.sql import functions as F
+
+    order, string = spec.following.order or (), position_type(spec.following.order, schema) == "string"
+    if order == STREAMED_FIRST:
+        below = F.when(F.col(SNAPSHOT), F.lit(SNAPSHOT_ROWS)).otherwise(F.lit(0)).cast("bigint")
+        return rows.withColumn(ORDER, F.col(OFFSET) + below).drop(SNAPSHOT), samples
+    paths = [name for name in order if name not in schema.names]
+    values = [_text_of(name, schema) if string or name in paths else column(name) for name in order]
+    if any(name in paths or schema.field(name).type == "string" for name in order):
+        samples = first_values(spec, rows, values, samples)
+    parts: list[Column] = []
+    reasons: list[Column] = []
+    # Of the streamed change that a snapshot's row is not, it has nothing: it is older than each of that place.
+    snapshot = F.col(SNAPSHOT) if SNAPSHOT in rows.columns else F.lit(False)
+    for place, (name, value) in enumerate(zip(order, values, strict=True)):
+        sample = "0" if samples is None else samples[place]
+        lacks = value.isNull() & snapshot if place else F.lit(False)
+        part = sortable(value, name, sample) if string else _number(value) if paths else position_of(name, schema)
+        parts.append(F.when(lacks, F.lit(NOTHING)).otherwise(part) if string else part)
+        reasons.append(F.when(value.isNull() & ~lacks, F.lit(no_value(name))))
+        reasons.append(
+            F.when(part.isNull() & ~lacks, F.concat(shown(value), F.lit(unlike(name, sample if string else None))))
+        )
+    placed = with_problem(rows.withColumn(ORDER, F.concat(*parts) if string else parts[0]), *reasons)
+    return placed.drop(*[path_column(path) for path in paths], SNAPSHOT), samples
+
+
+def first_values(
+    spec: AdjunctDataset, rows: DataFrame, values: Sequence[Column], samples: Samples | None
+) -> Samples | None:
+    """Return what the values of later changes are compared with: those of the first change that has them.
+
+    None where there is no change. Raises SchemaMismatchError where the first one can't be ordered.
+    """
+    from pyspark.sql import functions as F
+
+    if samples is not None and None not in samples:
+        return samples
+    names = [f"v{place}" for place in range(len(values))]
+    changes = rows.select(F.col(PROBLEM), *[value.alias(name) for value, name in zip(values, names, strict=True)])
+    changes = changes.where(F.col(PROBLEM).isNull() | F.startswith(F.col(PROBLEM), F.lit(NO_PATH)))
+    if samples is None:
+        first = changes.head()
+        if first is None:
+            return None
+        if first[PROBLEM] is not None:
+            raise refused(spec, first[PROBLEM])
+        samples = tuple(first[name] for name in names)
+    found = []
+    for name, sample in zip(names, samples, strict=True):
+        later = changes.where(F.col(name).isNotNull()).head() if sample is None else None
+        found.append(sample if later is None else later[name])
+    return checked(spec, tuple(found))
+
+
+def checked(spec: AdjunctDataset, samples: Samples) -> Samples:
+    """Return these first values, all of which can order. Raises SchemaMismatchError for one that can't."""
+    for name, sample in zip(spec.following.order_by or (), samples, strict=True):
+        if sample is not None and not orders_changes(name, sample, spec.following.order_by or ()):
+            raise refused(spec, no_order(name, sample), name)
+    return samples
+
+
+def refused(spec: AdjunctDataset, reason: str, name: str | None = None) -> SchemaMismatchError:
+    """Return the error for a first change that can't be ordered."""
+    hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
+    return SchemaMismatchError(
+        f"dataset {spec.name!r} (input {spec.input}): {told(reason, values=not hidden)}.",
+        "Nothing was committed. Name in order_by what the changes have, or leave it out to order by offset.",
+        dataset=spec.name,
+        column=name,
+        argument="order_by",
+    )
+
+
+def _text_of(name: str, schema: Schema) -> Column:
+    """Return the values of a name in the order as texts, by which they can be compared."""
+    from pyspark.sql import functions as F
+
+    if name not in schema.names:
+        return F.col(path_column(name))
+    if schema.field(name).type in ("date", "timestamp"):
+        return position_of(name, schema).cast("string")
+    return column(name).cast("string")
+
+
+def _number(text: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.when(text.rlike(_POSITION), text.try_cast("bigint"))
+
+
+def position_of(name: str, schema: Schema) -> Column:
+    """Return the position that a value of the ordering column stands for: microseconds, days, or the number."""
+    from pyspark.sql import functions as F
+
+    value, kind = column(name), schema.field(name).type
+    if kind == "timestamp":
+        return F.unix_micros(value)
+    return F.unix_date(value).cast("bigint") if kind == "date" else value.cast("bigint")
+
+
+def no_value(name: str) -> str:
+    """Return the reason for a change whose value in the order is null."""
+    return f"no value to order by: {name!r} is null"
+
+
+def with_problem(changes: DataFrame, *reasons: Column) -> DataFrame:
+    """Return the changes with what is wrong with them, where nothing was before."""
+    from pyspark.sql import functions as F
+
+    return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), *reasons))
+
+
+def placed_from(changes: DataFrame, first: int) -> DataFrame:
+    """Return changes ordered by offset with positions that begin at `first`."""
+    from pyspark.sql import functions as F
+
+    return changes.withColumn(POSITION, F.col(POSITION) + F.lit(first).cast("bigint"))
+
+
+def without_late(
+    changes: DataFrame, horizon: int | None, on_bad_change: object
+) -> tuple[DataFrame, Callable[[], int] | None]:
+    """Return the changes above the horizon, and what counts the others once the job has run.
+
+    The horizon is a position, and of rows over time a moment, in microseconds.
+    Late ones can't be told from what a deletion that is forgotten would beat. With dead letters they become a problem
+    of theirs instead.
+    """
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    if horizon is None:
+        return changes, None
+    over_time = VALID_FROM in changes.columns
+    late = (F.unix_micros(VALID_FROM) if over_time else F.col(POSITION)) <= F.lit(horizon)
+    # A row without a time is refused for that.
+    late = F.coalesce(late, F.lit(False)) if over_time else late
+    if isinstance(on_bad_change, DeadLetters):
+        reason = F.lit(too_late(horizon, over_time))
+        return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), F.when(late, reason))), None
+    observed = Observation()
+    counted = changes.observe(observed, F.coalesce(F.sum(late.cast("long")), F.lit(0)).alias("late"))
+    return counted.where(~late | F.col(PROBLEM).isNotNull()), lambda: int(observed.get["late"])
+
+
+def too_late(horizon: int, over_time: bool = False) -> str:
+    """Return the reason for a change at or below this position; of rows over time it is a moment in microseconds."""
+    place = f"{moment_of(horizon):%Y-%m-%d %H:%M:%S.%f} UTC" if over_time else f"position {horizon}"
+    return f"it comes too late: deletions up to {place} are forgotten"
+
+
+RAW = "__raw"
+DELETION_OF_NOTHING = "a deletion, and nothing says of which entry: the key is computed by the extractor"
+_CORRECT = (
+    "Nothing was committed. Correct what writes the stream and the stream itself, or declare "
+    "on_bad_change=DeadLetters(STREAM), which sets such changes aside and counts them."
+)
+
+
+def stored_schema(spec: AdjunctDataset, records: Schema) -> Schema:
+    """Return the columns that a dataset stores of an input whose records have these: of what its envelopes hold.
+
+    Raises SchemaMismatchError, naming the dataset, as `schema_of_rows` and `schema_of_entries` do.
+    """
+    follows = spec.follows_changes and isinstance(spec.input, str)
+    return schema_of_entries(spec, schema_of_rows(spec, records) if follows else records)
+
+
+def schema_of_rows(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
+    """Return the columns of the rows that change, which the dataset's extractor gets.
+
+    Raises SchemaMismatchError, naming the dataset, where the stream can't be of the declared format, or can't be
+    ordered as declared.
+    """
+    what, following = _what(spec), spec.following
+    rows = following.changes.schema(stream_schema, what)
+    _check_valid_from(rows, following.valid_from, what)
+    for name in following.order_by or ():
+        _check_ordering(spec, rows, name, what)
+    if following.keep_tombstones is not None and position_type(following.order, rows) != "bigint":
+        raise SchemaMismatchError(
+            f"{what}: keep_tombstones is {following.keep_tombstones}, and between values of "
+            f"{order_in_code(following.order_by or ())} there is no distance.",
+            "Leave it out, and deletions are remembered for ever, or order by an integer, a date or a timestamp.",
+            dataset=spec.name,
+            argument="keep_tombstones",
+        )
+    return rows
+
+
+def looked_at(spec: AdjunctDataset, rows: Schema) -> Schema:
+    """Return the columns of rows that the dataset stores or goes by: a value of another one makes no bad change."""
+    if spec.columns is None or spec.extractor is not None:
+        return rows
+    used = {*spec.columns, *(spec.following.order_by or ()), spec.following.valid_from}
+    return Schema(tuple(field for field in rows.fields if field.name in used))
+
+
+def _check_ordering(spec: AdjunctDataset, rows: Schema, name: str, what: str) -> None:
+    following = spec.following
+    order = following.order_by or ()
+    if name in rows.names:
+        kind = rows.field(name).type
+        if not has_order(kind):
+            raise SchemaMismatchError(
+                f"{what}: order_by names the column {name!r}, which is {kind}: expected an integer, a decimal without "
+                "fraction, a date, a timestamp, or a text of numbers.",
+                "Order by another column, or by offset (leave order_by out).",
+                dataset=spec.name,
+                column=name,
+            )
+        return
+    if not following.changes.orders(name):
+        raise SchemaMismatchError(
+            f"{what}: order_by is {name!r}, and changes ({following.changes.describe()}) have no such column or "
+            f"position: their columns are {', '.join(rows.names)}.",
+            "Name one of them; of Debezium's envelopes also source.lsn, source.ts_ms, ts_ms and their like.",
+            dataset=spec.name,
+            column=name,
+        )
+    refused = refused_path(order, name)
+    if refused is not None:
+        told = f"{what}: order_by names {name!r}: {refused[0]}"
+        raise SchemaMismatchError(f"{told}.", refused[1], dataset=spec.name, column=name)
+
+
+def _check_valid_from(rows: Schema, name: str | None, what: str) -> None:
+    if name is None:
+        return
+    kind = rows.field(name, f"{what}: valid_from names {name!r}, and the record").type
+    if kind not in ("date", "timestamp"):
+        raise SchemaMismatchError(
+            f"{what}: valid_from names the column {name!r}, which is {kind}: expected a timestamp or a date.",
+            "Name another column, or leave valid_from out: an entry is valid from its record's time then.",
+            column=name,
+        )
+
+
+def decode_changes(
+    spec: AdjunctDataset,
+    records: DataFrame,
+    stream_schema: Schema,
+    entry_schema: Schema,
+    *,
+    partitions: int,
+    samples: Samples | None = None,
+) -> tuple[DataFrame, Samples | None]:
+    """Return the changes of entries that records make: `entry_schema`, META, `__position` and PROBLEM.
+
+    `partitions` is how many the stream has. A change may become none, one or several entries; its problem says why it
+    can't be applied. Where problems go to dead letters, `__raw` is the record that it was made of, as JSON.
+    `samples` are the first values that changes were ordered by, None where there were none yet: then they are found,
+    and returned with the changes. Raises SchemaMismatchError where the first change can't be ordered.
+    """
+    from pyspark.sql import functions as F
+
+    what, following = _what(spec), spec.following
+    rows_schema = looked_at(spec, schema_of_rows(spec, stream_schema))
+    outside = F.expr(unreadable_in_sql(TIMESTAMP, "timestamp"))
+    records = records.withColumn(TIMESTAMP, F.when(~outside, F.col(TIMESTAMP)))
+    if following.on_bad_change != "fail":
+        given = F.struct(*[column(name) for name in stream_schema.names])
+        records = records.withColumn(RAW, F.to_json(given, {"ignoreNullFields": "false"}))
+    order_by, order = following.order_by or (), following.order
+    rows = following.changes.decode(
+        records,
+        rows_schema,
+        what,
+        key=tuple(name for name in spec.key if name in rows_schema.names),
+        order_by=order_by,
+        comparable=bool(order_by) or partitions == 1,
+    )
+    rows = _readable(rows, rows_schema)
+    if order is not None:
+        rows, samples = with_order(spec, rows, rows_schema, samples)
+    if following.history is not None:
+        rows = _with_time(rows, following.valid_from)
+    if spec.extractor is not None:
+        rows = _readable(_extracted(spec, rows, entry_schema, what), entry_schema)
+    null_key = [F.when(column(name).isNull(), F.lit(f"null key column {name!r}")) for name in spec.key]
+    changes = with_problem(rows, *null_key)
+    if KEPT in changes.columns:
+        told = [F.when(F.array_contains(KEPT, name), F.lit(unknown_key(name))) for name in spec.key]
+        changes = with_problem(changes, *told)
+    more = [F.col(name) for name in (KEPT, RAW) if name in changes.columns]
+    # A text that can't be taken apart may hold any column, so one that is sensitive hides the values of all.
+    hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
+    made = changes.select(
+        *[column(name) for name in entry_schema.names],
+        *META,
+        F.col(OFFSET if order is None else ORDER).alias(POSITION),
+        telling(F.col(PROBLEM), values=not hidden).alias(PROBLEM),
+        *([F.col(VALID_FROM)] if following.history is not None else []),
+        *more,
+    )
+    return made, samples
+
+
+def refuse_problems(changes: DataFrame, dataset: str) -> DataFrame:
+    """Return the changes without PROBLEM; the job that writes them fails, with BadChangeError, at one that has any."""
+    from pyspark.sql import functions as F
+
+    place = F.concat(
+        F.lit(f"dataset {dataset!r}: the change at offset "), F.col(OFFSET).cast("string"), F.lit(" of partition "),
+        F.col(PARTITION).cast("string"), F.lit(" can't be applied: "), F.col(PROBLEM), F.lit("."),
+    )  # fmt: skip
+    # In the column that every writer reads: a filter might be optimised away.
+    mark = F.when(F.col(PROBLEM).isNull(), F.col(TOMBSTONE)).otherwise(
+        refusal(BadChangeError, place, _CORRECT, dataset=dataset)
+    )
+    kept = [name for name in changes.columns if name not in (PROBLEM, RAW)]
+    return changes.select(*[mark.alias(name) if name == TOMBSTONE else column(name) for name in kept])
+
+
+def bad_change(dataset: str, offset: int, partition: int, reason: str) -> BadChangeError:
+    """Return the error that `refuse_problems` makes a job fail with."""
+    place = f"the change at offset {offset} of partition {partition}"
+    return BadChangeError(f"dataset {dataset!r}: {place} can't be applied: {reason}.", _CORRECT, dataset=dataset)
+
+
+def _extracted(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema, what: str) -> DataFrame:
+    """Return the entries that the extractor makes of rows; deletions and problems go around it.
+
+    A change of which it makes no entry deletes the one that was there, where the key tells which.
+    """
+    from pyspark.sql import functions as F
+
+    assert spec.extractor is not None
+    extractor = hiding(spec.extractor, spec.sensitive)
+    kept = extractor.keeps(spec.key)
+    marks = companions(rows)
+    around = rows.withColumn(TOMBSTONE, F.col(TOMBSTONE) | F.col(PROBLEM).isNotNull())
+    if kept and isinstance(extractor, Projection | PythonExtractor):
+        entries = extractor.apply_to_changes(around, entry_schema, what, spec.key)
+    else:
+        entries = extractor.apply(around, entry_schema, what)
+    lost = [name for name in marks if name not in entries.columns]
+    if lost:
+        raise SchemaMismatchError(
+            f"{what}: extractor {extractor.describe()} does not pass on {', '.join(lost)}.",
+            "Let apply pass on every column that begins with '__', record by record.",
+            dataset=spec.name,
+            column=lost[0],
+        )
+    if kept:
+        return entries
+    return with_problem(entries, F.when(F.col(TOMBSTONE), F.lit(DELETION_OF_NOTHING)))
+
+
+def _with_time(rows: DataFrame, name: str | None) -> DataFrame:
+    """Return the rows with the time since when they are valid, of this column or the record's; none is a problem."""
+    from pyspark.sql import functions as F
+
+    rows = rows.withColumn(VALID_FROM, column(name).cast("timestamp") if name is not None else F.col(TIMESTAMP))
+    return with_problem(rows, F.when(F.col(VALID_FROM).isNull(), F.lit(timeless(name))))
+
+
+def timeless(name: str | None) -> str:
+    """Return the reason for a change that does not say since when it is valid."""
+    whose = "the record has none" if name is None else f"{name!r} is null"
+    return f"no time from which it is valid: {whose}"
+
+
+def unknown_key(name: str) -> str:
+    """Return the reason for a change that leaves out a part of its key."""
+    return f"nothing says what key column {name!r} is"
+
+
+def _readable(changes: DataFrame, schema: Schema) -> DataFrame:
+    """Return the changes with a problem, and no value, where a date or text is one that Python does not have."""
+    from pyspark.sql import functions as F
+
+    fields = [field for field in schema.fields if field.type in CHECKED_TYPES]
+    if not fields:
+        return changes
+    # As SQL: a call of Spark's for each part of each column would take seconds where there are many.
+    names, texts, rules, values = [], [], [], {}
+    for field in fields:
+        name, lacking = quoted(field.name), unreadable_in_sql(quoted(field.name), field.type)
+        text = f"make_valid_utf8({name})" if field.type == "string" else f"cast({name} as string)"
+        names.append(f"WHEN {lacking} THEN {literal(f'column {field.name!r} is ')}")
+        texts.append(f"WHEN {lacking} THEN {text}")
+        rules.append(f"WHEN {lacking} THEN {literal(f', declared {field.type}: {rule_of(field.type)}')}")
+        values[field.name] = F.expr(f"CASE WHEN {lacking} THEN NULL ELSE {name} END")
+    which, found, rule = (F.expr(f"CASE {' '.join(cases)} END") for cases in (names, texts, rules))
+    told = F.when(which.isNotNull(), F.concat(which, shown(found), rule))
+    values[PROBLEM] = F.coalesce(F.col(PROBLEM), told)
+    return changes.withColumns(values)
+
+
+def _what(spec: AdjunctDataset) -> str:
+    return f"dataset {spec.name!r} (input {spec.input})"

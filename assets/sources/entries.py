@@ -1,0 +1,152 @@
+"""What of an input's records becomes a dataset's entries: extractor, columns, and keys made of offsets.
+
+Shared by streams, files and queries, so that a declaration means the same whatever the records arrive by.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.declaration.dataset import BY_OFFSET
+from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, hiding
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types
+from dagster_adjunct.resources.streams.system import META, OFFSET, PARTITION, TOMBSTONE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.sources.opened_stream import Source
+
+_POSITION = (Field(BY_OFFSET[0], "int"), Field(BY_OFFSET[1], "bigint"))
+
+
+def schema_of_entries(spec: AdjunctDataset, records: Schema) -> Schema:
+    """Return the columns that the dataset stores of records with these columns.
+
+    Raises SchemaMismatchError, naming the dataset, where key or `columns` name something else, or where the key
+    can't be compared exactly.
+    """
+    what = f"dataset {spec.name!r} (input {spec.input})"
+    schema = records if spec.extractor is None else spec.extractor.schema(records, what)
+    if spec.columns is not None:
+        schema = schema.select(spec.columns, what)
+    if spec.by_offset:
+        schema = _with_position(spec, schema, what)
+    check_key_types(schema, spec.key, what)
+    return schema
+
+
+def entries_of(spec: AdjunctDataset, records: DataFrame, schema: Schema) -> DataFrame:
+    """Return the entries that records make, with the columns of `schema` and those of META.
+
+    A tombstone that can't say which entry it deletes makes the job fail, with SchemaMismatchError.
+    """
+    what = f"dataset {spec.name!r} (input {spec.input})"
+    position = {BY_OFFSET[0]: column(PARTITION), BY_OFFSET[1]: column(OFFSET)} if spec.by_offset else {}
+    if spec.extractor is not None:
+        given = Schema(tuple(field for field in schema.fields if field.name not in position))
+        records = hiding(spec.extractor, spec.sensitive).apply(records, given, what)
+    values = {name: position.get(name, column(name)) for name in (*schema.names, *META)}
+    if spec.by_offset or (spec.extractor is not None and not spec.extractor.keeps(spec.key)):
+        values[TOMBSTONE] = _no_tombstone(what)
+    return records.select(*[value.alias(name) for name, value in values.items()])
+
+
+def _with_position(spec: AdjunctDataset, schema: Schema, what: str) -> Schema:
+    taken = [name for name in BY_OFFSET if name in schema.names]
+    if taken:
+        raise SchemaMismatchError(
+            f"{what}: it is keyed by offset, which is stored as {' and '.join(BY_OFFSET)}, and records have a column "
+            f"{taken[0]!r} of their own.",
+            "Rename that column with a Projection, or leave it out with columns=.",
+            dataset=spec.name,
+            column=taken[0],
+        )
+    if isinstance(spec.extractor, PythonExtractor):
+        raise SchemaMismatchError(
+            f"{what}: it is keyed by offset, and extractor {spec.extractor.factory} may make several entries of one "
+            "record: all but one would be lost.",
+            "Name a key of the entries, or use a Projection.",
+            dataset=spec.name,
+        )
+    return Schema((*_POSITION, *schema.fields))
+
+
+def _no_tombstone(what: str) -> Column:
+    """Return `__tombstone` as false, with an error for a row where it is not."""
+    from pyspark.sql import functions as F
+
+    from dagster_adjunct.resources.spark.errors import refusal
+
+    place = F.concat(
+        F.lit(f"{what}: the record at offset "), column(OFFSET).cast("string"), F.lit(" of partition "),
+        column(PARTITION).cast("string"), F.lit(" is a tombstone, and nothing says which entry it deletes: the key "
+        "is not the record's own."),
+    )  # fmt: skip
+    step = "Key the dataset by columns that the extractor passes on unchanged, or deliver versions without tombstones."
+    return F.when(column(TOMBSTONE), refusal(SchemaMismatchError, place, step)).otherwise(F.lit(False))
+
+
+# Whether the records of a stream can be made a dataset's without Spark, and the entries that they make.
+#
+# the stream system   gives records in Arrow: the lake's streams
+# the extractor       none, a Projection without expressions, or a PythonExtractor
+
+
+def what_needs_spark(source: Source) -> list[str]:
+    """Return what of this dataset's records only Spark can read or make entries of, in words."""
+    spec, needed = source.spec, list[str]()
+    if not source.system.reads_arrow:
+        needed.append(f"stream system {source.system.name!r}, whose records only Spark reads")
+    return [*needed, *what_only_spark_extracts(spec)]
+
+
+def what_only_spark_extracts(spec: AdjunctDataset) -> list[str]:
+    """Return the extractor of this dataset, in words, where only Spark can make entries with it."""
+    extractor = spec.extractor
+    if extractor is None or (isinstance(extractor, Projection | PythonExtractor) and not extractor.needs_spark):
+        return []
+    return [f"the extractor ({extractor.describe()})"]
+
+
+def refuse_in_process(spec: AdjunctDataset, needed: list[str]) -> None:
+    """Raise ConfigurationError where something needs a session."""
+    if needed:
+        raise ConfigurationError(
+            f"dataset {spec.name!r} (input {spec.input}) can't be made without Spark: {'; '.join(needed)}.",
+            "Pass a Spark session, or what session_scope() gives, instead of IN_PROCESS.",
+            dataset=spec.name,
+        )
+
+
+def entries_in_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) -> pa.Table:
+    """Return what `entries_of` does, of records in Arrow. Raises SchemaMismatchError for a tombstone of no entry."""
+    import pyarrow as pa
+
+    what = f"dataset {spec.name!r} (input {spec.input})"
+    position = {BY_OFFSET[0]: PARTITION, BY_OFFSET[1]: OFFSET} if spec.by_offset else {}
+    if spec.extractor is not None:
+        given = Schema(tuple(field for field in schema.fields if field.name not in position))
+        extractor = hiding(spec.extractor, spec.sensitive)
+        assert isinstance(extractor, Projection | PythonExtractor), "others are refused"
+        records = extractor.apply_arrow(records, given, what)
+    if spec.by_offset or (spec.extractor is not None and not spec.extractor.keeps(spec.key)):
+        _refuse_tombstones(spec, records)
+    return pa.table({name: records.column(position.get(name, name)) for name in (*schema.names, *META)})
+
+
+def _refuse_tombstones(spec: AdjunctDataset, records: pa.Table) -> None:
+    deleted = records.filter(records.column(TOMBSTONE))
+    if deleted.num_rows:
+        offset, partition = (deleted.column(name)[0].as_py() for name in (OFFSET, PARTITION))
+        raise SchemaMismatchError(
+            f"dataset {spec.name!r} (input {spec.input}): the record at offset {offset} of partition {partition} is a "
+            "tombstone, and nothing says which entry it deletes: the key is not the record's own.",
+            "Key the dataset by columns that the extractor passes on unchanged, or deliver versions without "
+            "tombstones.",
+            dataset=spec.name,
+        )

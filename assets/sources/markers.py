@@ -1,0 +1,509 @@
+"""Which version of a bounded dataset is complete: decided from offsets and markers alone, without I/O.
+
+In each partition, the records up to the first marker of a version that is not settled yet are that version's.
+A version is complete when every partition has delivered its marker, in whatever order; where its markers say how many
+partitions the stream had, these are enough: others were added later. Records that end with
+the marker of a settled version (sealed before, or abandoned) are a re-delivery: dropped, counted and
+told, unless the marker contradicts what was sealed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
+from dagster_adjunct.assets.versions.deliveries import MarkerFacts
+from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.resources.errors import MarkerConflictError
+from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerSaid:
+    """What the marker of a settled version said in one partition; None: it did not say."""
+
+    rows: int | None
+    checksum: str | None
+    valid_from: datetime | None = None
+
+
+Settled = Mapping[str, Mapping[SystemStreamPartition, MarkerSaid]]
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedSegment:
+    """The records [start, end) of one partition and the marker at `end` that closed them."""
+
+    ssp: SystemStreamPartition
+    start: int
+    end: int
+    marker: Marker
+
+    @property
+    def next(self) -> int:
+        """The first offset after the marker, which takes one."""
+        return self.end + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """A version that its partitions have delivered: its records, and what to drop before them.
+
+    `position` is where each partition stands before it.
+    """
+
+    version: str
+    segments: tuple[MarkedSegment, ...]
+    dropped: tuple[MarkedSegment, ...]
+    position: Mapping[SystemStreamPartition, int]
+
+    @property
+    def offsets(self) -> dict[SystemStreamPartition, int]:
+        """Where each partition stands after this version."""
+        return {**self.position, **{segment.ssp: segment.next for segment in self.segments}}
+
+    def delivery(self, records: Mapping[SystemStreamPartition, int], redelivered: int) -> Delivery:
+        """Return it as a source gives it: it holds so many `records`, and so many were dropped before it."""
+        return Delivery(
+            self.version,
+            {str(ssp): str(offset) for ssp, offset in sorted(self.offsets.items())},
+            {str(cut.ssp): (str(cut.start), str(cut.end)) for cut in self.segments},
+            {
+                str(cut.ssp): MarkerFacts(
+                    offset=cut.end,
+                    rows=records[cut.ssp] if cut.marker.rows is None else cut.marker.rows,
+                    checksum=cut.marker.checksum,
+                    valid_from=cut.marker.valid_from,
+                )
+                for cut in self.segments
+            },
+            redelivered,
+            content=self,
+            valid_from=tuple(sorted({cut.marker.valid_from for cut in self.segments if cut.marker.valid_from})),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """No version is complete. `version` is the one that some partitions have delivered, if any has.
+
+    `missing` are the partitions without its marker. `offsets` are behind the re-deliveries in `dropped`.
+    """
+
+    version: str | None
+    missing: tuple[SystemStreamPartition, ...]
+    dropped: tuple[MarkedSegment, ...]
+    offsets: dict[SystemStreamPartition, int]
+
+    def awaiting(self, redelivered: int, *, idle: bool) -> Awaiting:
+        """Return it as a source gives it: so many records were dropped; `idle` says that nothing at all has arrived."""
+        missing = tuple(map(str, self.missing))
+        return Awaiting(
+            self.version,
+            missing,
+            {str(ssp): str(offset) for ssp, offset in sorted(self.offsets.items())},
+            redelivered,
+            idle,
+        )
+
+
+def next_delivery(
+    dataset: str,
+    offsets: Mapping[SystemStreamPartition, int],
+    markers: Sequence[Marker],
+    settled: Settled,
+    gone: Collection[str] = (),
+) -> Complete | Waiting:
+    """Return the next complete version after `offsets`, or which partitions it waits for.
+
+    `markers` are all markers at or after the offsets. `settled` has, by version name, what its markers said
+    (an empty mapping for an abandoned one). `gone` names versions that were lost or dropped: they may be delivered
+    again, and their markers alone, sent again, are no version without records. Raises MarkerConflictError when a marker
+    contradicts another one of its version, or when partitions mark different versions as the next.
+    """
+    spans = spans_of(markers)
+    by_partition: dict[SystemStreamPartition, list[Marker]] = {ssp: [] for ssp in sorted(offsets)}
+    for marker in sorted(markers, key=lambda candidate: int(candidate.offset)):
+        if marker.ssp in by_partition and int(marker.offset) >= offsets[marker.ssp]:
+            by_partition[marker.ssp].append(marker)
+    next_segments: dict[SystemStreamPartition, MarkedSegment] = {}
+    dropped: list[MarkedSegment] = []
+    position = dict(offsets)
+    for ssp, delivered in by_partition.items():
+        for marker in delivered:
+            if marker.version not in settled:
+                next_segments[ssp] = MarkedSegment(ssp, position[ssp], int(marker.offset), marker)
+                break
+            _check_repeated(dataset, marker, settled[marker.version].get(ssp))
+            segment = MarkedSegment(ssp, position[ssp], int(marker.offset), marker)
+            dropped.append(segment)
+            position[ssp] = segment.next
+    marked = {ssp: segment.marker.version for ssp, segment in next_segments.items()}
+    version = next_version(dataset, marked, spans)
+    wanted = [ssp for ssp in by_partition if in_span(ssp, version, spans)]
+    next_segments = {ssp: next_segments[ssp] for ssp in wanted if ssp in next_segments}
+    if len(next_segments) == len(wanted) and _come_again(next_segments.values(), gone):
+        after = {**position, **{ssp: segment.next for ssp, segment in next_segments.items()}}
+        behind = next_delivery(dataset, after, markers, settled, gone)
+        return replace(behind, dropped=(*dropped, *behind.dropped))
+    for ssp, segment in next_segments.items():
+        first = MarkerSaid(segment.marker.rows, segment.marker.checksum, segment.marker.valid_from)
+        for marker in by_partition[ssp]:
+            if marker.version == segment.marker.version:
+                _check_repeated(dataset, marker, first)
+    missing = tuple(ssp for ssp in wanted if ssp not in next_segments)
+    if version is None or missing:
+        return Waiting(version, missing, tuple(dropped), position)
+    return Complete(version, tuple(next_segments[ssp] for ssp in wanted), tuple(dropped), position)
+
+
+def is_bare(markers: Iterable[Marker]) -> bool:
+    """Whether markers stand alone as far as the stream counted, and no producer said that nothing belongs there."""
+    return all(marker.counted and marker.rows == 0 for marker in markers)
+
+
+def _come_again(segments: Collection[MarkedSegment], gone: Collection[str]) -> bool:
+    return (
+        bool(segments)
+        and all(segment.marker.version in gone for segment in segments)
+        and is_bare(segment.marker for segment in segments)
+    )
+
+
+def check_repeats(
+    dataset: str, complete: Complete, markers: Sequence[Marker], records: Mapping[SystemStreamPartition, int]
+) -> None:
+    """Refuse a version of which a marker came again with another count than the records before its first one.
+
+    That is for first markers which do not say how many they expect; of the others `next_delivery` sees it.
+    """
+    for segment in complete.segments:
+        if segment.marker.rows is not None:
+            continue
+        counted = MarkerSaid(records[segment.ssp], segment.marker.checksum)
+        for marker in markers:
+            again = marker.ssp == segment.ssp and marker.version == complete.version
+            if again and int(marker.offset) > segment.end:
+                _check_repeated(dataset, marker, counted)
+
+
+def check_counts(dataset: str, complete: Complete, records: Mapping[SystemStreamPartition, int]) -> None:
+    """Refuse a version whose markers expect other counts than the partitions hold before them."""
+    for segment in complete.segments:
+        expected, got = segment.marker.rows, records[segment.ssp]
+        if expected is not None and expected != got:
+            raise MarkerConflictError(
+                f"dataset {dataset!r}, version {complete.version!r}: the marker at offset {segment.marker.offset} "
+                f"of {segment.ssp} expects {expected} records, the partition holds {got} before it.",
+                _way_out(dataset, complete.version),
+                dataset=dataset,
+                version=complete.version,
+                expected=f"{expected} records",
+                found=f"{got} records",
+            )
+
+
+def _check_repeated(dataset: str, marker: Marker, before: MarkerSaid | None) -> None:
+    if before is None:
+        return
+    # What the stream counted is nobody's promise: the marker may come again alone. It is told where records came.
+    for what, first, now in (
+        ("records", before.rows, None if marker.counted else marker.rows),
+        ("checksum", before.checksum, marker.checksum),
+        ("valid_from", before.valid_from, marker.valid_from),
+    ):
+        if first is not None and now is not None and first != now:
+            raise MarkerConflictError(
+                f"dataset {dataset!r}: version {marker.version!r} is marked again at offset {marker.offset} of "
+                f"{marker.ssp} with {what} {now}; it was first delivered there with {first}.",
+                _way_out(dataset, marker.version),
+                dataset=dataset,
+                version=marker.version,
+                expected=f"{what} {first}",
+                found=f"{what} {now}",
+            )
+
+
+def spans_of(markers: Iterable[Marker]) -> dict[str, int]:
+    """Return of how many partitions versions are, the first ones; those whose markers do not say it are of all."""
+    spans: dict[str, int] = {}
+    for marker in markers:
+        if marker.partitions is not None:
+            told = max(marker.partitions, marker.ssp.partition + 1)
+            spans[marker.version] = max(spans.get(marker.version, 0), told)
+    return spans
+
+
+def in_span(ssp: SystemStreamPartition, version: str | None, spans: Mapping[str, int]) -> bool:
+    """Whether a version is waited for in a partition."""
+    return version is None or version not in spans or ssp.partition < spans[version]
+
+
+def next_version(dataset: str, versions: Mapping[SystemStreamPartition, str], spans: Mapping[str, int]) -> str | None:
+    """Return the next version, by the one that each partition marks next; None where none does.
+
+    Others may come next where it has no part. Raises MarkerConflictError where partitions mark different versions.
+    """
+    names: dict[str, list[SystemStreamPartition]] = {}
+    for ssp, version in versions.items():
+        names.setdefault(version, []).append(ssp)
+    for version in names:
+        if all(other == version or not in_span(ssp, version, spans) for ssp, other in versions.items()):
+            return version
+    if names:
+        by_version = "; ".join(
+            f"{', '.join(map(str, ssps[:3]))}{' …' if len(ssps) > 3 else ''}: {version!r}"
+            for version, ssps in sorted(names.items())
+        )
+        raise MarkerConflictError(
+            f"dataset {dataset!r}: partitions mark different versions as the next one ({by_version}); expected the "
+            "same version in every partition, in one order.",
+            "If the marker of one version will never come, in a partition that was added after it, say, abandon that "
+            f"version: abandon_version(lake, {dataset!r}, VERSION, reason=…, by=…).",
+            dataset=dataset,
+        )
+    return None
+
+
+def _way_out(dataset: str, version: str) -> str:
+    return (
+        "Nothing was published and what is current stays. Deliver the right content under a new version name, and "
+        f"end this one with abandon_version(lake, {dataset!r}, {version!r}, reason=…, by=…)."
+    )
+
+
+# Where a bounded dataset goes on when retention has taken what comes next of its stream: decided without I/O.
+#
+# A version stands for itself, so the dataset goes on with the first one that is whole. In a partition that retention
+# has
+# cut, the records up to its first marker are whole only where that marker counts exactly those: otherwise the beginning
+# of that version may be gone, and all of a version whose marker is gone. Markers alone that count nothing there may be
+# those of a version that is gone, sent again. Versions follow each other in one order in all
+# partitions, so what comes before the first common one is lost in all of them.
+
+
+Offsets = Mapping[SystemStreamPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class GoesOn:
+    """The dataset goes on at `offsets`; `versions` are those lost before them, in their order."""
+
+    offsets: dict[SystemStreamPartition, int]
+    versions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Which versions are lost is known when `missing` have the marker of `version` (None: their next one)."""
+
+    version: str | None
+    missing: tuple[SystemStreamPartition, ...]
+
+
+def cut_partitions(offsets: Offsets, oldest: Offsets) -> dict[SystemStreamPartition, tuple[int, int]]:
+    """Return what retention has taken before it was read: [first, oldest) by partition."""
+    return {ssp: (offset, oldest[ssp]) for ssp, offset in sorted(offsets.items()) if offset < oldest[ssp]}
+
+
+def after_lost(
+    dataset: str,
+    offsets: Offsets,
+    oldest: Offsets,
+    markers: Sequence[Marker],
+    settled: Settled,
+    count: Callable[[MarkedSegment], int],
+) -> GoesOn | Unknown:
+    """Return where a dataset goes on: where it stands, unless retention has taken what comes next there.
+
+    `count` tells how many records a segment still holds. Raises what `go_on` does.
+    """
+    if not cut_partitions(offsets, oldest):
+        return GoesOn(dict(offsets), ())
+    counted = {segment.ssp: count(segment) for segment in to_count(offsets, oldest, markers)}
+    return go_on(dataset, offsets, oldest, markers, settled, counted)
+
+
+def to_count(offsets: Offsets, oldest: Offsets, markers: Sequence[Marker]) -> list[MarkedSegment]:
+    """Return the first segments of cut partitions that are whole if they hold as many records as their marker says."""
+    firsts = [
+        following[0] for ssp in cut_partitions(offsets, oldest) if (following := _after(ssp, oldest[ssp], markers))
+    ]
+    return [
+        MarkedSegment(marker.ssp, oldest[marker.ssp], int(marker.offset), marker)
+        for marker in firsts
+        if marker.rows is not None
+    ]
+
+
+def go_on(
+    dataset: str,
+    offsets: Offsets,
+    oldest: Offsets,
+    markers: Sequence[Marker],
+    settled: Settled,
+    counted: Mapping[SystemStreamPartition, int],
+) -> GoesOn | Unknown:
+    """Return where a dataset goes on whose stream is cut in some partition, and what is lost.
+
+    `counted` are the records of the segments that `to_count` names. Markers of settled versions end re-deliveries, as
+    ever. Raises MarkerConflictError where the partitions' orders contradict each other.
+    """
+    cut = cut_partitions(offsets, oldest)
+    start = {ssp: max(offset, oldest[ssp]) for ssp, offset in sorted(offsets.items())}
+    seen = {ssp: _after(ssp, at, markers) for ssp, at in start.items()}
+    fresh = {ssp: _firsts(marked, settled) for ssp, marked in seen.items()}
+    names = {ssp: [marker.version for marker in marked] for ssp, marked in fresh.items()}
+    spans = spans_of(markers)
+    common = {
+        version
+        for version in {name for marked in names.values() for name in marked}
+        if all(version in marked for ssp, marked in names.items() if in_span(ssp, version, spans))
+    }
+    silent = tuple(ssp for ssp, marked in names.items() if not marked)
+    if silent and not common:
+        return Unknown(None, silent)
+    if not common:
+        # A partition that retention has cut is ahead: the others have yet to deliver what it has.
+        ahead = {names[ssp][0] for ssp in cut}
+        version = ahead.pop() if len(ahead) == 1 else None
+        return Unknown(version, tuple(ssp for ssp, marked in names.items() if version not in marked))
+    nexts = {ssp: next((marker for marker in fresh[ssp] if marker.version in common), None) for ssp in names}
+    version = next_version(dataset, {ssp: marker.version for ssp, marker in nexts.items() if marker}, spans)
+    assert version is not None, "it is one of those that are common"
+    first = {ssp: marker for ssp, marker in nexts.items() if marker is not None and in_span(ssp, version, spans)}
+    lost = _lost_before(dataset, version, {ssp: names[ssp] for ssp in first}, cut, spans)
+    cut_in_it = [ssp for ssp in cut if ssp in first]
+    repeated = is_bare(first.values()) and any(seen[ssp][0] is first[ssp] for ssp in cut_in_it)
+    if repeated or any(_is_partial(seen[ssp][0], version, counted.get(ssp)) for ssp in cut_in_it):
+        return GoesOn({**start, **{ssp: int(marker.offset) + 1 for ssp, marker in first.items()}}, (*lost, version))
+    behind = {ssp: _behind(seen[ssp], start[ssp], int(marker.offset)) for ssp, marker in first.items()}
+    return GoesOn({**start, **behind}, lost)
+
+
+def _lost_before(
+    dataset: str,
+    version: str,
+    names: Mapping[SystemStreamPartition, Sequence[str]],
+    cut: Collection[SystemStreamPartition],
+    spans: Mapping[str, int],
+) -> tuple[str, ...]:
+    """Return the versions before this one; a cut partition may lack the earliest of them, no other may lack any."""
+    before = {ssp: tuple(marked[: marked.index(version)]) for ssp, marked in names.items()}
+    longest = max(before.values(), key=len)
+    for ssp, marked in before.items():
+        expected = tuple(name for name in longest if in_span(ssp, name, spans))
+        if marked != (expected[len(expected) - len(marked) :] if ssp in cut else expected):
+            orders = "; ".join(f"{other}: {', '.join(earlier) or 'none'}" for other, earlier in before.items())
+            raise MarkerConflictError(
+                f"dataset {dataset!r}: retention has taken records that were not read, and before version {version!r} "
+                f"partitions mark different versions ({orders}); expected the same ones in one order.",
+                "Abandon the version whose marker never came in some partition: "
+                f"abandon_version(lake, {dataset!r}, VERSION, reason=…, by=…).",
+                dataset=dataset,
+                version=version,
+            )
+    return longest
+
+
+def _is_partial(first: Marker, version: str, counted: int | None) -> bool:
+    """Whether the version may have begun before what a partition still holds, whose first marker this is."""
+    return first.version == version and (first.rows is None or first.rows != counted)
+
+
+def _behind(markers: Sequence[Marker], start: int, end: int) -> int:
+    """Return the offset behind the last of these markers that is before `end`."""
+    return max([start, *(int(marker.offset) + 1 for marker in markers if int(marker.offset) < end)])
+
+
+def _after(ssp: SystemStreamPartition, start: int, markers: Sequence[Marker]) -> list[Marker]:
+    later = (marker for marker in markers if marker.ssp == ssp and int(marker.offset) >= start)
+    return sorted(later, key=lambda marker: int(marker.offset))
+
+
+def _firsts(markers: Sequence[Marker], settled: Settled) -> list[Marker]:
+    """Return the first marker of each version that is not settled, in order."""
+    first: dict[str, Marker] = {}
+    for marker in markers:
+        if marker.version not in settled:
+            first.setdefault(marker.version, marker)
+    return list(first.values())
+
+
+def told_again(manifest: BoundedManifest, dropped: Mapping[MarkedSegment, int]) -> tuple[str, ...]:
+    """Return a sentence for each version of which records were dropped that are not known to be what was taken.
+
+    `dropped` are the records by segment. Equal counts prove nothing; equal checksums in all markers do.
+    """
+    again: dict[str, dict[MarkedSegment, int]] = {}
+    for segment, count in dropped.items():
+        if count:
+            again.setdefault(segment.marker.version, {})[segment] = count
+    return tuple(told for name, segments in again.items() if (told := _told(manifest, name, segments)))
+
+
+def _told(manifest: BoundedManifest, name: str, segments: Mapping[MarkedSegment, int]) -> str:
+    done = next((delivered for delivered in reversed(manifest.delivered) if delivered.name == name), None)
+    ref = manifest.ref(done.version) if done else None
+    again = f"version {name!r} was delivered again: its {sum(segments.values()):,} record(s) are dropped"
+    if any(abandoned.name == name for abandoned in manifest.abandoned):
+        return f"{again}, because it was abandoned. To publish them, deliver them under a new version name"
+    if ref is not None and ref.state == "rejected":
+        drop = f"adjunct dataset drop {manifest.name} {ref.id} --reason …"
+        way = f"To have them judged, deliver them under a new name, or again after {drop}"
+        return f"{again}, because the rejected one holds the name. {way}"
+    taken = done.markers if done else {}
+    if all(_is_equal(segment, taken.get(str(segment.ssp))) for segment in segments):
+        return ""
+    why = "whether they equal what was taken is not known (the markers have no equal checksums)"
+    for segment, count in segments.items():
+        before = taken.get(str(segment.ssp))
+        if before is not None and before.rows not in (None, count):
+            why = f"they differ from what was taken: {segment.ssp} had {before.rows:,} and has {count:,} now"
+    return f"{again}, and {why}. To publish them, deliver them under a new version name"
+
+
+def _is_equal(segment: MarkedSegment, before: MarkerFacts | None) -> bool:
+    checksum = segment.marker.checksum
+    return before is not None and checksum is not None and checksum == before.checksum
+
+
+@dataclass(frozen=True, slots=True)
+class SettledVersions:
+    """Where a dataset stands in its stream (`offsets`), and what it knows of versions that were marked before there.
+
+    `markers` has what those of delivered versions said; nothing contradicts one abandoned, rejected, or long past.
+    `gone` names versions that were lost, withdrawn, or dropped after they were rejected: they may come again.
+    """
+
+    offsets: dict[SystemStreamPartition, int]
+    markers: Settled
+    gone: frozenset[str]
+
+
+def settled_versions(manifest: BoundedManifest) -> SettledVersions:
+    """Return what a manifest has settled of its stream.
+
+    The name of a version that was withdrawn, or dropped after it was rejected, says nothing any more: what comes under
+    it is a new version.
+    """
+    offsets = {SystemStreamPartition.parse(text): int(offset) for text, offset in manifest.offsets.items()}
+    rejected = {ref.id for ref in manifest.versions if ref.state == "rejected"}
+    marked: dict[str, Mapping[SystemStreamPartition, MarkerSaid]] = {name: {} for name in manifest.known}
+    for done in manifest.delivered:
+        if done.freed is not None:
+            continue
+        markers = {} if done.version in rejected else done.markers
+        marked[done.name] = {
+            SystemStreamPartition.parse(ssp): MarkerSaid(facts.rows, facts.checksum, facts.valid_from)
+            for ssp, facts in markers.items()
+        }
+    lost = {name for lost in manifest.lost for name in lost.versions}
+    freed = {done.name for done in manifest.delivered if done.freed is not None}
+    return SettledVersions(
+        dict(sorted(offsets.items())),
+        marked | {ended.name: {} for ended in manifest.abandoned},
+        frozenset(lost | freed),
+    )

@@ -1,0 +1,477 @@
+"""Loads a bulk snapshot as a table's base: its position checked against the stream, its rows with the right columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from dagster_adjunct.assets.declaration.change_formats import ORDER, PROBLEM
+from dagster_adjunct.assets.declaration.change_values import LOWEST
+from dagster_adjunct.assets.declaration.snapshots import no_offset, positions
+from dagster_adjunct.assets.sources.changes import with_order
+from dagster_adjunct.assets.sources.opened_stream import Offsets, as_stored, by_partition
+from dagster_adjunct.assets.unbounded.changes import apply_changes
+from dagster_adjunct.assets.unbounded.commit import (
+    Advance,
+    AdvanceProgress,
+    change_of,
+    commit_manifest,
+    confirm,
+    evolve,
+    keep_decision,
+    look,
+    table_layout,
+    with_version,
+)
+from dagster_adjunct.assets.unbounded.compaction import compact_due
+from dagster_adjunct.assets.unbounded.engine import engine_of
+from dagster_adjunct.assets.unbounded.progress import report_of
+from dagster_adjunct.assets.unbounded.recovery import RecoveryPlan, decide
+from dagster_adjunct.assets.versions.actions import explained
+from dagster_adjunct.assets.versions.leases import AttemptRenewal, forget_attempt
+from dagster_adjunct.assets.versions.manifest import Bootstrap, UnboundedManifest
+from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore
+from dagster_adjunct.assets.versions.version import POSITION
+from dagster_adjunct.assets.writing.write_generation import SPARK, Runtime, write_generation
+from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM, OverTimeWrite
+from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
+from dagster_adjunct.resources.objects.store import telling_of_staged
+from dagster_adjunct.resources.schemas.schema import repeated, widens
+from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.spark.in_process import starter_of
+from dagster_adjunct.resources.streams.system import TIMESTAMP, TOMBSTONE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from dagster_adjunct.assets.declaration.change_values import Samples
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.declaration.snapshots import Snapshot
+    from dagster_adjunct.assets.sources.opened_stream import Source
+    from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
+    from dagster_adjunct.resources.bucketing.files import Generation
+    from dagster_adjunct.resources.objects.commit_log import Commit
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.schemas.schema import Schema
+    from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+
+_STAGED_BYTES = 128 * 1024 * 1024
+_SNAPSHOT = "a bulk snapshot"
+
+
+def load_snapshot(
+    context: Runtime, source: Source, attempt: Attempt, number: int
+) -> tuple[Generation, dict[SystemStreamPartition, str], Samples | None]:
+    """Write the bulk snapshot as a base; return it, the position from which the stream goes on, and the first values
+    that its rows are ordered by.
+
+    Raises DatasetError for other columns and for a key that stands twice, and what `check_position` raises.
+    """
+    from pyspark.sql import functions as F
+
+    spec, spark = source.spec, context.spark()
+    initial = spec.following.initial
+    assert initial is not None
+    what = f"dataset {spec.name!r}: {initial.describe()}"
+    with closing(initial.load(spec, source.schema, source.ssps, spark)) as snapshot:
+        start = check_position(snapshot, source, what)
+        with (
+            as_frame(snapshot, source.schema, what, context.log(spec.name), spark, context.by) as rows,
+            AttemptRenewal(context.lake, spec.name, attempt.id, context.by),
+        ):
+            placed, samples = _placed(source, rows)
+            placed = placed.withColumn(TOMBSTONE, F.lit(False))
+            layout = table_layout(source)
+            if spec.following.history is not None:
+                placed = placed.withColumn(VALID_FROM, _valid_from(source, start, spark))
+            generation, counters = write_generation(
+                context.lake,
+                attempt,
+                number,
+                layout,
+                placed,
+                SPARK,
+                what=f"dataset {spec.name!r}, bulk snapshot",
+                order_by=(*layout.key, POSITION),
+                keep_tombstones=False,
+                partitioned=False,
+                over_time=None if spec.following.history is None else OverTimeWrite(told=True),
+            )
+    if counters["superseded"]:
+        raise DatasetError(
+            f"dataset {spec.name!r}: {counters['superseded']:,} rows of the bulk snapshot have a key "
+            f"({', '.join(spec.key)}) that another row has too.",
+            "Nothing was published. Correct the snapshot, or the key.",
+            dataset=spec.name,
+        )
+    return generation, start, samples
+
+
+def _placed(source: Source, rows: DataFrame) -> tuple[DataFrame, Samples | None]:
+    """Return the rows of a snapshot with their positions: those of their columns, else below all changes."""
+    from pyspark.sql import functions as F
+
+    order = source.spec.following.order_by or ()
+    lowest = F.lit(LOWEST).cast("bigint") if source.position_type == "bigint" else F.lit("")
+    if not order or not set(order) <= set(source.schema.names):
+        return rows.withColumn(POSITION, lowest), None
+    placed, samples = with_order(source.spec, rows.withColumn(PROBLEM, F.lit(None).cast("string")), source.schema, None)
+    return placed.withColumn(POSITION, F.coalesce(F.col(ORDER), lowest)).drop(ORDER, PROBLEM), samples
+
+
+def _valid_from(source: Source, start: Mapping[SystemStreamPartition, str], spark: SparkSession) -> Column:
+    """Return since when the rows of a snapshot are valid: by their column, else since before all changes that follow.
+
+    That is the time of the oldest record from the snapshot's position on, so that a change never comes before the row
+    that it changes; of now where there is none.
+    """
+    from pyspark.sql import functions as F
+
+    from dagster_adjunct.resources.schemas.quoted_columns import column
+
+    name = source.spec.following.valid_from
+    if name is not None and name in source.schema.names:
+        return column(name).cast("timestamp")
+    if name is not None:
+        raise DatasetError(
+            f"dataset {source.spec.name!r}: the rows of its bulk snapshot don't say since when they are valid: "
+            f"valid_from names {name!r}, which is not stored.",
+            "Store that column too, or leave valid_from out.",
+            dataset=source.spec.name,
+        )
+    ends = source.system.upcoming(source.ssps)
+    ranges = {ssp: (offset, ends[ssp]) for ssp, offset in start.items() if source.system.compare(offset, ends[ssp]) < 0}
+    oldest = source.read(spark, ranges).agg(F.min(TIMESTAMP)).first() if ranges else None
+    return F.lit(oldest[0]) if oldest is not None and oldest[0] is not None else F.current_timestamp()
+
+
+def check_position(snapshot: Snapshot, source: Source, what: str) -> dict[SystemStreamPartition, str]:
+    """Return the snapshot's position, if it is of every partition and still on the stream.
+
+    Raises DatasetError and OffsetOutOfRangeError.
+    """
+    position = positions(
+        source.spec, what, {str(ssp): offset for ssp, offset in snapshot.position.items()}, source.ssps
+    )
+    oldest, upcoming = source.system.oldest(source.ssps), source.system.upcoming(source.ssps)
+    for ssp, offset in position.items():
+        try:
+            source.system.compare(offset, offset)
+        except OffsetOutOfRangeError as error:
+            raise no_offset(OffsetOutOfRangeError, what, ssp, offset) from error
+        if source.system.compare(offset, oldest[ssp]) < 0:
+            raise OffsetOutOfRangeError(
+                f"{what} was taken at offset {offset} of {ssp}, and the stream holds nothing before {oldest[ssp]} any "
+                "more: the changes between the two are lost.",
+                "Take a new snapshot. A longer retention of the stream keeps this from happening.",
+                offset=offset,
+                stream=ssp.qualified_stream,
+                partition=ssp.partition,
+                oldest=oldest[ssp],
+            )
+        if source.system.compare(offset, upcoming[ssp]) > 0:
+            raise OffsetOutOfRangeError(
+                f"{what} was taken at offset {offset} of {ssp}, and the stream ends at {upcoming[ssp]}.",
+                "Correct the position: it is the offset of the first change that the snapshot may lack.",
+                offset=offset,
+                stream=ssp.qualified_stream,
+                partition=ssp.partition,
+                upcoming=upcoming[ssp],
+            )
+    return position
+
+
+def fitted(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
+    """Return these columns of the rows, in their types. Raises DatasetError for missing ones and other types."""
+    from dagster_adjunct.resources.schemas.quoted_columns import column
+
+    types = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
+    twice = repeated(rows.columns)
+    wrong = [(name, "is missing") for name in schema.names if name not in types]
+    wrong += [
+        (field.name, f"is {types[field.name]}, expected {field.type}")
+        for field in schema.fields
+        if field.name in types and not widens(types[field.name], field.type)
+    ]
+    wrong += [(name, "stands twice") for name in twice if name in schema]
+    if wrong:
+        raise DatasetError(
+            f"{what} has other columns than the dataset: {'; '.join(' '.join(part) for part in wrong)}.",
+            "Select, name and cast the columns of the snapshot as the dataset has them.",
+            column=wrong[0][0],
+        )
+    return rows.select(*[column(field.name).cast(field.type).alias(field.name) for field in schema.fields])
+
+
+@contextmanager
+def as_frame(
+    snapshot: Snapshot, schema: Schema, what: str, log: DatasetLog, spark: SparkSession, by: str
+) -> Iterator[DataFrame]:
+    """Give the rows of a snapshot as a frame with these columns, while the context lasts.
+
+    Arrow tables are put in the lake meanwhile, where all of Spark's executors see them.
+    """
+    from pyspark.sql import DataFrame
+
+    if isinstance(snapshot.rows, DataFrame):
+        yield fitted(snapshot.rows, schema, what)
+        return
+    attempt = log.attempt()
+    folder = f"{attempt.folder}/{attempt.id}"
+    with AttemptRenewal(log.lake, log.name, attempt.id, by):
+        try:
+            rows = _staged(log.lake, folder, snapshot.rows, spark)
+            yield fitted(spark.createDataFrame([], schema.ddl()) if rows is None else rows, schema, what)
+        finally:
+            with suppress(AdjunctError):  # what can't be deleted now is garbage for discarding
+                log.lake.store.delete_many([item.key for item in log.lake.store.list(f"{folder}/")])
+    forget_attempt(log.lake, log.name, attempt.id)
+
+
+def _staged(lake: Lake, folder: str, tables: Iterable[pa.Table], spark: SparkSession) -> DataFrame | None:
+    """Write tables below a folder of the lake, and return them as a frame; None where there are none."""
+    import pyarrow.parquet as pq
+
+    path = lake.store.staging_dir() / f"{uuid4().hex}.parquet"
+    number, writer = 0, None
+    try:
+        for table in tables:
+            with telling_of_staged(lake.store, path, _SNAPSHOT):
+                writer = writer or pq.ParquetWriter(path, table.schema)
+                writer.write_table(table)
+                size = path.stat().st_size
+            if size >= _STAGED_BYTES:
+                number, writer = _uploaded(lake, folder, path, number, writer), None
+        if writer is not None:
+            number, writer = _uploaded(lake, folder, path, number, writer), None
+    finally:
+        with suppress(OSError):  # of a disk that is full, say, as was told
+            if writer is not None:
+                writer.close()
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+    return spark.read.parquet(lake.store.spark_uri(folder)) if number else None
+
+
+def _uploaded(lake: Lake, folder: str, path: Any, number: int, writer: Any) -> int:
+    with telling_of_staged(lake.store, path, _SNAPSHOT):
+        writer.close()
+    lake.store.upload(path, f"{folder}/rows-{number:05d}.parquet")
+    path.unlink(missing_ok=True)
+    return number + 1
+
+
+# Begins a table: its start and its target are committed before anything is read (SAMZA-1278).
+#
+#     bootstrap            start and target recorded -> bulk snapshot, if one is declared -> changes, chunk by chunk
+#     create, recreate     an empty table, served at once, that goes on from the last offset or the stream's default
+#
+# A table that is built anew is built beside the one that is served.
+
+
+_NOT_BEGUN = Bootstrap(state="running", start={}, target={}, started_at=datetime.fromtimestamp(0, UTC))
+
+
+def begin_table(advance: Advance, commit: Commit | None, applied: Mapping[str, str]) -> AdvanceProgress:
+    """Commit where a new table begins, in answer to the startpoints in `applied` (ids by partition).
+
+    `commit` is the current one. Raises CommitConflictError where another writer was first, and what the loading of a
+    bulk snapshot raises.
+    """
+    seen = advance.seen
+    first = seen.manifest or UnboundedManifest(
+        name=seen.spec.name,
+        declaration=seen.source.declaration,
+        offsets=as_stored(seen.ends),
+        bootstrap=_NOT_BEGUN,
+    )
+    attempt = advance.log.attempt()
+    before = AdvanceProgress(commit, first, seen.ends)
+    begin = _bootstrapping if advance.decision.action == "bootstrap" else _created
+    before, after = begin(advance, before, attempt)
+    after = after.after(applied=first.with_applied(applied))
+    progress = commit_manifest(advance, before, after, commit_id=attempt.id)
+    forget_attempt(advance.context.lake, seen.spec.name, attempt.id)
+    return progress
+
+
+def _bootstrapping(
+    advance: Advance, before: AdvanceProgress, attempt: Attempt
+) -> tuple[AdvanceProgress, UnboundedManifest]:
+    """Return the manifest of a bootstrap that begins beside what is served, and the progress once a snapshot is loaded.
+
+    The target are the ends of the stream after the snapshot was loaded.
+    """
+    seen, source, first = advance.seen, advance.source, before.manifest
+    start: Offsets = source.system.oldest(source.ssps)
+    number = first.next_generation
+    building: tuple[Generation, ...] = ()
+    samples = None
+    if seen.spec.following.initial is not None:
+        with advance.stages("load"):
+            loaded, start, samples = load_snapshot(advance.context, source, attempt, number)
+            building, number = (loaded,) if loaded.files else (), number + 1
+        before = replace(before, ends=source.system.upcoming(source.ssps), counters={"loaded": loaded.rows})
+    bootstrap = Bootstrap(
+        state="running",
+        start=as_stored(start),
+        target=as_stored(before.ends),
+        started_at=seen.at,
+        building=building,
+        columns=source.schema,
+        loaded=bool(building),
+        why=advance.decision.reason,
+    )
+    served = first.version is not None
+    after = _begun(advance, first, bootstrap).after(
+        next_generation=number,
+        first_ordered=samples,
+        confirmed_at=first.confirmed_at if served else None,
+        horizon=first.horizon if served else None,
+    )
+    return before, after
+
+
+def _created(advance: Advance, before: AdvanceProgress, attempt: Attempt) -> tuple[AdvanceProgress, UnboundedManifest]:
+    """Return the manifest of an empty table that goes on from where the one before it, if any, has read."""
+    seen, source, first = advance.seen, advance.source, before.manifest
+    known = {} if seen.manifest is None else by_partition(seen.manifest.offsets)
+    start = as_stored(source.last_offsets(known, source.system.oldest(source.ssps), seen.ends))
+    bootstrap = Bootstrap(
+        state="done",
+        start=start,
+        target=start,
+        started_at=seen.at,
+        finished_at=seen.at,
+        columns=source.schema,
+        why=advance.decision.reason,
+    )
+    number = first.next_generation
+    after = _begun(advance, first, bootstrap).after(next_generation=number + 1, confirmed_at=None, horizon=None)
+    empty = (attempt.generation(number),)
+    return before, with_version(advance, before.commit, after, attempt, empty, {})
+
+
+def _begun(advance: Advance, first: UnboundedManifest, bootstrap: Bootstrap) -> UnboundedManifest:
+    return first.after(
+        declaration=advance.source.declaration,
+        offsets=bootstrap.start,
+        bootstrap=bootstrap,
+        stream=advance.source.info.identity,
+        first_ordered=None,
+        quarantining=None,
+        decision=advance.decision,
+        change=change_of(advance.decision),
+    )
+
+
+# One advance of an unbounded dataset: look at what is there, decide, carry it out.
+#
+# look        -> SeenTable      what the manifest, the stream's ends and the declaration say now     table_validity.py
+# decide      -> RecoveryPlan   by the recovery table of SAMZA-1278, without any I/O                 recovery.py
+# carry out   -> AdvanceProgress begin a table (bootstrap.py), apply the changes (apply_changes.py), compact
+
+
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+def advance_unbounded(
+    context: Runtime, spec: AdjunctDataset, *, rebuild: str | None = None, on_stage: OnStage = ignore
+) -> AdvanceReport:
+    """Bootstrap the dataset, or apply the changes since its last commit; nothing new makes no commit.
+
+    `rebuild` gives the reason to build it anew from the stream's oldest offset (or its bulk snapshot), beside the table
+    that is served. Raises BadChangeError and NullKeyError for changes that can't be applied, OffsetOutOfRangeError and
+    DatasetError where the table can't be continued, and CommitConflictError when another writer was first.
+    """
+    if not spec.following.persistent:
+        raise DatasetError(
+            f"dataset {spec.name!r} is declared persistent=False: it lives for one run and is not stored.",
+            "Applications build it when they run: adjunct run. Declare persistent=True to store it.",
+            dataset=spec.name,
+        )
+    stages = Stages(spec.name, on_stage)
+    with stages("collect"):
+        seen = look(context, spec)
+        plan = decide(seen, rebuild=rebuild)
+    return carry_out(Advance(context, seen, plan.decision, stages), plan)
+
+
+def carry_out(advance: Advance, plan: RecoveryPlan, *, applied: Mapping[str, str] = _NONE) -> AdvanceReport:
+    """Do what was decided, and apply what has come.
+
+    A new table is begun in answer to the startpoints in `applied`, which are ids by partition.
+    """
+    engine_of(advance.context.spark).decoder.check(advance.source)
+    if plan.first == "begin":
+        progress = begin_table(advance, _carried_over(advance), applied)
+    else:
+        progress = taken_up(advance, plan)
+    if plan.first == "leave":
+        return report_of(advance, keep_decision(advance, progress), "stale")
+    progress, action = apply_changes(advance, progress)
+    if action == "up-to-date":
+        progress = confirm(advance, progress)
+    elif action != "waiting":
+        progress = compact(advance, progress)
+    return report_of(advance, progress, action)
+
+
+def taken_up(advance: Advance, plan: RecoveryPlan) -> AdvanceProgress:
+    """Return where the table that was seen goes on, with the columns that are declared now."""
+    seen = advance.seen
+    assert seen.manifest is not None, "a table that is not there is begun"
+    progress = AdvanceProgress(_carried_over(advance), seen.manifest, seen.ends)
+    return evolve(advance, progress) if plan.first == "evolve" else progress
+
+
+def compact(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
+    """Compact inside the advance, where that is due and declared."""
+    policy = advance.spec.following.compaction
+    if not policy.inside_commit:
+        return progress
+    with advance.stages("compact"):
+        compacted = compact_due(advance.context, progress.manifest, policy)
+    return progress if compacted is None else progress.after(*compacted)
+
+
+def _carried_over(advance: Advance) -> Commit | None:
+    """Return the current commit, once one says that the table goes on in its stream as that was repartitioned."""
+    seen = advance.seen
+    if not seen.carried or seen.manifest is None:
+        return seen.commit
+    return advance.log.commit(seen.commit, seen.manifest, by=advance.context.by)
+
+
+@unwrapped()
+def rebuild_dataset(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    spec: AdjunctDataset,
+    spark: SparkSession | Callable[[], SparkSession],
+    *,
+    reason: str,
+    by: str,
+    on_stage: OnStage = ignore,
+) -> AdvanceReport:
+    """Build an unbounded dataset anew from its stream's oldest offset, or from its bulk snapshot.
+
+    It is built beside the table that is served, which stays until the new one has reached its target, and may have
+    other columns. A run that ends before is gone on with by the next advance. Raises DatasetError for a bounded
+    dataset, and where the stream does not tell of every key any more; ConfigurationError without a reason.
+    """
+    spark = starter_of(spark)
+    if not spec.follows_changes:
+        raise DatasetError(
+            f"dataset {spec.name!r} is bounded: there is nothing to build anew from a stream.",
+            "Deliver a new version, or publish an earlier one: adjunct dataset rollback.",
+            dataset=spec.name,
+        )
+    explained("rebuild", spec.name, reason, by)
+    return advance_unbounded(Runtime(lake, systems, spark, by), spec, rebuild=reason, on_stage=on_stage)

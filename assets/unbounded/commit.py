@@ -1,0 +1,592 @@
+"""What there is: an unbounded dataset's table and its stream at one moment, and whether the table can be continued.
+
+A table is valid when its manifest and objects are whole, its stream has the same partitions, its offsets are still on
+the stream, and it is younger than `max_age` since it was last confirmed caught up. One that is being built goes on,
+unless its stream or its columns are others by now.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Literal
+
+from dagster_adjunct.assets.declaration.change_values import order_in_words
+from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.sources.opened_stream import Offsets, Ranges, Source, as_stored, by_partition, made_anew
+from dagster_adjunct.assets.versions.manifest import (
+    Bootstrap,
+    Change,
+    Decision,
+    Retired,
+    UnboundedManifest,
+    as_unbounded,
+)
+from dagster_adjunct.assets.versions.reports import carried_over
+from dagster_adjunct.assets.versions.version import (
+    SealedVersion,
+    check_declaration,
+    current_rows,
+    kept_history,
+    layout_of,
+    length_of,
+    table_version,
+    version_id,
+)
+from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError, OffsetOutOfRangeError
+from dagster_adjunct.resources.objects.commit_log import commit_upon, is_deleted
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.assets.versions.reports import Stages
+    from dagster_adjunct.assets.versions.version import DatasetDeclaration, KeptHistory
+    from dagster_adjunct.assets.writing.write_generation import Runtime
+    from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
+    from dagster_adjunct.resources.objects.commit_log import Commit
+
+ADVANCE_AGAIN = "Nothing of this attempt is visible. Advance again: it goes on from what the other one did."
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTable:
+    """A table and its stream, as one look at `at` finds them; no file is read, and nothing is changed.
+
+    `commit` is the current one, None before the first. `manifest` is None where there is no table. Where `damage` says
+    why the current one can't be read, it is the newest that can be; where `carried`, it is not committed yet, and goes
+    on in the stream as that was repartitioned. `oldest` and `ends` are the first offset that the stream holds, and the
+    next that it gives, by partition. `missing` are objects of the table that are not there in full. `refusal` is set
+    where what was seen is nothing to go by: its pointer is lost, or another writer committed meanwhile.
+    """
+
+    source: Source
+    at: datetime
+    commit: Commit | None
+    manifest: UnboundedManifest | None
+    oldest: Offsets
+    ends: Offsets
+    carried: bool = False
+    damage: str = ""
+    missing: tuple[str, ...] = ()
+    refusal: CommitConflictError | MalformedDocumentError | None = None
+
+    @property
+    def spec(self) -> AdjunctDataset:
+        """The declaration."""
+        return self.source.spec
+
+    @property
+    def tells_all(self) -> bool:
+        """Whether the stream, read from its oldest offset, tells of every key that it ever held."""
+        return self.source.info.tells_all(self.oldest)
+
+
+@dataclass(frozen=True, slots=True)
+class TableContinuity:
+    """Whether a table can be continued.
+
+    `problem` says why it is not valid, `lost` that the stream has dropped what comes next, `building` that it was not
+    finished. `refusal` is set where nothing can be decided at all: the stream is another one under the same name.
+    """
+
+    store: Literal["none", "building", "invalid", "valid"]
+    problem: str = ""
+    lost: bool = False
+    building: bool = False
+    refusal: OffsetOutOfRangeError | None = None
+
+
+def look(context: Runtime, spec: AdjunctDataset) -> SeenTable:
+    """Return what is there now.
+
+    Raises DatasetError for an input that can't make this dataset, and for another key, spread or input than the table
+    was declared with; the columns are a matter of what is done with it.
+    """
+    source = Source.of(context.systems, spec)
+    log = context.log(spec.name)
+    commit, stored, damage = log.read_or_newest()
+    manifest = None if stored is None else followed(stored, source.declaration)
+    carried = carried_over(manifest, source.info) if manifest is not None and not damage else None
+    manifest = carried or manifest
+    at = context.now()
+    ends = source.system.upcoming(source.ssps)
+    seen = SeenTable(
+        source,
+        at,
+        commit,
+        manifest,
+        oldest=source.system.oldest(source.ssps),
+        ends=ends,
+        carried=carried is not None,
+        damage=damage,
+        missing=() if manifest is None or damage else _missing_objects(log, manifest),
+    )
+    if manifest is None and not damage:
+        return replace(seen, refusal=_lost_pointer(log))
+    state = state_of(seen)
+    return replace(seen, refusal=_overtaken(log, commit)) if state.store == "invalid" else seen
+
+
+def followed(stored: DatasetManifest, declared: DatasetDeclaration) -> UnboundedManifest:
+    """Return the stored manifest of a table that is declared so now; DatasetError where another would be.
+
+    How many partitions its input has is no matter of the declaration: it is found by looking.
+    """
+    partitions = {"input_partitions": stored.declaration.input_partitions}
+    check_declaration(stored.name, stored.declaration, declared.model_copy(update=partitions))
+    return as_unbounded(stored)
+
+
+def state_of(seen: SeenTable) -> TableContinuity:
+    """Return whether the table that was seen can be continued."""
+    source, manifest = seen.source, seen.manifest
+    if seen.damage:
+        return TableContinuity("invalid", f"its manifest is damaged ({seen.damage})")
+    if manifest is None:
+        return TableContinuity("none")
+    building = manifest.bootstrap.state == "running"
+    offsets = by_partition(manifest.offsets)
+    rebuild = f"rebuild the dataset from it (adjunct dataset rebuild {source.spec.name} MODULE:APP --reason …), or "
+    rebuild += "declare it under a new name."
+    refusal = made_anew(
+        source.spec.name,
+        str(source.spec.input),
+        source.info,
+        before=manifest.stream,
+        read_to=offsets,
+        ends=seen.ends,
+        compare=source.system.compare,
+        deleted_next=rebuild,
+        rewritten_next=f"R{rebuild[1:]}",
+    )
+    if refusal is not None:
+        return TableContinuity("invalid", refusal.problem, building=building, refusal=refusal)
+    problem = _partitions_changed(source, offsets)
+    if problem:
+        return TableContinuity("invalid", problem, building=building)
+    lost = [ssp for ssp, offset in offsets.items() if source.system.compare(offset, seen.oldest[ssp]) < 0]
+    if lost:
+        ssp, oldest = lost[0], seen.oldest[lost[0]]
+        problem = f"it goes on at offset {offsets[ssp]} of {ssp}, and the stream holds nothing before {oldest} any more"
+        return TableContinuity("invalid", problem, lost=True, building=building)
+    if seen.missing:
+        problem = f"{len(seen.missing)} of its objects are missing or cut, first {seen.missing[0]}"
+        return TableContinuity("invalid", problem, building=building)
+    if building:
+        problem = _outdated_building(manifest, source, seen.at)
+        return TableContinuity("invalid", problem, building=True) if problem else TableContinuity("building")
+    behind = any(source.system.compare(offset, seen.ends[ssp]) < 0 for ssp, offset in offsets.items())
+    limit, confirmed = max_age_of(source), manifest.confirmed_at
+    if behind and limit is not None and confirmed is not None and seen.at - confirmed > limit:
+        return TableContinuity(
+            "invalid",
+            f"it was last confirmed caught up {confirmed:%Y-%m-%d %H:%M} UTC, longer than {limit} ago, and has not "
+            "read all that came since",
+        )
+    return TableContinuity("valid")
+
+
+def max_age_of(source: Source) -> timedelta | None:
+    """Return how long a table that is behind stays valid: as declared, else as long as the stream keeps tombstones."""
+    return source.spec.following.max_age or source.info.tombstones_kept
+
+
+def _missing_objects(log: DatasetLog, manifest: UnboundedManifest) -> tuple[str, ...]:
+    generations = list(manifest.version.generations) if manifest.version else []
+    if manifest.bootstrap.state == "running":
+        generations = list(manifest.bootstrap.building)
+    listed = {f"{generation.folder}/{file.name}": file.size for generation in generations for file in generation.files}
+    if not listed:
+        return ()
+    stored = {item.key: item.size for item in log.lake.store.list(f"{log.prefix}/data/")}
+    return tuple(key for key, size in listed.items() if stored.get(key) != size)
+
+
+def _lost_pointer(log: DatasetLog) -> CommitConflictError | MalformedDocumentError | None:
+    """Refuse to begin at number 1 where a pointer was lost: the commits that it led to would be passed over."""
+    if is_deleted(log.log.current()):
+        return None
+    newest = next(log.log.before(sys.maxsize), None)
+    if newest is None or newest.number <= 1:
+        return None
+    if log.log.head() is not None:
+        return CommitConflictError(
+            f"dataset {log.name!r}: another writer committed first, while this one looked.",
+            ADVANCE_AGAIN,
+            dataset=log.name,
+        )
+    return MalformedDocumentError(
+        f"dataset {log.name!r} has no {log.log.pointer_key} in {log.lake.url}, and has had {newest.number} commits.",
+        "Restore that object from a backup or an older object version; the manifests are intact. To build the "
+        "dataset anew, declare it under a new name.",
+        dataset=log.name,
+        document=log.log.pointer_key,
+    )
+
+
+def _overtaken(log: DatasetLog, commit: Commit | None) -> CommitConflictError | None:
+    """Refuse to go by a table that was compacted, and whose files were discarded, while it was looked at."""
+    head = log.log.head()
+    if commit is None or head is None or head.id == commit.id:
+        return None
+    return CommitConflictError(
+        f"dataset {log.name!r}: another writer committed first, while this one looked at the table "
+        f"(number {head.number}, after {commit.number}).",
+        ADVANCE_AGAIN,
+        dataset=log.name,
+    )
+
+
+def _outdated_building(manifest: UnboundedManifest, source: Source, now: datetime) -> str:
+    """Return why a bootstrap that was begun can't go on, "" where it can."""
+    bootstrap, kept = manifest.bootstrap, source.info.tombstones_kept
+    if bootstrap.columns is not None and bootstrap.columns != source.schema:
+        return f"other columns are declared since it began ({bootstrap.columns.difference(source.schema)})"
+    before, after = manifest.declaration, source.declaration
+    if (before.order_by, before.position_type) != (after.order_by, after.position_type):
+        was, wanted = order_in_words(before.order_by), order_in_words(after.order_by)
+        return f"it is ordered by {wanted} since it began, and was by {was}"
+    if kept is not None and now - bootstrap.started_at > kept:
+        return (
+            f"it began {bootstrap.started_at:%Y-%m-%d %H:%M} UTC, and its stream keeps deletions for {kept} only: some "
+            "may be gone that it has not read"
+        )
+    return ""
+
+
+def _partitions_changed(source: Source, offsets: Offsets) -> str:
+    added = sorted(set(source.ssps) - set(offsets))
+    removed = sorted(set(offsets) - set(source.ssps))
+    changes = [f"{', '.join(map(str, ssps))} {what}" for what, ssps in (("added", added), ("removed", removed)) if ssps]
+    return f"the partitions of its stream have changed ({'; '.join(changes)})" if changes else ""
+
+
+# Commits of one advance: what is current, and deciding again where somebody else only compacted or discarded.
+#
+# Each commit holds data and offsets together, so there is no second place to disagree with, and one commit is one
+# consistent cut across all partitions.
+
+
+_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What stays the same during one advance: what was seen before it, and what was decided on that."""
+
+    context: Runtime
+    seen: SeenTable
+    decision: Decision
+    stages: Stages
+
+    @property
+    def source(self) -> Source:
+        """The input stream, as it was opened."""
+        return self.seen.source
+
+    @property
+    def spec(self) -> AdjunctDataset:
+        """The declaration."""
+        return self.seen.spec
+
+    @property
+    def log(self) -> DatasetLog:
+        """The commits of the dataset."""
+        return self.context.log(self.spec.name)
+
+
+@dataclass(frozen=True, slots=True)
+class AdvanceProgress:
+    """How far an advance has come.
+
+    `commit` and `manifest` are current, as far as it knows; `ends` is how far the stream is read. `sealed` are the
+    versions that it has made, oldest first, and `counters` what it has counted.
+    """
+
+    commit: Commit | None
+    manifest: UnboundedManifest
+    ends: Offsets
+    sealed: tuple[str, ...] = ()
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def bootstrap(self) -> Bootstrap:
+        """Its bootstrap: the one under way, or the last one."""
+        return self.manifest.bootstrap
+
+    @property
+    def running(self) -> bool:
+        """Whether the bootstrap is under way."""
+        return self.bootstrap.state == "running"
+
+    def after(self, commit: Commit, manifest: UnboundedManifest) -> AdvanceProgress:
+        """Return it after this commit."""
+        version = manifest.version
+        made = (version.id,) if version is not None and version is not self.manifest.version else ()
+        return replace(self, commit=commit, manifest=manifest, sealed=(*self.sealed, *made))
+
+
+def commit_manifest(
+    advance: Advance, progress: AdvanceProgress, manifest: UnboundedManifest, *, commit_id: str | None = None
+) -> AdvanceProgress:
+    """Make `manifest` current. Raises CommitConflictError, and then nothing is visible."""
+    commit = advance.log.commit(progress.commit, manifest, by=advance.context.by, commit_id=commit_id)
+    return progress.after(commit, manifest)
+
+
+def commit_again(
+    advance: Advance,
+    progress: AdvanceProgress,
+    decide: Callable[[AdvanceProgress], UnboundedManifest],
+    *,
+    commit_id: str | None = None,
+) -> AdvanceProgress:
+    """Commit what is decided on what is current, again where somebody else only compacted or discarded.
+
+    Raises CommitConflictError where another writer has read on, or begun anew, or has erased keys whose values our
+    changes may have kept.
+    """
+
+    def catch_up(seen: AdvanceProgress) -> AdvanceProgress | None:
+        commit, current = advance.log.read()
+        fresh = None if current is None else as_unbounded(current)
+        if fresh is None or not _same_progress(progress.manifest, fresh):
+            return None
+        if advance.spec.following.completes and _erased_since(advance.log, progress.commit):
+            return None
+        return replace(seen, commit=commit, manifest=fresh)
+
+    return commit_upon(
+        progress,
+        lambda seen: commit_manifest(advance, seen, decide(seen), commit_id=commit_id),
+        catch_up,
+        attempts=_TRIES,
+    )
+
+
+def keep(advance: Advance, progress: AdvanceProgress, **changes: Any) -> AdvanceProgress:
+    """Commit something beside data and offsets."""
+    return commit_again(advance, progress, lambda current: current.manifest.after(**changes))
+
+
+def keep_decision(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
+    """Commit the decision, unless the same one stands there."""
+    stored, made = progress.manifest.decision, advance.decision
+    if stored is not None and (stored.action, stored.reason) == (made.action, made.reason):
+        return progress
+    return keep(advance, progress, decision=made, change=change_of(made))
+
+
+def confirm(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
+    """Commit that the table was found caught up, where its age counts, and not at each look."""
+    limit, confirmed, now = max_age_of(advance.source), progress.manifest.confirmed_at, advance.seen.at
+    if progress.manifest.offsets != as_stored(progress.ends):
+        return progress  # changes of a transaction that has not ended wait
+    if limit is None or (confirmed is not None and now - confirmed < limit / 10):
+        return progress
+    try:
+        return keep(advance, progress, confirmed_at=now, decision=advance.decision, change=Change(action="confirm"))
+    except CommitConflictError:  # somebody else was here, and saw the same
+        commit, fresh = advance.log.read()
+        return replace(progress, commit=commit, manifest=as_unbounded(fresh or progress.manifest))
+
+
+def change_of(decision: Decision) -> Change:
+    """Return what the commit that follows a decision says of itself."""
+    return Change(action=decision.action, reason=decision.reason)
+
+
+def _erased_since(log: DatasetLog, commit: Commit | None) -> bool:
+    """Whether keys were erased after this commit."""
+    newer = takewhile(lambda made: commit is None or made[0].number > commit.number, log.history())
+    return any(manifest.change is not None and manifest.change.action == "forget" for _, manifest in newer)
+
+
+def _same_progress(before: UnboundedManifest, fresh: UnboundedManifest) -> bool:
+    """Whether nobody else has read on, or begun anew: then our changes still follow what is there."""
+
+    def facts(manifest: UnboundedManifest) -> tuple[object, ...]:
+        running = manifest.bootstrap.state == "running"
+        horizon = None if running else manifest.horizon  # what was late must be looked at again where it moved
+        return (
+            manifest.offsets,
+            manifest.bootstrap,
+            manifest.declaration.partitions,
+            manifest.next_generation,
+            manifest.quarantining,
+            manifest.applied,
+            horizon,
+        )
+
+    return facts(before) == facts(fresh)
+
+
+FOOTERS = 256 * 1024
+"""More bytes of footers than these are left out of a commit: every one after it would repeat them."""
+
+
+def with_version(
+    advance: Advance,
+    parent: Commit | None,
+    manifest: UnboundedManifest,
+    attempt: Attempt,
+    generations: tuple[Generation, ...],
+    counters: Mapping[str, int],
+) -> UnboundedManifest:
+    """Return the manifest serving a version of these generations, read as far as its offsets; retires what it replaces.
+
+    `parent` is the commit before the one that makes the version.
+    """
+    number, spec, now = (parent.number if parent else 0) + 1, advance.spec, advance.context.now()
+    version = table_version(
+        spec,
+        advance.source.schema,
+        generations,
+        id=version_id(number, attempt.id),
+        number=number,
+        now=now,
+        rows=_entries(spec, generations),
+        offsets={ssp: (manifest.bootstrap.start[ssp], end) for ssp, end in manifest.offsets.items()},
+        counters=counters,
+        history=_history(spec, manifest, generations),
+        position_type=advance.source.position_type,
+    )
+    return retire(manifest, version, now)
+
+
+def retire(manifest: UnboundedManifest, version: SealedVersion, now: datetime) -> UnboundedManifest:
+    """Return the manifest serving `version`; what only earlier versions read stays for these until it is discarded."""
+    before = manifest.version.generations if manifest.version else ()
+    needed = {generation.folder for generation in version.generations}
+    gone = [generation for generation in before if generation.folder not in needed and generation.files]
+    retired = [
+        Retired(generation=generation.id, folder=generation.folder, until=version.number, at=now) for generation in gone
+    ]
+    return manifest.after(version=version, retired=(*manifest.retired, *retired))
+
+
+def without_large_footers(generation: Generation) -> Generation:
+    """Return a generation as commits keep it."""
+    return generation.without_footers() if generation.footer_size > FOOTERS else generation
+
+
+def table_layout(source: Source) -> BucketLayout:
+    """Return how the rows of a table lie in files, by its declaration of now."""
+    spec = source.spec
+    over_time = spec.following.history is not None
+    schema = source.schema.with_sensitive(*(name for name in spec.sensitive if name in source.schema))
+    return layout_of(
+        schema,
+        spec.key,
+        spec.partition_by,
+        spec.partitions,
+        positioned=True,
+        over_time=over_time,
+        position_type=source.position_type,
+    )
+
+
+def _entries(spec: AdjunctDataset, generations: tuple[Generation, ...]) -> int | None:
+    """Return how many entries these generations come to, None where they have to be merged to know."""
+    if len(generations) > 1:
+        return None
+    if spec.following.history is not None:
+        return current_rows(generations[0])
+    deleted = any(file.stats.get("tombstones") for file in generations[0].files)
+    return None if deleted else generations[0].rows
+
+
+def _history(
+    spec: AdjunctDataset, manifest: UnboundedManifest, generations: tuple[Generation, ...]
+) -> KeptHistory | None:
+    """Return the history as declared, with what was pruned of the rows that are still served."""
+    history, before = kept_history(spec), manifest.version
+    if history is None or before is None or before.history is None:
+        return history
+    served = {generation.folder for generation in before.generations}
+    goes_on = any(generation.folder in served for generation in generations)
+    return history.after(pruned=before.history.pruned) if goes_on else history
+
+
+# How the columns of an unbounded dataset, and the length of its history, may change without building it anew.
+#
+# Rows that are there are not written again: what is added is null in them, what is widened is cast when they are read,
+# by Spark and by key. The next major compaction writes them in the new columns, and goes by the new history: so this is
+# committed though no change has come, or it would drop what is to be kept now.
+
+
+def evolve(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
+    """Commit that the columns and the history are served that are declared now; the rows there stay as they are."""
+    manifest, version, source = progress.manifest, progress.manifest.version, advance.source
+    assert version is not None, "there is nothing whose columns could change"
+    history, declared = length_of(version.history), length_of(kept_history(advance.spec))
+    lengths = f"history is {declared}, was {history}" if history != declared else ""
+    reason = "; ".join(filter(None, (version.columns.difference(source.schema), lengths)))
+    attempt = advance.log.attempt()
+    after = manifest.after(
+        declaration=source.declaration,
+        decision=advance.decision,
+        change=Change(action="evolve", reason=reason),
+    )
+    after = with_version(advance, progress.commit, after, attempt, version.generations, version.counters)
+    return commit_manifest(advance, progress, after, commit_id=attempt.id)
+
+
+def next_ranges(advance: Advance, progress: AdvanceProgress) -> tuple[Ranges, bool]:
+    """Return the next ranges to read, about a chunk, and whether there is nothing more to read now.
+
+    Ranges that were read before for their dead letters are read again as they were. Where transactions are kept whole,
+    the ranges end before the first that is not all there, and a chunk that holds no whole one is made larger. A
+    bootstrap then reads on behind its target: there a transaction may end.
+    """
+    system, form = advance.source.system, advance.spec.following.changes
+    starts = by_partition(progress.manifest.offsets)
+    transactions = isinstance(form, DebeziumEnvelope) and form.transactions is not None
+    target = by_partition(progress.bootstrap.target) if progress.running else progress.ends
+    quarantining = progress.manifest.quarantining
+    if quarantining is not None:
+        begun: Ranges = {SystemStreamPartition.parse(ssp): span for ssp, span in quarantining.items()}
+        at = offsets_after(progress, begun)
+        return begun, all(system.compare(at[ssp], target[ssp]) >= 0 for ssp in starts)
+    ends = progress.ends if transactions else target
+    lags = {ssp: max(system.distance(ssp, start, ends[ssp]), 0) for ssp, start in starts.items()}
+    lag, chunk = sum(lags.values()), advance.spec.following.chunk
+    while True:
+        ranges: Ranges = {
+            ssp: (starts[ssp], system.advance(ssp, starts[ssp], count))
+            for ssp, most in lags.items()
+            if (count := _share(most, lag, chunk))
+        }
+        if transactions and ranges:
+            ranges = _whole_transactions(advance, ranges)
+        if ranges or lag <= chunk:
+            return ranges, lag <= chunk
+        chunk *= 4
+
+
+def reaches_target(advance: Advance, progress: AdvanceProgress, ranges: Ranges) -> bool:
+    """Whether all of the bootstrap's target is in the table once these ranges are."""
+    at, target = offsets_after(progress, ranges), by_partition(progress.bootstrap.target)
+    return all(advance.source.system.compare(at[ssp], end) >= 0 for ssp, end in target.items())
+
+
+def offsets_after(progress: AdvanceProgress, ranges: Ranges) -> Offsets:
+    """Return the next offsets to read once these ranges are in the table."""
+    return {**by_partition(progress.manifest.offsets), **{ssp: end for ssp, (_, end) in ranges.items()}}
+
+
+def _share(most: int, lag: int, chunk: int) -> int:
+    """Return how many of a partition's `most` offsets belong to a chunk of all that is behind."""
+    return most if lag <= chunk else min(most, -(-most * chunk // lag))
+
+
+def _whole_transactions(advance: Advance, ranges: Ranges) -> Ranges:
+    from dagster_adjunct.assets.sources.change_stream import whole_transactions
+
+    context = advance.context
+    return whole_transactions(advance.spec, context.systems, context.spark(), advance.source, ranges)

@@ -1,0 +1,468 @@
+"""Compaction: deltas into one, or all generations into a new base, beside commits and readers.
+
+Plan, merge, switch: one compare-and-swap puts the output in the place of exactly its inputs. Deltas that were committed
+meanwhile stay behind it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST
+from dagster_adjunct.assets.unbounded.commit import retire, without_large_footers
+from dagster_adjunct.assets.unbounded.engine import engine_of
+from dagster_adjunct.assets.versions.leases import Lease, build_on_record
+from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
+from dagster_adjunct.assets.versions.version import POSITION, SealedVersion, current_rows, newest_valid_from, version_id
+from dagster_adjunct.assets.writing.write_generation import Runtime, write_generation
+from dagster_adjunct.resources.bucketing.files import GENERATION
+from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    ConfigurationError,
+    DatasetError,
+    DatasetNotFoundError,
+    VersionDiscardedError,
+)
+from dagster_adjunct.resources.objects.commit_log import retry_conflicts
+from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.spark.in_process import starter_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dagster_adjunct.assets.declaration.policies import DeltaCompaction
+    from dagster_adjunct.assets.versions.dataset_log import Attempt
+    from dagster_adjunct.assets.versions.version import KeptHistory
+    from dagster_adjunct.resources.bucketing.files import Generation
+    from dagster_adjunct.resources.objects.commit_log import Commit
+    from dagster_adjunct.resources.objects.lake import Lake
+
+# Which generations of a table are worth merging, decided on the manifest alone.
+#
+# minor   adjacent deltas -> one delta; every tombstone stays
+# major   base and deltas -> a new base; by offset without tombstones, by a column with those above the horizon
+
+
+Level = Literal["minor", "major"]
+WORTH = 50_000
+"""Deltas with fewer rows than these are merged while reading in no time: only their number makes a compaction due."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionPlan:
+    """What one compaction merges: adjacent generations, oldest first, and why."""
+
+    level: Level
+    generations: tuple[Generation, ...]
+    reason: str
+
+    @property
+    def rows(self) -> int:
+        """The stored rows that are read."""
+        return sum(generation.rows for generation in self.generations)
+
+    @property
+    def size(self) -> int:
+        """The bytes that are read."""
+        return sum(generation.size for generation in self.generations)
+
+    @property
+    def folders(self) -> frozenset[str]:
+        """The folders that the output takes the place of."""
+        return frozenset(generation.folder for generation in self.generations)
+
+
+def plan_compaction(
+    version: SealedVersion, policy: DeltaCompaction, level: Level | None = None
+) -> CompactionPlan | None:
+    """Return what to compact, None where nothing is to be done.
+
+    With `level` whatever that level can merge: all deltas, or all generations. Without it what the policy finds due.
+    A minor compaction that is due takes the newest deltas, and older ones only while these are not larger than all
+    that it has taken: so each row is rewritten a few times, however many commits there are.
+    """
+    generations = [generation for generation in version.generations if generation.files]
+    base, deltas = generations[:1], generations[1:]
+    if level == "major":
+        return CompactionPlan("major", (*base, *deltas), "asked for") if deltas or version.lacks_base else None
+    if level == "minor":
+        return CompactionPlan("minor", tuple(deltas), "asked for") if len(deltas) > 1 else None
+    if not deltas:
+        return None
+    changed, stored = sum(delta.rows for delta in deltas), base[0].rows
+    many = len(deltas) >= policy.deltas
+    large = changed > policy.fraction * stored
+    if changed > policy.rows:
+        return CompactionPlan("major", (*base, *deltas), f"the deltas hold {changed:,} rows, more than {policy.rows:,}")
+    if large and (many or changed >= WORTH):
+        why = f"the deltas hold {changed:,} rows, more than {policy.fraction:.0%} of the base's {stored:,}"
+        return CompactionPlan("major", (*base, *deltas), why)
+    if not many:
+        return None
+    return CompactionPlan("minor", tuple(_newest(deltas, policy.deltas)), f"there are {len(deltas)} deltas")
+
+
+def plan_state(version: SealedVersion, policy: DeltaCompaction) -> CompactionPlan | None:
+    """Return what to compact of a table of state: small generations, as soon as there are too many.
+
+    There is no base, and nothing makes one: what stays would be rewritten for what goes, and a generation goes whole
+    when its last row has expired.
+    """
+    generations = [generation for generation in version.generations if generation.files]
+    if len(generations) < policy.deltas:
+        return None
+    why = f"there are {len(generations)} generations"
+    return CompactionPlan("minor", tuple(_newest(generations, policy.deltas)), why)
+
+
+def _newest(deltas: Sequence[Generation], limit: int) -> Sequence[Generation]:
+    """Return the deltas to merge so that fewer than `limit` are left, and no large one for a small one's sake."""
+    taken = min(len(deltas), len(deltas) - limit + 2)
+    rows = sum(delta.rows for delta in deltas[-taken:])
+    while taken < len(deltas) and deltas[-taken - 1].rows <= rows:
+        taken += 1
+        rows += deltas[-taken].rows
+    return deltas[-taken:]
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionReport:
+    """What one compaction did.
+
+    `action` "compacted" made `version` (an id); "nothing" found nothing to do; "superseded" met another compaction,
+    rebuild or erasure that replaced its inputs first, and left nothing behind. `note` says why. `generations` are how
+    many a reader merges before and after, `rows` and `bytes` what the inputs and the output hold. `counters` are the
+    rows that later ones superseded, and the tombstones that went. `horizon` is how far deletions are forgotten.
+    """
+
+    dataset: str
+    action: Literal["compacted", "nothing", "superseded"]
+    note: str
+    level: Level | None = None
+    version: str | None = None
+    generations: tuple[int, int] = (0, 0)
+    rows: tuple[int, int] = (0, 0)
+    bytes: tuple[int, int] = (0, 0)
+    counters: dict[str, int] = field(default_factory=dict)
+    horizon: int | None = None
+    seconds: float = 0.0
+
+    @property
+    def changed(self) -> bool:
+        """Whether a version was made."""
+        return self.action == "compacted"
+
+    def summary(self) -> str:
+        """Return the outcome in one line, for logs."""
+        if not self.changed:
+            return f"dataset {self.dataset}: {self.note}"
+        return (
+            f"dataset {self.dataset}: {self.level} compaction, version {self.version}; "
+            f"{self.generations[0]} -> {self.generations[1]} generations; {self.rows[0]:,} -> {self.rows[1]:,} rows; "
+            f"{self.bytes[0]:,} -> {self.bytes[1]:,} bytes; {self.seconds:.2f} s ({self.note})"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON-able values."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        pairs = {name: list(values[name]) for name in ("generations", "rows", "bytes")}
+        return values | pairs | {"seconds": round(self.seconds, 3)}
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The output of one merge.
+
+    `entries` are its rows that are no deletions and, over time, not over yet; None for a delta with history. `horizon`
+    is what it forgets deletions up to, None where it forgets none of its own. `pruned` is the edge of the history that
+    it has gone by, None where it went by none.
+    """
+
+    attempt: Attempt
+    generation: Generation
+    counters: dict[str, int]
+    entries: int | None
+    horizon: int | None
+    pruned: int | None = None
+
+
+def merge(
+    context: Runtime, manifest: UnboundedManifest, plan: CompactionPlan, attempt: Attempt, *, forget: bool
+) -> Merged:
+    """Write what the generations of the plan come to, as the newest of them: its order to the others stays.
+
+    `forget` lets a table by a column's order forget deletions further than it has yet.
+    """
+    version = manifest.version
+    assert version is not None
+    what = f"dataset {manifest.name!r}, {plan.level} compaction"
+    engine = engine_of(context.spark)
+    rows = engine.table.stored(context.lake.store, what, version.layout, plan.generations)
+    if version.history is not None:
+        return _over_time(context, manifest, plan, attempt, rows, version.history, forget=forget)
+    ordered = version.order_by is not None and plan.level == "major"
+    horizon = None
+    kept = manifest.declaration.keep_tombstones
+    if ordered and forget and kept is not None:
+        highest = engine.table.positions(rows)[1]
+        horizon = None if highest is None else highest - kept
+    forgotten = max((at for at in (manifest.horizon, horizon) if at is not None), default=None)
+    observed: Callable[[], dict[str, int]] | None = None
+    if ordered:
+        rows, observed = engine.table.without_forgotten(rows, version.key, forgotten)
+    expires, written = manifest.declaration.expires, manifest.written
+    if expires is not None and written is not None and written.watermark is not None:
+        rows = engine.table.not_expired(rows, expires, written.watermark)
+    generation, counters = write_generation(
+        context.lake,
+        attempt,
+        plan.generations[-1].id,
+        version.layout,
+        rows,
+        engine.writer,
+        what=what,
+        order_by=(*version.key, POSITION, GENERATION),
+        keep_tombstones=plan.level == "minor" or ordered,
+        partitioned=True,
+        range_of=expires,
+    )
+    tombstones = 0
+    if observed is not None:
+        counts = observed()
+        tombstones = counts["tombstones"]
+        counters |= {"superseded": plan.rows - counts["keys"], "deleted": counts["forgotten"]}
+    counters.pop("conflicting", None)
+    entries = generation.rows - tombstones
+    # A snapshot's row of a key that is not known is no late change: it is the first that says of it.
+    horizon = None if version.order_by == STREAMED_FIRST else horizon
+    return Merged(attempt, without_large_footers(generation), counters, entries, horizon)
+
+
+def _over_time(
+    context: Runtime,
+    manifest: UnboundedManifest,
+    plan: CompactionPlan,
+    attempt: Attempt,
+    rows: object,
+    history: KeptHistory,
+    *,
+    forget: bool,
+) -> Merged:
+    """Write rows over time: as a base each says where it ends, and what ended before the edge goes.
+
+    Deletions are forgotten that are older than the history twice over, where nothing else is left of their key.
+    """
+    version = manifest.version
+    assert version is not None
+    newest, major = newest_valid_from(plan.generations), plan.level == "major"
+    edge = history.edge(newest) if major else None
+    limits = [manifest.horizon] if major else []
+    if major and forget and newest is not None and history.kept is not None:
+        limits.append(newest - 2 * history.kept)
+    limit = max((at for at in limits if at is not None), default=None)
+    generation, counters = write_generation(
+        context.lake,
+        attempt,
+        plan.generations[-1].id,
+        version.layout,
+        rows,
+        engine_of(context.spark).writer,
+        what=f"dataset {manifest.name!r}, {plan.level} compaction",
+        order_by=(*version.layout.key, POSITION, GENERATION),
+        keep_tombstones=True,
+        partitioned=True,
+        over_time=OverTimeWrite(told=major, edge=edge, forget=limit),
+    )
+    counters.pop("conflicting", None)
+    horizon = counters.pop("forgotten_to", None)
+    entries = current_rows(generation) if major else None
+    return Merged(attempt, without_large_footers(generation), counters, entries, horizon, edge)
+
+
+_TRIES = 20
+_Current = tuple["Commit", "UnboundedManifest"]
+
+
+@unwrapped()
+def compact_dataset(
+    lake: Lake,
+    dataset_name: str,
+    spark: SparkSession | Callable[[], SparkSession],
+    *,
+    by: str,
+    level: Level | None = None,
+    policy: DeltaCompaction | None = None,
+) -> CompactionReport:
+    """Compact an unbounded dataset; readers and commits go on meanwhile, and whoever reads a version keeps it.
+
+    Without `level`, what the policy finds due: that which was declared at the last advance, unless `policy` is given.
+    "minor" merges all deltas into one, "major" everything into a new base. `spark` is called only if there is
+    something to do, and `by` stands in the commit. A table that is being rebuilt is compacted where it is served.
+    Raises DatasetNotFoundError, and DatasetError for a bounded dataset.
+    """
+    context = Runtime(lake, {}, starter_of(spark), by)
+    if level not in (None, "minor", "major"):
+        raise ConfigurationError(
+            f"dataset {dataset_name!r} is to be compacted at level {level!r}: expected minor or major.",
+            "Choose one.",
+            argument="level",
+            dataset=dataset_name,
+        )
+    manifest = context.log(dataset_name).read()[1]
+    if manifest is None:
+        raise DatasetNotFoundError(
+            f"dataset {dataset_name!r} has no commit in {lake.url}.", "Advance it a first time.", dataset=dataset_name
+        )
+    if not isinstance(manifest, UnboundedManifest):
+        raise DatasetError(
+            f"dataset {dataset_name!r} is bounded: each of its versions is one generation already.",
+            "Only unbounded datasets have deltas to compact.",
+            dataset=dataset_name,
+        )
+    return _compact(context, manifest, policy or manifest.declaration.compaction, level)[0]
+
+
+def compact_due(context: Runtime, manifest: UnboundedManifest, policy: DeltaCompaction) -> _Current | None:
+    """Compact what the policy finds due; return the commit and its manifest, None where nothing was compacted."""
+    return _compact(context, manifest, policy, None)[1]
+
+
+class _LateChanges(Exception):
+    """Deltas committed meanwhile hold changes at or below the new horizon, which forgotten deletions should beat."""
+
+
+def _compact(
+    context: Runtime, manifest: UnboundedManifest, policy: DeltaCompaction, level: Level | None
+) -> tuple[CompactionReport, _Current | None]:
+    began = time.perf_counter()
+    version = manifest.version
+    if version is None:
+        why = "there is no version to compact yet: its bootstrap is not finished"
+        return CompactionReport(manifest.name, "nothing", why), None
+    of_state = manifest.declaration.expires is not None and level is None
+    plan = plan_state(version, policy) if of_state else plan_compaction(version, policy, level)
+    if plan is None:
+        return CompactionReport(manifest.name, "nothing", f"nothing to compact in {_told(version)}"), None
+    # The inputs may be replaced, and then discarded, while they are read.
+    try:
+        with Lease.acquire(context.lake, manifest.name, [version.id], holder=f"compaction by {context.by}"):
+            try:
+                done = _merge_and_switch(context, manifest, plan, forget=True)
+            except _LateChanges:
+                done = _merge_and_switch(context, manifest, plan, forget=False)
+    except VersionDiscardedError:  # before it could be leased: somebody compacted and discarded
+        done = None
+    if done is None:
+        why = (
+            "another writer replaced these generations first (a compaction, rebuild or erasure); nothing of this "
+            f"{plan.level} compaction is left"
+        )
+        return CompactionReport(manifest.name, "superseded", why), None
+    merged, (commit, after) = done
+    assert after.version is not None
+    report = CompactionReport(
+        dataset=manifest.name,
+        action="compacted",
+        note=plan.reason,
+        level=plan.level,
+        version=after.version.id,
+        generations=(len(version.generations), len(after.version.generations)),
+        rows=(plan.rows, merged.generation.rows),
+        bytes=(plan.size, merged.generation.size),
+        counters=merged.counters,
+        horizon=after.horizon,
+        seconds=time.perf_counter() - began,
+    )
+    return report, (commit, after)
+
+
+def _merge_and_switch(
+    context: Runtime, manifest: UnboundedManifest, plan: CompactionPlan, *, forget: bool
+) -> tuple[Merged, _Current] | None:
+    name = manifest.name
+    attempt = context.log(name).attempt()
+    with build_on_record(context.lake, name, attempt.id, context.by):
+        merged = merge(context, manifest, plan, attempt, forget=forget)
+        current = _switch(context, manifest, plan, merged)
+    return None if current is None else (merged, current)
+
+
+def _switch(context: Runtime, manifest: UnboundedManifest, plan: CompactionPlan, merged: Merged) -> _Current | None:
+    """Commit the output in the place of its inputs, whatever was appended; None where these are not there."""
+    assert manifest.version is not None
+    log, known = context.log(manifest.name), {generation.folder for generation in manifest.version.generations}
+
+    def once() -> _Current | None:
+        commit, current = log.read()
+        fresh = None if current is None else as_unbounded(current)
+        if commit is None or fresh is None or not _stand(fresh, plan, merged):
+            return None
+        if merged.horizon is not None and _appended_late(context, fresh, known, merged.horizon):
+            raise _LateChanges
+        after = _replaced(fresh, plan, merged, commit.number + 1, context.now())
+        return log.commit(commit, after, by=context.by, commit_id=merged.attempt.id), after
+
+    try:
+        switched = retry_conflicts(lambda: once, attempts=_TRIES)
+    except (CommitConflictError, _LateChanges):
+        log.drop(merged.generation)
+        raise
+    if switched is None:
+        log.drop(merged.generation)
+    return switched
+
+
+def _appended_late(context: Runtime, fresh: UnboundedManifest, known: set[str], horizon: int) -> bool:
+    """Whether generations that were committed meanwhile have changes, or times of a history, at or below it."""
+    version = fresh.version
+    assert version is not None
+    appended = [delta for delta in version.generations if delta.folder not in known and delta.files]
+    if version.history is not None:
+        ranges = (file.stats.get("range") for generation in appended for file in generation.files)
+        return any(span[0] <= horizon for span in ranges if span)
+    if not appended:
+        return False
+    what, table = f"dataset {fresh.name!r}, deltas committed meanwhile", engine_of(context.spark).table
+    lowest, _ = table.positions(table.stored(context.lake.store, what, version.layout, appended))
+    return lowest is not None and lowest <= horizon
+
+
+def _stand(fresh: UnboundedManifest, plan: CompactionPlan, merged: Merged) -> bool:
+    """Whether the manifest serves all inputs still, and nobody takes the output for garbage."""
+    served = {generation.folder for generation in fresh.version.generations} if fresh.version else set()
+    return plan.folders <= served and merged.generation.folder not in fresh.doomed
+
+
+def _replaced(
+    fresh: UnboundedManifest, plan: CompactionPlan, merged: Merged, number: int, now: datetime
+) -> UnboundedManifest:
+    """Return the manifest that serves the output instead of its inputs."""
+    assert fresh.version is not None
+    others = [other for other in fresh.version.generations if other.folder not in plan.folders and other.files]
+    output = [merged.generation] if merged.generation.files or not others else []
+    generations = tuple(sorted((*others, *output), key=lambda generation: generation.id))
+    exact = plan.level == "major" and not others
+    facts = {
+        "id": version_id(number, merged.attempt.id),
+        "number": number,
+        "sealed_at": now,
+        "generations": generations,
+        "rows": merged.entries if exact else None,
+        "counters": merged.counters,
+    }
+    if merged.pruned is not None and fresh.version.history is not None:
+        facts["history"] = fresh.version.history.after(pruned=merged.pruned)
+    version = fresh.version.after(**facts)
+    horizon = max((at for at in (fresh.horizon, merged.horizon) if at is not None), default=None)
+    change = Change(action="compact", version=version.id, reason=f"{plan.level}: {plan.reason}")
+    return retire(fresh.after(horizon=horizon, change=change), version, now)
+
+
+def _told(version: SealedVersion) -> str:
+    deltas = len(version.generations) - 1
+    return f"version {version.id}, which is a base {'alone' if not deltas else f'and {deltas} delta(s)'}"

@@ -1,0 +1,257 @@
+"""How far a change stream's table is behind its stream: in offsets, records and time (SAMZA-1278)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from dagster_adjunct.assets.sources.opened_stream import by_partition, system_given
+from dagster_adjunct.assets.versions.reports import Action, AdvanceReport
+from dagster_adjunct.resources.common import before, split_stream_name
+from dagster_adjunct.resources.errors import StaleDatasetError
+from dagster_adjunct.resources.streams.system import OffsetRange
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.unbounded.commit import Advance, AdvanceProgress
+    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+    from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapProgress:
+    """What a bootstrap has read of what it set out to read, in offsets of its stream.
+
+    `missing` is how many it lacks by partition, of those that it lacks any. `seconds` are those it took, or takes
+    until now. `why` is what asked for it.
+    """
+
+    state: Literal["running", "done"]
+    read: int
+    total: int
+    missing: Mapping[SystemStreamPartition, int]
+    seconds: float
+    why: str
+
+    @property
+    def per_cent(self) -> int:
+        """Whole per cent, rounded down: 100 says that the target is reached."""
+        return 100 if self.state == "done" else min(99, 100 * self.read // self.total) if self.total else 99
+
+    def summary(self) -> str:
+        """Return how far it is, in one line."""
+        if self.state == "done":
+            return f"done: {self.total:,} offsets in {self.seconds:.1f} s"
+        lacks = ", ".join(f"{count:,} of {ssp}" for ssp, count in list(self.missing.items())[:5])
+        more = f" and of {len(self.missing) - 5} more partitions" if len(self.missing) > 5 else ""
+        return f"{self.per_cent}% of {self.total:,} offsets; to read: {lacks or 'nothing'}{more}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the progress as JSON-able values."""
+        return {
+            "state": self.state,
+            "per_cent": self.per_cent,
+            "offsets": self.read,
+            "of": self.total,
+            "missing": {str(ssp): count for ssp, count in self.missing.items()},
+            "seconds": round(self.seconds, 3),
+            "why": self.why,
+        }
+
+
+def bootstrap_progress(
+    systems: Mapping[str, StreamSystem], manifest: UnboundedManifest, now: datetime
+) -> BootstrapProgress:
+    """Return how far an unbounded dataset's last bootstrap is; looks at the manifest only."""
+    bootstrap = manifest.bootstrap
+    system = systems[split_stream_name(manifest.declaration.input)[0]]
+    start, target = by_partition(bootstrap.start), by_partition(bootstrap.target)
+    at = by_partition(manifest.offsets) if bootstrap.state == "running" else target
+    total = sum(system.distance(ssp, start[ssp], end) for ssp, end in target.items())
+    missing = {ssp: system.distance(ssp, at[ssp], end) for ssp, end in target.items()}
+    return BootstrapProgress(
+        state=bootstrap.state,
+        read=total - sum(missing.values()),
+        total=total,
+        missing={ssp: count for ssp, count in missing.items() if count},
+        seconds=((bootstrap.finished_at or now) - bootstrap.started_at).total_seconds(),
+        why=bootstrap.why,
+    )
+
+
+def time_left(system: StreamSystem, manifest: UnboundedManifest, took: float, read: int) -> str:
+    """Return how far a bootstrap is after a commit, and how long it may last; that is unknown where `read` is 0.
+
+    `read` is how many records were read in the `took` seconds since it began, or was taken up again.
+    """
+    bootstrap, offsets = manifest.bootstrap, by_partition(manifest.offsets)
+    start, target = by_partition(bootstrap.start), by_partition(bootstrap.target)
+    left = sum(system.distance(ssp, offset, target[ssp]) for ssp, offset in offsets.items())
+    total = sum(system.distance(ssp, start[ssp], target[ssp]) for ssp in start)
+    done = total - left
+    per_cent = 100 if done >= total else 100 * done // total
+    detail = f"{per_cent}% ({done:,} of {total:,} offsets)"
+    return detail + f", about {timedelta(seconds=round(took * left / read))} left" if read else detail
+
+
+# Below this, the time since it was caught up says enough; above, the stream is asked, to within a tenth.
+_EXACT_FROM = timedelta(minutes=1)
+_STEP = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """How much of one stream partition is not in the table.
+
+    `offset` is the next one to read and `end` that of the next record to come. `offsets` counts those between them,
+    `records` the records that the stream still holds there (the offsets, where counting them would be reading them),
+    and `lost` the offsets that it does not hold any more. No unread record is older than `seconds`, which is right to
+    within a tenth or a minute, and never more than the time since the table was last known to be caught up; 0 where
+    nothing is unread, None while it has never been caught up.
+    """
+
+    offset: str
+    end: str
+    offsets: int
+    records: int
+    lost: int
+    seconds: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the lag as JSON-able values."""
+        seconds = None if self.seconds is None else round(self.seconds, 1)
+        return {"offsets": self.offsets, "records": self.records, "lost": self.lost, "seconds": seconds}
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceInStream:
+    """The next offset of what a table serves, in each partition of its stream as one look finds that.
+
+    `confirmed_at` is when the table was last known to be caught up, None where that is not known.
+    """
+
+    system: StreamSystem
+    offsets: Mapping[SystemStreamPartition, str]
+    oldest: Mapping[SystemStreamPartition, str]
+    ends: Mapping[SystemStreamPartition, str]
+    confirmed_at: datetime | None
+
+    @classmethod
+    def of(cls, systems: Mapping[str, StreamSystem], manifest: UnboundedManifest) -> PlaceInStream:
+        """Look at the stream. While a table is built anew, what is served is the one before it.
+
+        Raises StreamNotFoundError for a stream that is not there any more.
+        """
+        followed = manifest.declaration.input
+        what = f"dataset {manifest.name!r} follows {followed}"
+        system, stream = system_given(systems, followed, what, dataset=manifest.name)
+        system = system.snapshot(stream)
+        ssps = system.partitions(stream)
+        oldest = system.oldest(ssps)
+        known = by_partition(manifest.offsets)
+        if manifest.bootstrap.state == "running" and manifest.version is not None:
+            known = by_partition({ssp: end for ssp, (_, end) in manifest.version.offsets.items()})
+        offsets = {ssp: known.get(ssp, oldest[ssp]) for ssp in ssps}  # of a partition that is new nothing was read
+        return cls(system, offsets, oldest, system.upcoming(ssps), manifest.confirmed_at)
+
+    def lags(self, now: datetime) -> dict[SystemStreamPartition, PartitionLag]:
+        """Return how far what is served is behind, by partition; reads no records."""
+        return {ssp: self._lag(ssp, now) for ssp in self.offsets}
+
+    def stale(self, max_staleness: timedelta, now: datetime) -> list[SystemStreamPartition]:
+        """Return the partitions of which the table lacks something older than `max_staleness`."""
+        limit = before(now, max_staleness)
+        behind = [ssp for ssp, offset in self.offsets.items() if self.system.compare(offset, self.ends[ssp]) < 0]
+        return [ssp for ssp in behind if self._unread_before(ssp, limit)]
+
+    def _lag(self, ssp: SystemStreamPartition, now: datetime) -> PartitionLag:
+        offset, oldest, end = self.offsets[ssp], self.oldest[ssp], self.ends[ssp]
+        behind, lost = self.system.distance(ssp, offset, end), self.system.distance(ssp, offset, oldest)
+        records = max(behind - lost, 0)
+        if records and self.system.counts_unread:
+            records = self.system.records_between({ssp: OffsetRange(oldest if lost else offset, end)})
+        seconds = self._seconds_behind(ssp, now) if behind else 0.0
+        return PartitionLag(offset, end, behind, records, min(lost, behind), seconds)
+
+    def _seconds_behind(self, ssp: SystemStreamPartition, now: datetime) -> float | None:
+        """Return an age that no unread record is above: found by halving, since only the inverse can be asked for."""
+        if self.confirmed_at is None:
+            return None
+        oldest, youngest = max((now - self.confirmed_at).total_seconds(), 0.0), _EXACT_FROM.total_seconds()
+        if oldest <= youngest or not self._unread_before(ssp, now - _EXACT_FROM):
+            return min(oldest, youngest)
+        while oldest / youngest > _STEP:
+            middle = (oldest * youngest) ** 0.5
+            if self._unread_before(ssp, now - timedelta(seconds=middle)):
+                youngest = middle
+            else:
+                oldest = middle
+        return oldest
+
+    def _unread_before(self, ssp: SystemStreamPartition, moment: datetime) -> bool:
+        """Whether the first unread record of a partition that is behind is older than `moment`."""
+        first = self.system.offset_for_timestamp(ssp, int(moment.timestamp() * 1000))
+        return self.system.compare(self.offsets[ssp], first) < 0
+
+
+def check_fresh(
+    systems: Mapping[str, StreamSystem],
+    spec: AdjunctDataset,
+    manifest: UnboundedManifest,
+    max_staleness: timedelta,
+    now: datetime,
+) -> None:
+    """Raise StaleDatasetError where the table lacks something older than `max_staleness`, naming what it lacks.
+
+    A table that is behind by younger changes, or idle because its stream is, is fresh.
+    """
+    at = PlaceInStream.of(systems, manifest)
+    stale = at.stale(max_staleness, now)
+    if not stale:
+        return
+    lags = at.lags(now)
+    ssp = max(stale, key=lambda ssp: (lags[ssp].seconds or float("inf"), lags[ssp].offsets))
+    lag = lags[ssp]
+    age = "" if lag.seconds is None else f", the oldest about {timedelta(seconds=round(lag.seconds))} old"
+    others = f" ({len(stale) - 1} more of its partitions are too old as well)" if len(stale) > 1 else ""
+    gone = f", of which the stream does not hold {lag.lost:,} any more" if lag.lost else ""
+    raise StaleDatasetError(
+        f"dataset {spec.name!r} is stale: {lag.offsets:,} offsets of {ssp} are not in it{gone}{age}, and at most "
+        f"{max_staleness} is allowed{others}.",
+        f"Advance it (materialise its asset, or adjunct dataset advance {spec.name} MODULE:APP) and run this again, or "
+        "allow more: max_staleness=….",
+        dataset=spec.name,
+    )
+
+
+def report_of(advance: Advance, progress: AdvanceProgress, action: Action) -> AdvanceReport:
+    """Return what this advance has done: `action`, with the version that is served and how far it is behind."""
+    manifest, version, decision = progress.manifest, progress.manifest.version, advance.decision
+    system = advance.source.system
+    offsets = by_partition(manifest.offsets)
+    lag = {str(ssp): system.distance(ssp, offset, progress.ends[ssp]) for ssp, offset in offsets.items()}
+    notes = []
+    if decision.action != "continue":
+        notes.append(f"{decision.action}: {decision.reason}")
+    held = sum(lag.values())
+    if action == "waiting" or (action == "up-to-date" and held):
+        notes.append(f"{held:,} offsets wait for transactions that have not ended")
+    elif action == "up-to-date":
+        notes.append("no changes since the last commit")
+    return AdvanceReport(
+        dataset=manifest.name,
+        kind=manifest.declaration.kind,
+        action=action,
+        version=None if version is None else version.id,
+        sealed=tuple(dict.fromkeys(progress.sealed)),
+        rows=None if version is None else version.rows,
+        counters=progress.counters,
+        offsets=manifest.offsets,
+        lag=lag,
+        decision=decision,
+        seconds=advance.stages.seconds,
+        schema=advance.source.schema if version is None else version.columns,
+        note="; ".join(notes),
+    )

@@ -1,0 +1,390 @@
+"""Tables of one run: the newest change of each key, kept in Spark's memory and stored nowhere (SAMZA-1278).
+
+no store is ever found     marked for bootstrap: built from the stream's oldest offset up to its ends
+                           not marked: goes on from the last offset that its application has read
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from dagster_adjunct.assets.declaration.change_formats import KEPT
+from dagster_adjunct.assets.sources.changes import refuse_problems
+from dagster_adjunct.assets.sources.opened_stream import Ranges, Source, as_stored, made_anew
+from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion, completed_frame
+from dagster_adjunct.assets.unbounded.progress import PlaceInStream
+from dagster_adjunct.assets.versions.manifest import Decision
+from dagster_adjunct.assets.versions.reports import AdvanceReport, Stages
+from dagster_adjunct.assets.versions.version import POSITION, layout_of
+from dagster_adjunct.resources.common import first_problem, utc_now
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    DatasetError,
+    MalformedDocumentError,
+    OffsetOutOfRangeError,
+    StaleDatasetError,
+)
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.spark.in_process import session_of
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE, SystemStreamPartition
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_adjunct.assets.declaration.change_values import Samples
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.versions.reports import Action
+    from dagster_adjunct.resources.schemas.schema import Schema
+    from dagster_adjunct.resources.streams.system import StreamSystem
+
+# Versions of a table of one run: a text that says what they were made of, and their rows in Spark's memory.
+#
+# The text is "offsets-1:" and the ranges of the stream, as JSON. Whoever reads these ranges again gets the same table,
+# so
+# a batch that a crash has cut off can be run again as it was.
+
+
+_KIND, _FORM = "offsets-", "offsets-1:"
+_STORED = TypeAdapter(dict[str, tuple[str, str]])
+
+
+def is_transient(version: str) -> bool:
+    """Whether a version's id is that of a table of one run."""
+    return version.startswith(_KIND)
+
+
+def version_of(ranges: Ranges) -> str:
+    """Return the version that stands for the changes in these ranges."""
+    spans = {str(ssp): list(ranges[ssp]) for ssp in sorted(ranges)}
+    return _FORM + json.dumps(spans, separators=(",", ":"))
+
+
+def ranges_of(dataset: str, version: str) -> Ranges:
+    """Return the ranges that a version stands for. Raises MalformedDocumentError for any other text."""
+    try:
+        if not version.startswith(_FORM):
+            raise ValueError(f"it does not begin with {_FORM}")
+        ranges = _STORED.validate_json(version.removeprefix(_FORM))
+        return {SystemStreamPartition.parse(ssp): span for ssp, span in ranges.items()}
+    except (ValueError, AdjunctError) as error:
+        problem = first_problem(error) if isinstance(error, ValidationError) else str(error)
+        raise MalformedDocumentError(
+            f"dataset {dataset!r} lives for one run, and {version!r} is no version of it: {problem}.",
+            "Run the application with the release that wrote its batch log, or a newer one.",
+            dataset=dataset,
+        ) from error
+
+
+class TransientVersion:
+    """One version of a table of one run, in Spark's memory until it is released. `rows` are its entries."""
+
+    def __init__(self, dataset: str, schema: Schema, ranges: Ranges, kept: DataFrame, rows: int) -> None:
+        self.dataset, self.schema, self.ranges, self.rows = dataset, schema, ranges, rows
+        self.version = version_of(ranges)
+        self.kept = kept
+
+    def __repr__(self) -> str:
+        return f"TransientVersion({self.dataset!r}, {self.version!r})"
+
+    def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
+        """Return all entries, with the columns of `schema`.
+
+        Bucket i of a partitioned dataset is partition i, so that a join on its partition columns, or on its key, has no
+        exchange on this side; a broadcast one is one partition, which all tasks get a copy of.
+        """
+        spark = session_of(spark)
+        return self.kept.where(f"NOT {TOMBSTONE}").select(*[column(name) for name in self.schema.names])
+
+    def release(self) -> None:
+        """Give the memory back; the view can't be read any more."""
+        rdd = self.kept._jdf.queryExecution().logical().rdd()
+        # What RDD.unpersist does, without its warning that nothing can be computed again: nobody will ask for it.
+        rdd.context().unpersistRDD(rdd.id(), False)
+
+
+_GIVE_UP = (
+    "Give the batch up (adjunct checkpoint abandon APPLICATION --reason …): the next one meets the table as it is then."
+)
+_HIDDEN = (POSITION, TOMBSTONE, OFFSET, PARTITION)
+
+
+class TransientTable:
+    """One dataset with `persistent=False`, during one run of an application: built, kept current, released.
+
+    `last` is the version that the application's last batch met: a table that is not marked for bootstrap goes on from
+    its ends, else from the stream's default offset.
+    """
+
+    def __init__(self, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, last: str | None = None) -> None:
+        self.spec = spec
+        self.view: TransientVersion | None = None
+        self._systems, self._last = systems, last
+        self._opened: Source | None = None
+        self._samples: Samples | None = None
+
+    @property
+    def _source(self) -> Source:
+        # Opened once: a run meets the columns and partitions that it began with.
+        if self._opened is None:
+            self._opened = Source.of(self._systems, self.spec)
+        return self._opened
+
+    def advance(self, spark: Callable[[], SparkSession]) -> AdvanceReport:
+        """Build the table, or take in what has come since, up to the stream's upcoming offsets as they are now.
+
+        The view before is released when the new one is there. Raises BadChangeError and NullKeyError for changes that
+        can't be applied, DatasetError where a bootstrap lacks changes, and OffsetOutOfRangeError where the stream does
+        not reach back and that is declared to fail, or where it ends before what was read of it.
+        """
+        source, before, stages = self._source, self.view, Stages(self.spec.name)
+        with stages("collect"):
+            upcoming = source.system.upcoming(source.ssps)
+            starts, decision = self._starts(upcoming) if before is None else (_ends(before.ranges), _goes_on())
+            self._check_not_made_anew(starts, upcoming)
+            fresh = self._whole(starts, upcoming, spark)
+            records = source.count(fresh) if fresh else 0
+        action: Action = "up-to-date"
+        if before is None or fresh:
+            action = "applied" if before is not None else "bootstrapped"
+            since = {ssp: start for ssp, (start, _) in before.ranges.items()} if before is not None else starts
+            ranges = {ssp: (since[ssp], fresh[ssp][1] if ssp in fresh else starts[ssp]) for ssp in source.ssps}
+            if before is not None and not records:  # markers take offsets, and change nothing
+                self.view = TransientVersion(self.spec.name, source.schema, ranges, before.kept, before.rows)
+            else:
+                with stages("build"):
+                    self.view = self._build(spark(), fresh if records else {}, ranges, before)
+                if before is not None:
+                    before.release()
+        assert self.view is not None
+        ends = _ends(self.view.ranges)
+        return AdvanceReport(
+            dataset=self.spec.name,
+            kind=self.spec.kind,
+            action=action,
+            version=self.view.version,
+            rows=self.view.rows,
+            counters={"read": records},
+            offsets=as_stored(ends),
+            lag={str(ssp): source.system.distance(ssp, end, upcoming[ssp]) for ssp, end in ends.items()},
+            decision=decision,
+            seconds=stages.seconds,
+            schema=source.schema,
+            note=f"{decision.action}: {decision.reason}" if before is None else "",
+        )
+
+    def view_of(self, version: str, spark: Callable[[], SparkSession]) -> TransientVersion:
+        """Return the view of this version, from the ranges that it names; the table goes on from there.
+
+        Where the stream does not hold them any more, that is the version of what is left, if the table is declared to
+        go on without what is lost; else OffsetOutOfRangeError is raised.
+        """
+        if self.view is not None and self.view.version == version:
+            return self.view
+        source, ranges = self._source, dict(ranges_of(self.spec.name, version))
+        if set(ranges) != set(source.ssps):
+            raise DatasetError(
+                f"dataset {self.spec.name!r}: an open batch was begun with the offsets of "
+                f"{', '.join(map(str, sorted(ranges)))}, and its input is {self.spec.input} with {len(source.ssps)} "
+                "partitions.",
+                "Declare the input that the batch was begun with until it has ended.",
+                dataset=self.spec.name,
+            )
+        oldest, upcoming = source.system.oldest(source.ssps), source.system.upcoming(source.ssps)
+        for ssp, (start, end) in [*ranges.items()]:
+            if source.system.compare(end, upcoming[ssp]) > 0:
+                raise OffsetOutOfRangeError(
+                    f"dataset {self.spec.name!r}: an open batch was begun with the offsets {start} to {end} of {ssp}, "
+                    f"and the stream ends at {upcoming[ssp]}: the batch can't be run again as it was.",
+                    f"The stream was deleted and made anew, or has lost changes. {_GIVE_UP}",
+                    dataset=self.spec.name,
+                    stream=ssp.qualified_stream,
+                    partition=ssp.partition,
+                )
+            if start == end or source.system.compare(start, oldest[ssp]) >= 0:
+                continue
+            if self.spec.bootstrap or self.spec.following.on_lost_offset == "fail":
+                raise OffsetOutOfRangeError(
+                    f"dataset {self.spec.name!r}: an open batch was begun with the offsets {start} to {end} of {ssp}, "
+                    f"and the oldest that the stream still holds is {oldest[ssp]}: the batch can't be run again as it "
+                    "was.",
+                    f"{_GIVE_UP} A longer retention of the stream, or persistent=True, keeps this from happening.",
+                    dataset=self.spec.name,
+                    stream=ssp.qualified_stream,
+                    partition=ssp.partition,
+                )
+            left = oldest[ssp]
+            ranges[ssp] = (left, left if source.system.compare(end, left) < 0 else end)
+        filled = {ssp: span for ssp, span in ranges.items() if span[0] != span[1]}
+        before = self.view
+        self.view = self._build(spark(), filled if filled and source.count(filled) else {}, ranges, None)
+        if before is not None:
+            before.release()
+        return self.view
+
+    def check_fresh(self, max_staleness: timedelta) -> None:
+        """Raise StaleDatasetError where the table lacks something older: changes of a transaction that is not whole."""
+        assert self.view is not None
+        system, ssps = self._source.system, self._source.ssps
+        at = PlaceInStream(system, _ends(self.view.ranges), system.oldest(ssps), system.upcoming(ssps), None)
+        stale = at.stale(max_staleness, utc_now())
+        if stale:
+            ssp = stale[0]
+            raise StaleDatasetError(
+                f"dataset {self.spec.name!r} is stale: it has read {ssp} up to offset {at.offsets[ssp]} of "
+                f"{at.ends[ssp]}, and what comes next is older than {max_staleness}.",
+                "What waits there belongs to a transaction that is not whole: deliver the rest of it, or allow more: "
+                "max_staleness=….",
+                dataset=self.spec.name,
+            )
+
+    def release(self) -> None:
+        """Give the memory back: the run is over."""
+        if self.view is not None:
+            self.view.release()
+            self.view = None
+
+    def _starts(
+        self, upcoming: Mapping[SystemStreamPartition, str]
+    ) -> tuple[dict[SystemStreamPartition, str], Decision]:
+        """Return where a new table begins, and why."""
+        source = self._source
+        oldest = source.system.oldest(source.ssps)
+        if self.spec.bootstrap:
+            if not source.system.tells_all(source.info.name):
+                raise DatasetError(
+                    f"dataset {self.spec.name!r} lives for one run and is bootstrapped in each, and its input "
+                    f"{self.spec.input} does not hold all changes: retention has dropped the oldest, and the stream is "
+                    "not compacted by key.",
+                    "Declare persistent=True, deliver the whole table into the stream again, or declare "
+                    "bootstrap=False, which goes on without what is lost.",
+                    dataset=self.spec.name,
+                )
+            return oldest, _decided("bootstrap", "it lives for one run, and is built anew in each")
+        last = self._last_ends()
+        lost = [ssp for ssp, end in last.items() if source.system.compare(end, oldest[ssp]) < 0]
+        reason = "it lives for one run, and goes on from " + ("the last offset" if last else "the default offset")
+        if lost:
+            ssp = lost[0]
+            problem = f"{ssp} holds nothing before {oldest[ssp]} any more, and it goes on at {last[ssp]}"
+            if self.spec.following.on_lost_offset == "fail":
+                raise OffsetOutOfRangeError(
+                    f"dataset {self.spec.name!r} can't be continued: {problem}: retention has passed it.",
+                    'Deliver the lost changes again, or declare on_lost_offset="rebuild", which goes on without '
+                    "them. A longer retention of the stream keeps this from happening.",
+                    dataset=self.spec.name,
+                )
+            reason += f"; {problem}"
+        return source.last_offsets(last, oldest, upcoming), _decided("create", reason)
+
+    def _check_not_made_anew(
+        self, starts: Mapping[SystemStreamPartition, str], upcoming: Mapping[SystemStreamPartition, str]
+    ) -> None:
+        refusal = made_anew(
+            self.spec.name,
+            str(self.spec.input),
+            self._source.info,
+            before=None,  # what was read is told by offsets alone
+            read_to=starts,
+            ends=upcoming,
+            compare=self._source.system.compare,
+            deleted_next="declare the dataset under a new name, which begins at the stream's default offset, or with "
+            "bootstrap=True, which reads all of the stream in each run.",
+        )
+        if refusal is not None:
+            raise refusal
+
+    def _last_ends(self) -> dict[SystemStreamPartition, str]:
+        """Return up to where the application has read, of the partitions that there are."""
+        if self._last is None or not is_transient(self._last):
+            return {}
+        ends = _ends(ranges_of(self.spec.name, self._last))
+        return {ssp: ends[ssp] for ssp in self._source.ssps if ssp in ends}
+
+    def _whole(
+        self,
+        starts: Mapping[SystemStreamPartition, str],
+        upcoming: Mapping[SystemStreamPartition, str],
+        spark: Callable[[], SparkSession],
+    ) -> Ranges:
+        """Return what is to be read next, of whole transactions where these are declared."""
+        system = self._source.system
+        ranges = {ssp: (start, upcoming[ssp]) for ssp, start in starts.items() if system.compare(start, upcoming[ssp])}
+        if not ranges or not getattr(self.spec.following.changes, "transactions", None):
+            return ranges
+        from dagster_adjunct.assets.sources.change_stream import whole_transactions
+
+        return whole_transactions(self.spec, self._systems, spark(), self._source, ranges)
+
+    def _build(
+        self, spark: SparkSession, fresh: Ranges, ranges: Ranges, before: TransientVersion | None
+    ) -> TransientVersion:
+        """Return the view of `ranges`, which are those of the view before and the fresh ones."""
+        schema = self._source.schema
+        rows = self._changes(spark, fresh)
+        if before is not None:
+            rows = before.kept.unionByName(rows, allowMissingColumns=True)  # what is kept are whole rows
+        if self.spec.following.completes:
+            rows = self._completed(rows)
+        # What was read from a stream can be planned only while its table is in the session's catalogue, which keeps
+        # the newest. What is checkpointed is rows alone, however many batches it lives through.
+        kept = self._newest(rows).localCheckpoint()
+        return TransientVersion(self.spec.name, schema, ranges, kept, kept.where(f"NOT {TOMBSTONE}").count())
+
+    def _changes(self, spark: SparkSession, ranges: Ranges) -> DataFrame:
+        source = self._source
+        names = (*source.schema.names, *_HIDDEN)
+        if not ranges:
+            # Rows that Spark does not know to be none: their partitioning would be optimised away.
+            hidden = f"{POSITION} {source.position_type}, {TOMBSTONE} BOOLEAN, {OFFSET} BIGINT, {PARTITION} INT"
+            ddl = f"{source.schema.ddl()}, {hidden}"
+            return spark.createDataFrame(spark.sparkContext.emptyRDD(), ddl)
+        changes, self._samples = source.read_changes(spark, ranges, samples=self._samples)
+        changes = refuse_problems(changes, self.spec.name)
+        kept = [KEPT] if self.spec.following.completes else []
+        return changes.select(*[column(name) for name in (*names, *kept)])
+
+    def _completed(self, rows: DataFrame) -> DataFrame:
+        """Return rows of which some leave out columns, completed from those before them."""
+        spec = self.spec
+        if KEPT not in rows.columns:
+            return rows
+        layout = layout_of(self._source.schema, spec.key, spec.partition_by, spec.partitions, positioned=True)
+        completion = RowCompletion(spec.name, layout, (), spec.following.order is None, set_aside=False)
+        order = [column(name) for name in (*spec.key, POSITION, OFFSET, PARTITION)]
+        return completed_frame(self._spread(rows).sortWithinPartitions(*order), completion)
+
+    def _spread(self, rows: DataFrame) -> DataFrame:
+        """Return the rows in the dataset's buckets."""
+        spec = self.spec
+        if spec.partitions is None:
+            return rows.repartition(1)
+        return rows.repartition(spec.partitions, *[column(name) for name in spec.partition_by])
+
+    def _newest(self, rows: DataFrame) -> DataFrame:
+        """Return the newest change of each key, in the dataset's buckets; by offset, without those that delete."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        spec, rows = self.spec, self._spread(rows)
+        newest_first = [F.col(name).desc() for name in (POSITION, OFFSET, PARTITION)]
+        same_key = Window.partitionBy(*[column(name) for name in spec.key]).orderBy(*newest_first)
+        newest = rows.withColumn("__rank", F.row_number().over(same_key)).where("__rank = 1").drop("__rank")
+        # By another order than the offset a deletion must beat what comes after it with a lower value.
+        return newest if spec.following.order is not None else newest.where(f"NOT {TOMBSTONE}")
+
+
+def _ends(ranges: Ranges) -> dict[SystemStreamPartition, str]:
+    return {ssp: end for ssp, (_, end) in ranges.items()}
+
+
+def _decided(action: Literal["bootstrap", "create"], reason: str) -> Decision:
+    return Decision(action=action, store="none", reason=reason, at=utc_now())
+
+
+def _goes_on() -> Decision:
+    return Decision(action="continue", store="valid", reason="this run has built it", at=utc_now())

@@ -1,0 +1,347 @@
+"""What operators do to versions: pin, unpin, roll back, withdraw, force, drop. Each is one commit.
+
+Decisions are made on manifests alone and repeated when somebody else commits between. In a version set an
+operation moves all members to the version of the same name, in the same commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.versions.dataset_log import (
+    choose_versions,
+    comes_after_head,
+    heads_without,
+    names_of,
+    order_of,
+)
+from dagster_adjunct.assets.versions.deliveries import Delivered
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, Pin, as_bounded
+from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.versions.dataset_log import DatasetLog, Manifests, Members
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """One commit of a dataset: what was done to which version, by whom, when and why, and what was served after.
+
+    `readable` says whether that version is retained.
+    """
+
+    number: int
+    at: datetime
+    by: str
+    action: str
+    version: str | None
+    reason: str
+    served: str | None
+    readable: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as JSON-able values."""
+        return {name: getattr(self, name) for name in self.__slots__} | {"at": self.at.isoformat()}
+
+
+def pin_version(
+    log: DatasetLog, version: str, *, reason: str, by: str, expires_at: datetime | None = None
+) -> BoundedManifest:
+    """Serve this version, whatever seals meanwhile, until `unpin` or the first advance or discard after expiry."""
+    explained("pin", version, reason, by)
+    if expires_at is not None and expires_at.tzinfo is None:
+        raise ConfigurationError(
+            f"a pin of {log.name!r} expires at {expires_at}, without a time zone.", "Give one.", argument="expires_at"
+        )
+    if expires_at is not None and expires_at <= (now := log.lake.now()):
+        raise ConfigurationError(
+            f"a pin of {log.name!r} expires at {expires_at}, which has passed: it is {now:%Y-%m-%d %H:%M:%S} UTC.",
+            "Give a later time, or none for a pin that lasts until unpin.",
+            argument="expires_at",
+        )
+
+    def pin(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
+        held = Pin(version=ref.id, reason=reason, by=by, at=log.lake.now(), expires_at=expires_at)
+        return serve(log_of(log, manifest), manifest, pin=held, change=_change("pin", ref, reason))
+
+    return _on_each(log, version, pin, by=by, sealed=True)
+
+
+def unpin_version(log: DatasetLog, *, reason: str, by: str) -> BoundedManifest:
+    """Serve again what the last switch chose. Without a pin nothing is done."""
+    explained("unpin", "", reason, by)
+
+    def unpin(manifests: Members) -> Members | None:
+        pinned = {name: m for name, m in manifests.items() if m.pin is not None}
+        return {name: _unpinned(log_of(log, m), m, reason) for name, m in pinned.items()} or None
+
+    return log.transact_versions(unpin, by=by)
+
+
+def expire_pin(log: DatasetLog, manifest: DatasetManifest, now: datetime) -> DatasetManifest:
+    """Return the manifest without its pin if that has expired, else the manifest itself; commits nothing."""
+    return _unpinned(log, as_bounded(manifest), "expired") if _expired(manifest, now) else manifest
+
+
+def expire_pins(log: DatasetLog, manifests: Manifests, now: datetime, *, by: str) -> bool:
+    """Take away the pins that have expired, of all members of a version set in one commit; return whether any had.
+
+    `manifests` are those read last: where no pin of them has expired, no request is made.
+    """
+    if not any(_expired(manifest, now) for manifest in manifests.values()):
+        return False
+
+    def expire(fresh: Manifests) -> Manifests | None:
+        after = {name: expire_pin(log_of(log, m), m, now) for name, m in fresh.items()}
+        return {name: m for name, m in after.items() if m is not fresh[name]} or None
+
+    log.transact_all(expire, by=by)
+    return True
+
+
+def roll_back(log: DatasetLog, to: str | None, *, reason: str, by: str) -> BoundedManifest:
+    """Serve an earlier version from now on (None: the sealed one before), until the next one seals."""
+    explained("rollback", to or "", reason, by)
+
+    def back(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
+        if manifest.pin is not None:
+            raise DatasetError(
+                f"dataset {manifest.name!r} is pinned to {manifest.pin.version} by {manifest.pin.by} "
+                f"({manifest.pin.reason}), so a rollback would change nothing for readers.",
+                f"Unpin it first: adjunct dataset unpin {manifest.name}.",
+                dataset=manifest.name,
+            )
+        return serve(log_of(log, manifest), manifest, back_to=ref.id, change=_change("rollback", ref, reason))
+
+    return _on_each(log, to, back, by=by, sealed=True)
+
+
+def withdraw_version(log: DatasetLog, version: str, *, reason: str, by: str) -> BoundedManifest:
+    """Never serve this version again. What was served before it takes its place; a pin to it ends.
+
+    That is what the switch to it has replaced, not what a rollback had left before; see `heads_without`. By time it may
+    be a version that came later and is valid from before. Of the other members of a version set goes what was delivered
+    under this name and no other. The name is free: it can be delivered again, with other content.
+    """
+    explained("withdraw", version, reason, by)
+
+    def withdraw(manifests: Members) -> Members | None:
+        chosen = choose_versions(manifests, log.name, version, present=True)
+        gone = {
+            name: ref.model_copy(update={"state": "withdrawn", "reason": f"{reason} (by {by})"})
+            for name, ref in chosen.items()
+            if ref.state != "withdrawn" and (name == log.name or len(names_of(manifests[name], ref)) < 2)
+        }
+        without = {name: _with(m, gone.get(name)) for name, m in manifests.items()}
+        heads = heads_without(manifests, without, log.name)
+        unpinned = any(
+            m.pin is not None and name in gone and m.pin.version == gone[name].id for name, m in manifests.items()
+        )
+        names = names_of(manifests[log.name], chosen[log.name]) if log.name in gone else ()
+        freed = {name: _freed(m, gone.get(name), names, log.lake.now()) for name, m in manifests.items()}
+        after = {
+            name: serve(
+                log_of(log, m), m, versions=without[name], back_to=heads[name], pin=None if unpinned else m.pin,
+                change=Change(action="withdraw", version=chosen[name].id if name in chosen else None, reason=reason),
+                **freed[name],
+            )
+            for name, m in manifests.items()
+            if name in gone or heads[name] != m.head or (unpinned and m.pin is not None) or freed[name]
+        }  # fmt: skip
+        return after or None
+
+    return log.transact_versions(withdraw, by=by)
+
+
+def force_version(
+    log: DatasetLog, version: str, *, reason: str, by: str, make_current: bool = False
+) -> BoundedManifest:
+    """Publish a rejected version after all, on the word of whoever gives the reason.
+
+    One that does not come after what the last switch chose is kept beside it, unless `make_current`; then
+    `kept_beside` of what this returns says so. In a version set it is the same for all members.
+    """
+    explained("force", version, reason, by)
+
+    def force(manifest: BoundedManifest, ref: VersionRef, switches: bool, between: bool) -> BoundedManifest:
+        if ref.state != "rejected":
+            raise DatasetError(
+                f"dataset {manifest.name!r}: version {ref.id} is {ref.state}, and only a rejected one can be forced.",
+                f"See adjunct dataset versions {manifest.name}; an older sealed one is served again with rollback.",
+                dataset=manifest.name,
+                version=ref.id,
+            )
+        log_of(log, manifest).read_version(ref)  # one that was never built can't be forced, and says so
+        forced = ref.model_copy(update={"state": "sealed", "reason": f"forced by {by}: {reason}"})
+        head = {"head": ref.id} if switches else {}
+        why = reason if switches else f"{reason} (kept beside {manifest.head})"
+        versions = _with(manifest, forced) if switches else kept_beside_head(manifest, forced, between=between)
+        return serve(log_of(log, manifest), manifest, versions=versions, **head, change=_change("force", ref, why))
+
+    def force_all(manifests: Members) -> Members:
+        chosen = choose_versions(manifests, log.name, version)
+        switches = make_current or all(comes_after_head(manifests[name], ref) for name, ref in chosen.items())
+        between = all(manifest.declaration.by_time for manifest in manifests.values())
+        return {name: force(manifests[name], ref, switches, between) for name, ref in chosen.items()}
+
+    return log.transact_versions(force_all, by=by)
+
+
+def kept_beside(after: BoundedManifest) -> str:
+    """Return what to know of a version that was forced and is not served, with the next step; "" for all else."""
+    change = after.change
+    if change is None or change.action != "force" or change.version in (None, after.head):
+        return ""
+    forced, head = after.ref(change.version or ""), after.ref(after.head or "")
+    if forced is None or head is None:
+        return ""
+    return (
+        f"version {forced.id} ({forced.name}) is sealed and kept beside {head.id} ({head.name}), which it does not "
+        f"come after. To serve it: adjunct dataset rollback {after.name} {forced.id} --reason …"
+    )
+
+
+def drop_version(log: DatasetLog, version: str, *, reason: str, by: str) -> BoundedManifest:
+    """Forget a rejected or withdrawn version; the next discard deletes its files."""
+    explained("drop", version, reason, by)
+
+    def drop(manifests: Members) -> Members | None:
+        chosen = choose_versions(manifests, log.name, version, present=True)
+        ref = chosen[log.name]
+        if ref.state == "sealed":
+            raise DatasetError(
+                f"dataset {log.name!r}: version {ref.id} is sealed; only rejected and withdrawn ones are dropped.",
+                "Withdraw it first if it must not be served; sealed versions go by the discard policy.",
+                dataset=log.name,
+                version=ref.id,
+            )
+        return {name: _dropped(manifests[name], ref, reason) for name, ref in chosen.items() if ref.state != "sealed"}
+
+    return log.transact_versions(drop, by=by)
+
+
+# -- what they share
+
+
+def serve(log: DatasetLog, manifest: BoundedManifest, **changes: Any) -> BoundedManifest:
+    """Return the manifest with these changes and, in it, the version that follows from its pin and head.
+
+    `head` is a switch: the version remembers what it replaces. `back_to` goes back, and nothing is replaced by it.
+    """
+    if "back_to" in changes:
+        changes["head"] = changes.pop("back_to")
+    elif changes.get("head", manifest.head) != manifest.head:
+        changes["versions"] = tuple(
+            ref.model_copy(update={"replaced": manifest.head}) if ref.id == changes["head"] else ref
+            for ref in changes.get("versions", manifest.versions)
+        )
+    pin: Pin | None = changes.get("pin", manifest.pin)
+    wanted: str | None = pin.version if pin is not None else changes.get("head", manifest.head)
+    known: SealedVersion | None = changes.pop("built", None)
+    version = next(
+        (candidate for candidate in (manifest.version, known) if candidate is not None and candidate.id == wanted), None
+    )
+    if version is None and wanted is not None:
+        refs = changes.get("versions", manifest.versions)
+        version = log.read_version(next(ref for ref in refs if ref.id == wanted))
+    return manifest.after(version=version, **changes)
+
+
+def kept_beside_head(manifest: BoundedManifest, new: VersionRef, *, between: bool) -> tuple[VersionRef, ...]:
+    """Return the retained versions with a sealed one that does not become current.
+
+    With `between` it takes its place by time: it is served when what is valid after it is withdrawn, and before what it
+    follows. That is for datasets of which all members of the version set go by time: others know no such place.
+    """
+    versions = [ref for ref in manifest.versions if ref.id != new.id]
+    head, order = manifest.ref(manifest.head or ""), order_of(manifest)
+    if between and head is not None and order(new) < order(head):
+        later, before = head, manifest.ref(head.replaced or "")
+        while before is not None and order(new) < order(before) < order(later):
+            later, before = before, manifest.ref(before.replaced or "")
+        new = new.model_copy(update={"replaced": later.replaced})
+        later = later.model_copy(update={"replaced": new.id})
+        versions = [later if ref.id == later.id else ref for ref in versions]
+    return tuple(sorted([*versions, new], key=lambda ref: ref.number))
+
+
+def log_of(log: DatasetLog, manifest: DatasetManifest) -> DatasetLog:
+    """Return the log of another member of the same version set."""
+    return type(log)(log.lake, manifest.name)
+
+
+def _on_each(
+    log: DatasetLog,
+    version: str | None,
+    change: Callable[[BoundedManifest, VersionRef], BoundedManifest],
+    *,
+    by: str,
+    sealed: bool = False,
+) -> BoundedManifest:
+    """Change the named version of this dataset, and the one of the same name in each other member of its set."""
+
+    def change_all(manifests: Members) -> Members | None:
+        chosen = choose_versions(manifests, log.name, version, sealed=sealed)
+        after = {name: change(manifests[name], ref) for name, ref in chosen.items()}
+        return {name: m for name, m in after.items() if m is not manifests[name]} or None
+
+    return log.transact_versions(change_all, by=by)
+
+
+def _expired(manifest: DatasetManifest, now: datetime) -> bool:
+    return manifest.pin is not None and manifest.pin.has_expired(now)
+
+
+def _unpinned(log: DatasetLog, manifest: BoundedManifest, reason: str) -> BoundedManifest:
+    pinned = manifest.pin.version if manifest.pin else None
+    return serve(log, manifest, pin=None, change=Change(action="unpin", version=pinned, reason=reason))
+
+
+def _with(manifest: BoundedManifest, new: VersionRef | None) -> tuple[VersionRef, ...]:
+    """Return the retained versions with this one in the place of the one with its id."""
+    return tuple(new if new is not None and ref.id == new.id else ref for ref in manifest.versions)
+
+
+def _dropped(manifest: BoundedManifest, ref: VersionRef, reason: str) -> BoundedManifest:
+    """Return the manifest without this version. The name of a rejected one is free: it can be delivered again."""
+    kept = tuple(other for other in manifest.versions if other.id != ref.id)
+    doomed = (*manifest.doomed, *ref.folders, *([ref.document] if ref.document else []))
+    delivered = any(done.version == ref.id for done in manifest.delivered)
+    freed = _freed(manifest, ref, () if delivered else (ref.name,), ref.sealed_at) if ref.state == "rejected" else {}
+    return manifest.after(versions=kept, doomed=doomed, **freed, change=_change("drop", ref, reason))
+
+
+def _freed(
+    manifest: BoundedManifest, ref: VersionRef | None, names: Collection[str | None], at: datetime
+) -> dict[str, Any]:
+    """Return what changes when the names that a version was delivered under, or these, are free from now on."""
+    version, delivered = "" if ref is None else ref.id, manifest.delivered
+    free = [done for done in delivered if not done.freed and (done.version == version or done.name in names)]
+    # Delivered long ago: of its markers nothing is known any more.
+    past = [name for name in manifest.known if name in names and name not in {done.name for done in free}]
+    if not free and not past:
+        return {}
+    changed = tuple(done.model_copy(update={"freed": at}) if done in free else done for done in delivered)
+    return {
+        "known": tuple(name for name in manifest.known if name not in past),
+        "delivered": (*(Delivered(name=name, version=version, markers={}, freed=at) for name in past), *changed),
+    }
+
+
+def _change(action: str, ref: VersionRef, reason: str) -> Change:
+    return Change(action=action, version=ref.id, reason=reason)
+
+
+def explained(action: str, version: str, reason: str, by: str) -> None:
+    """Refuse a change that does not say why, or by whom."""
+    for argument, what, given in (("reason", "a reason", reason), ("by", "who does it", by)):
+        if not given.strip():
+            raise ConfigurationError(
+                f"{action} {version} does not say {what}.".replace("  ", " "),
+                "Pass reason=… and by=…: both are kept.",
+                argument=argument,
+            )

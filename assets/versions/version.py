@@ -1,0 +1,435 @@
+"""A sealed version: everything that is needed to read it, what validators said of it, and how it is listed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+
+from dagster_adjunct.assets.declaration.change_values import PositionType
+from dagster_adjunct.assets.declaration.dataset import Kind
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.declaration.sources import OwnedBy, QuerySource
+from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
+from dagster_adjunct.resources.bucketing.write_over_time import FIRST, TOLD, VALID_FROM, VALID_TO
+from dagster_adjunct.resources.common import StoredDocument
+from dagster_adjunct.resources.errors import DatasetError
+from dagster_adjunct.resources.schemas.schema import Schema
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.declaration.policies import DeltaCompaction
+
+
+def _schema(value: Any) -> Any:
+    return value if isinstance(value, Schema) else Schema.from_json(value)
+
+
+def _generation(value: Any) -> Any:
+    return value if isinstance(value, Generation) else Generation.from_json(value)
+
+
+StoredSchema = Annotated[Schema, BeforeValidator(_schema), PlainSerializer(Schema.to_json)]
+StoredGeneration = Annotated[Generation, BeforeValidator(_generation), PlainSerializer(Generation.to_json)]
+Offset = Annotated[str, Field(min_length=1)]
+
+
+class ManifestPart(StoredDocument):
+    """A frozen part of a manifest; a field that it does not know makes it malformed."""
+
+    # The schema's columns are called `schema` everywhere else; pydantic's own method of that name is deprecated.
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    def after(self, **changes: Any) -> Self:
+        """Return this document with some fields replaced, checked again as a whole."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self)(**{**fields, **changes})
+
+
+HISTORY = ((VALID_FROM, "timestamp"), (VALID_TO, "timestamp"), (FIRST, "boolean"))
+"""The columns that rows with history have in files beside `__position` and `__tombstone`.
+
+A row is valid from `__valid_from` (included) to `__valid_to` (excluded). A base says where each row ends, with null for
+what is open, and in `__first` whether no row of its key comes before. Rows of deltas have null in both: they are told
+when base and deltas are read together.
+"""
+
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+def moment_of(micros: int) -> datetime:
+    """Return the moment that so many microseconds since the epoch stand for."""
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+class KeptHistory(ManifestPart):
+    """The history of a version: whose times it goes by, and how far back.
+
+    `valid_from` is the column that says since when an entry is valid, None the record's time. `kept` is how far
+    below the newest `__valid_from` answers are exact, in microseconds; None: as far as there are rows. `pruned` is up
+    to where a major compaction has dropped rows, in microseconds since the epoch; None: it dropped none.
+    """
+
+    valid_from: str | None = None
+    kept: int | None = Field(default=None, ge=0)
+    pruned: int | None = None
+
+    def edge(self, newest: int | None) -> int | None:
+        """Return the earliest moment that answers are exact for, in microseconds; None: there is none.
+
+        `newest` is the highest `__valid_from` of the version.
+        """
+        moving = None if self.kept is None or newest is None else newest - self.kept
+        return max((at for at in (moving, self.pruned) if at is not None), default=None)
+
+
+def length_of(history: KeptHistory | None) -> str:
+    """Return how far back a history is kept, in words; "none" where there is none."""
+    if history is None:
+        return "none"
+    return "all" if history.kept is None else str(timedelta(microseconds=history.kept))
+
+
+def told(generation: Generation) -> bool:
+    """Whether a generation's rows over time say where they end: those of a base do, those of deltas don't."""
+    return bool(generation.files) and all(file.stats.get(TOLD) for file in generation.files)
+
+
+def current_rows(generation: Generation) -> int | None:
+    """Return how many rows of a generation alone are entries now; None where its rows do not say."""
+    if generation.files and not told(generation):
+        return None
+    return sum(int(file.stats["current"]) for file in generation.files)
+
+
+def newest_valid_from(generations: Iterable[Generation]) -> int | None:
+    """Return the highest `__valid_from` of these generations, as their files say, in microseconds; None: no rows."""
+    ranges = (file.stats.get("range") for generation in generations for file in generation.files)
+    return max((int(span[1]) for span in ranges if span), default=None)
+
+
+POSITION = "__position"
+TOMBSTONE = "__tombstone"
+
+
+class Verdict(ManifestPart):
+    """What one validator said of a version. `severity` "warn" never refuses one."""
+
+    name: str
+    passed: bool
+    severity: Literal["error", "warn"] = "error"
+    message: str = ""
+    facts: dict[str, Any] = Field(default_factory=dict)
+    without_values: str = Field(default="", exclude=True)  # the message as it is where values are not to be told
+
+
+class SealedVersion(ManifestPart):
+    """One version: everything that is needed to read it, and where it came from.
+
+    A bounded version has one generation and the name that its markers gave it. An unbounded one has a base
+    and the deltas after it, oldest first. `rows` is exact, and None where deltas have to be merged to know.
+    `digest` is the sum of the rows' hashes modulo 2**64. `offsets` are the ranges [start, end) of the input
+    that this version took in, by stream partition. `positioned` says that rows carry their position: their input
+    offset or what `order_by` names, of the type `position_type`. `history` says that its rows are over time: of each
+    key those of all times, told apart by `__valid_from`.
+    """
+
+    id: str = Field(pattern=r"^v\d{6,}-[A-Za-z0-9][A-Za-z0-9_-]*$")
+    number: int = Field(ge=1)
+    name: str | None
+    sealed_at: AwareDatetime
+    columns: StoredSchema
+    key: tuple[str, ...] = Field(min_length=1)
+    partition_by: tuple[str, ...]
+    partitions: int | None = Field(default=None, ge=1)
+    positioned: bool
+    order_by: tuple[str, ...] | None = None
+    position_type: PositionType = "bigint"
+    history: KeptHistory | None = None
+    generations: tuple[StoredGeneration, ...] = Field(min_length=1)
+    rows: int | None = Field(default=None, ge=0)
+    digest: int | None = None
+    offsets: dict[str, tuple[Offset, Offset]]
+    counters: dict[str, int] = Field(default_factory=dict)
+    verdicts: tuple[Verdict, ...] = ()
+    valid_from: AwareDatetime | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        missing = [name for name in (*self.key, *self.partition_by) if name not in self.columns.names]
+        if missing:
+            raise ValueError(f"key column {missing[0]!r} is not among the columns {', '.join(self.columns.names)}")
+        ids = [generation.id for generation in self.generations]
+        if ids != sorted(set(ids)):
+            raise ValueError(f"generations are numbered {ids}: expected rising numbers")
+        for generation in self.generations:
+            buckets = [file.bucket for file in generation.files]
+            if len(set(buckets)) != len(buckets) or any(not 0 <= b < self.layout.partitions for b in buckets):
+                raise ValueError(
+                    f"generation {generation.id} has files for buckets {buckets}: expected each of "
+                    f"0 to {self.layout.partitions - 1} at most once"
+                )
+        return self
+
+    @property
+    def layout(self) -> BucketLayout:
+        """How the rows lie in files; a broadcast copy is one file."""
+        over_time = self.history is not None
+        return layout_of(
+            self.columns,
+            self.key,
+            self.partition_by,
+            self.partitions,
+            self.positioned,
+            over_time,
+            position_type=self.position_type,
+        )
+
+    @property
+    def edge(self) -> int | None:
+        """The earliest moment that a history is exact for, in microseconds since the epoch; None: there is none."""
+        return None if self.history is None else self.history.edge(newest_valid_from(self.generations))
+
+    @property
+    def lacks_base(self) -> bool:
+        """Whether the only rows are a delta's, which do not say what counts: an erasure left none of those below."""
+        left = [generation for generation in self.generations if generation.files]
+        if len(left) != 1:
+            return False
+        if self.history is not None:
+            return any(file.stats.get(TOLD) is False for file in left[0].files)
+        return self.rows is None and self.order_by is None
+
+    @property
+    def stored_rows(self) -> int:
+        """Rows in all files, superseded ones and tombstones of deltas included."""
+        return sum(generation.rows for generation in self.generations)
+
+
+def layout_of(
+    columns: Schema,
+    key: tuple[str, ...],
+    partition_by: tuple[str, ...],
+    partitions: int | None,
+    positioned: bool,
+    over_time: bool = False,
+    *,
+    position_type: PositionType = "bigint",
+) -> BucketLayout:
+    """Return how a version's rows lie in files; `partitions` None is one file.
+
+    Rows over time are unique by key and `__valid_from`, and sorted by them.
+    """
+    hidden = ((POSITION, position_type), (TOMBSTONE, "boolean")) if positioned else ()
+    if over_time:
+        return BucketLayout(columns, partition_by, partitions or 1, (*key, VALID_FROM), (*hidden, *HISTORY))
+    return BucketLayout(columns, partition_by, partitions or 1, key, hidden)
+
+
+def table_version(
+    spec: AdjunctDataset,
+    columns: Schema,
+    generations: Sequence[Generation],
+    *,
+    id: str,
+    number: int,
+    now: datetime,
+    rows: int | None,
+    offsets: Mapping[str, tuple[str, str]],
+    counters: Mapping[str, int],
+    history: KeptHistory | None = None,
+    position_type: PositionType = "bigint",
+) -> SealedVersion:
+    """Return a version of a table as it is declared: of these generations, oldest first, with a position in a row."""
+    return SealedVersion(
+        id=id,
+        number=number,
+        name=None,
+        sealed_at=now,
+        columns=columns,
+        key=spec.key,
+        partition_by=spec.partition_by,
+        partitions=spec.partitions,
+        positioned=True,
+        order_by=spec.following.order,
+        position_type=position_type,
+        history=history,
+        generations=tuple(generations),
+        rows=rows,
+        offsets=dict(offsets),
+        counters=dict(counters),
+    )
+
+
+class VersionRef(ManifestPart):
+    """A version that is retained: enough to list it, to find its document, and to know which files it needs.
+
+    `document` is the object that holds its SealedVersion, None for a version that was refused before it was
+    built. `folders` are those of its generations. `reason` says why it was rejected, withdrawn or forced.
+    `replaced` is the version that the switch (or force) that made this one the head took the place of. `valid_from`
+    is since when its entries are valid, where its dataset declares what tells that.
+    """
+
+    id: str
+    number: int
+    name: str | None
+    rows: int | None
+    sealed_at: AwareDatetime
+    state: Literal["sealed", "rejected", "withdrawn"] = "sealed"
+    document: str | None
+    folders: tuple[str, ...] = ()
+    bytes: int = 0
+    reason: str = ""
+    verdicts: tuple[Verdict, ...] = ()
+    replaced: str | None = None
+    valid_from: AwareDatetime | None = None
+
+
+def version_id(number: int, attempt: str) -> str:
+    """Return the id of a version: its number, and the attempt that made it; of a table these are its commit's."""
+    return f"v{number:06d}-{attempt}"
+
+
+def version_number(version: str) -> int:
+    """Return the number in a version's id: an unbounded dataset's commit; 0 for what is no id."""
+    digits = version.removeprefix("v").partition("-")[0]
+    return int(digits) if version.startswith("v") and digits.isascii() and digits.isdecimal() else 0
+
+
+class DatasetDeclaration(ManifestPart):
+    """What must not change while a dataset's entries live: read back to refuse a changed declaration by name.
+
+    `computed` says that the input is a query, and `owner` which application owns a local table; `expires` is the column
+    of a table of state that says when a row is gone, and `kept_for` what it is kept for. `partitions` None is a
+    broadcast copy. `columns` are what new versions store, None for all of the input's. `input_partitions` is how many
+    partitions the input had when the dataset was made (0: files, a query or a local table).
+    `order` says whether versions follow each other as they arrive, or by name (version partitions), and `by_time` that
+    the time counts since when they are valid. `keep` and `grace_seconds` are the discard policy; of an unbounded
+    dataset `compact_…` are the compaction policy, `order_by` is what positions are made of, and `keep_tombstones` how
+    far below the newest position deletions are remembered. `history` says whose rows are kept over time, and how far
+    back. Order and policies may change: they are those of the last advance.
+    """
+
+    kind: Kind
+    input: str
+    computed: bool = False
+    owner: str | None = None
+    expires: str | None = None
+    kept_for: str = ""
+    key: tuple[str, ...] = Field(min_length=1)
+    key_types: tuple[str, ...]
+    partition_by: tuple[str, ...]
+    partitions: int | None = Field(default=None, ge=1)
+    input_partitions: int = Field(ge=0)
+    columns: tuple[str, ...] | None = None
+    bootstrap: bool = True
+    order: Literal["arrival", "name"] = "arrival"
+    by_time: bool = False
+    keep: int | None = Field(default=3, ge=1)
+    grace_seconds: float = Field(default=86_400.0, ge=0)
+    order_by: tuple[str, ...] | None = None
+    position_type: PositionType = "bigint"
+    keep_tombstones: int | None = Field(default=None, ge=0)
+    history: KeptHistory | None = None
+    compact_deltas: int = Field(default=8, ge=2)
+    compact_fraction: float = Field(default=0.2, gt=0)
+    compact_rows: int = Field(default=2_000_000, ge=1)
+
+    @property
+    def discard(self) -> DiscardPolicy:
+        """The discard policy that was declared last."""
+        return DiscardPolicy(self.keep, timedelta(seconds=self.grace_seconds))
+
+    def with_policies_of(self, declared: DatasetDeclaration) -> DatasetDeclaration:
+        """Return this declaration of a dataset that arrives in versions with order and policy as they are declared."""
+        changing = ("order", "by_time", "keep", "grace_seconds")
+        return self.model_copy(update={name: getattr(declared, name) for name in changing})
+
+    @property
+    def compaction(self) -> DeltaCompaction:
+        """The compaction policy that was declared last."""
+        from dagster_adjunct.assets.declaration.policies import DeltaCompaction
+
+        return DeltaCompaction(self.compact_deltas, self.compact_fraction, self.compact_rows)
+
+
+def declaration_of(
+    spec: AdjunctDataset, schema: Schema, *, input_partitions: int = 0, position_type: PositionType = "bigint"
+) -> DatasetDeclaration:
+    """Return what the manifest keeps of a specification whose entries have these columns."""
+    return DatasetDeclaration(
+        kind=spec.kind,
+        input=str(spec.input),
+        computed=isinstance(spec.input, QuerySource),
+        owner=spec.input.application if isinstance(spec.input, OwnedBy) else None,
+        expires=spec.input.expires if isinstance(spec.input, OwnedBy) else None,
+        kept_for=spec.input.kept_for if isinstance(spec.input, OwnedBy) else "",
+        key=spec.key,
+        history=kept_history(spec),
+        key_types=tuple(schema.field(name).type for name in spec.key),
+        partition_by=spec.partition_by,
+        partitions=spec.partitions,
+        input_partitions=input_partitions,
+        columns=spec.columns,
+        bootstrap=spec.bootstrap,
+        order="arrival" if spec.versions is None else "name",
+        by_time=spec.valid_from is not None,
+        keep=spec.discard.keep,
+        grace_seconds=spec.discard.grace.total_seconds(),
+        order_by=spec.following.order,
+        position_type=position_type,
+        keep_tombstones=spec.following.keep_tombstones,
+        compact_deltas=spec.following.compaction.deltas,
+        compact_fraction=spec.following.compaction.fraction,
+        compact_rows=spec.following.compaction.rows,
+    )
+
+
+def kept_history(spec: AdjunctDataset) -> KeptHistory | None:
+    """Return what a version says of the history that is declared; None where none is."""
+    following = spec.following
+    if following.history is None:
+        return None
+    kept = None if following.history == "all" else following.history // timedelta(microseconds=1)
+    return KeptHistory(valid_from=following.valid_from, kept=kept)
+
+
+def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDeclaration) -> None:
+    """Refuse a declaration under which the stored entries could not be found again, naming each difference."""
+    changes = [
+        f"{what} is {_told(new)}, was {_told(old)}"
+        for what, old, new in (
+            ("kind", stored.kind, declared.kind),
+            ("input", stored.input, declared.input),
+            ("key", stored.key, declared.key),
+            ("type of the key", stored.key_types, declared.key_types),
+            ("partition_by", stored.partition_by, declared.partition_by),
+            ("partitions", stored.partitions or "broadcast", declared.partitions or "broadcast"),
+            ("number of input partitions", stored.input_partitions, declared.input_partitions),
+            ("history", *(_history(declaration) for declaration in (stored, declared))),
+        )
+        if old != new
+    ]
+    if changes:
+        in_place = None not in (stored.partitions, declared.partitions) and stored.partitions != declared.partitions
+        raise DatasetError(
+            f"dataset {name!r} was built under another declaration: {'; '.join(changes)}. That needs a rebuild.",
+            "Declare it under a new name, which builds it beside the old one, or restore the old declaration. To build "
+            f"it anew, delete it (adjunct dataset delete {name} --reason …) and advance it again."
+            + (f" Partitions can be changed in place: adjunct dataset repartition {name} --partitions N." * in_place),
+            dataset=name,
+        )
+
+
+def _history(declaration: DatasetDeclaration) -> str:
+    """Return whose times rows are kept by; how far back may change."""
+    if declaration.history is None:
+        return "none"
+    return f"by {declaration.history.valid_from or 'the time of the record'}"
+
+
+def _told(value: object) -> str:
+    return f"({', '.join(map(str, value))})" if isinstance(value, tuple) else str(value)

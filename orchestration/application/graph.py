@@ -1,0 +1,318 @@
+"""What an application's outputs are made of, read off its operator graph: lineage as plain values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
+from dagster_adjunct.orchestration.operators.operator import Operator, Spec
+from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
+from dagster_adjunct.resources.common import caller
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.operator import KeyedTable
+
+
+def dagster_name(name: str) -> str:
+    """Return a name as Dagster takes it: "_" for whatever is no letter, digit or "_", such as "-" and "."."""
+    return re.sub(r"\W", "_", name)
+
+
+Unit = tuple["AdjunctDataset", ...]
+
+
+def units_of(datasets: Iterable[AdjunctDataset], where: str) -> tuple[Unit, ...]:
+    """Return the datasets in groups that advance together, in order of declaration; `where` is for the error.
+
+    Raises ConfigurationError for a version set of which only one member is declared there.
+    """
+    units: dict[str, list[AdjunctDataset]] = {}
+    for dataset in datasets:
+        units.setdefault(f"set {dataset.version_set}" if dataset.version_set else dataset.name, []).append(dataset)
+    for unit in units.values():
+        if unit[0].version_set and len(unit) == 1:
+            raise ConfigurationError(
+                f"{where} declares dataset {unit[0].name!r} of the version set {unit[0].version_set!r} and none of its "
+                "other members, which are published together with it.",
+                "Declare the other members too, with app.table(…); they need not be joined.",
+                dataset=unit[0].name,
+            )
+    return tuple(map(tuple, units.values()))
+
+
+def made_by_partition(dataset: AdjunctDataset) -> bool:
+    """Whether the dataset's versions are made one by one, as they are asked for: it never advances by itself."""
+    return dataset.versions is not None and isinstance(dataset.input, QuerySource)
+
+
+def partitions_note(dataset: AdjunctDataset) -> str:
+    """Return who makes the versions of a dataset that has them as partitions; "" for any other dataset."""
+    if dataset.versions is None:
+        return ""
+    job = f"the Dagster job {dagster_name(dataset.name)}_versions"
+    if made_by_partition(dataset):
+        command = f"adjunct dataset advance {dataset.name} MODULE:APP --partition VERSION"
+        return (
+            f"Dataset {dataset.name} has a version for each partition, made when it is asked for: no run of the "
+            f"application makes one. Ask with {job}, or {command}."
+        )
+    sensor = f"the sensor {dagster_name(dataset.name)}_new_versions"
+    return (
+        f"Dataset {dataset.name} has its versions as partitions: adjunct run takes in what is delivered, and the "
+        f"application's Dagster job, which has no partitions, does not. There {job} does, launched by {sensor}."
+    )
+
+
+def advances_alone(dataset: AdjunctDataset) -> bool:
+    """Whether a run brings the dataset up to date before its batches: it is stored, and not made by partitions."""
+    return not made_by_partition(dataset) and dataset.following.persistent
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DatasetHandle:
+    """An adjunct dataset as a table of one application, which may demand that it is not staler than so much."""
+
+    graph: OperatorGraph = field(repr=False)
+    dataset: AdjunctDataset
+    max_staleness: timedelta | None = None
+
+    @property
+    def name(self) -> str:
+        return self.dataset.name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RemoteTableHandle:
+    """A remote table of one application: `table` is what reaches it, `key` its key columns."""
+
+    graph: OperatorGraph = field(repr=False)
+    table: KeyedTable
+    key: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.table.name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputStream:
+    """A stream that one application writes."""
+
+    graph: OperatorGraph = field(repr=False)
+    name: str
+    partitions: int
+    key: tuple[str, ...]
+    description: str = ""
+
+
+# The operators that an application describes, in the order in which they were defined.
+#
+# Input -> Filter / Map / Join / PartitionBy -> SendToStream / SendToTable -> ...
+
+
+class OperatorGraph:
+    """The operators of the application `name`; one stands after its inputs."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.operators: dict[str, Operator] = {}
+        self._read: set[str] = set()
+        self._writers: dict[str, str] = {}
+        self._joins: dict[str, str] = {}
+        self._states: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Graph({self.name!r}, {len(self.operators)} operators)"
+
+    def next_id(self, kind: str, name: str = "") -> str:
+        """Return the id that the next operator will have, if it is of this kind and name."""
+        return f"{kind}-{len(self.operators) + 1}" + (f"-{name}" if name else "")
+
+    def add(self, spec: Spec, inputs: tuple[str, ...], name: str = "") -> str:
+        """Add an operator behind others, and return its id."""
+        operator = Operator(self.next_id(spec.kind, name), inputs, spec, caller())
+        _check_schemas_declared(operator)
+        if len(inputs) > 1 and (spec.writes is not None or spec.match is not None):
+            raise PlanningError(
+                f"{operator.id} has the inputs {', '.join(inputs)}: expected one, because it writes records, or looks "
+                "them up in a dataset.",
+                "Bring the records together with an operator before it.",
+                operator=operator.id,
+            )
+        named = {spec.over_time} if spec.over_time is not None else set()
+        for state in sorted(named.union(spec.states)):  # a join keeps NAME-left, too
+            other = self._states.setdefault(state, operator.id)
+            if other != operator.id:
+                raise PlanningError(
+                    f"two operators keep state under the name {state!r}: {other} and {operator.id}.",
+                    "Give one another name=.",
+                    operator=operator.id,
+                )
+        self.operators[operator.id] = operator
+        if spec.reads is not None:
+            self._read.add(spec.reads)
+        if spec.writes is not None:
+            self._writers.setdefault(spec.writes, operator.id)
+        if spec.match is not None and name:
+            self._joins.setdefault(name, operator.id)
+        return operator.id
+
+    def join_called(self, name: str) -> str | None:
+        """Return the id of the first join of this name, if there is one."""
+        return self._joins.get(name)
+
+    def writer_of(self, output: str) -> str | None:
+        """Return the id of the first operator that writes to this output, if one does."""
+        return self._writers.get(output)
+
+    def refuse_writing(self, stream: str, what: str) -> None:
+        """Refuse to write a stream that the application reads: its records would come back for ever."""
+        if stream in self._read:
+            raise self.loop(stream, what)
+
+    def loop(self, stream: str, what: str) -> PlanningError:
+        """Return the error for an input stream that the application also writes, as `what`."""
+        return PlanningError(
+            f"application {self.name!r}: stream {stream!r} is an input stream and is also {what}; its records "
+            "would come back for ever.",
+            "Go on with what send_to() returns instead of reading the stream again.",
+            application=self.name,
+            stream=stream,
+        )
+
+
+def _check_schemas_declared(operator: Operator) -> None:
+    """Refuse an operator of which nobody can tell whether it makes sensitive columns: failures would tell them."""
+    kind = type(operator.spec)
+    if not is_dataclass(kind) and kind.declared_schemas is Spec.declared_schemas:
+        raise ConfigurationError(
+            f"{operator.id}: {kind.__name__} is no dataclass, and does not say its declared_schemas: which of its "
+            "columns are sensitive can't be known.",
+            "Make it a frozen dataclass, or let its declared_schemas say the schemas that it was given.",
+            argument="spec",
+            operator=operator.id,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Something that the application writes, and what its records are made of, in order of the graph."""
+
+    node: LineageNode
+    upstream: tuple[LineageNode, ...]
+
+
+def outputs_of(app: Application) -> tuple[Output, ...]:
+    """Return the outputs in order of definition.
+
+    What follows an output stream is made of that stream and of what is joined after it, not of what went into
+    it. A table that is sent to in several places is made of all of them.
+    """
+    made_of: dict[str, tuple[LineageNode, ...]] = {}
+    outputs: dict[LineageNode, tuple[LineageNode, ...]] = {}
+    for operator in app.operators:
+        upstream = _union(*[made_of[parent] for parent in operator.inputs])
+        spec = operator.spec
+        if spec.reads is not None:
+            upstream = _union(upstream, (LineageNode("stream", spec.reads),))
+        if spec.match is not None:
+            upstream = _union(upstream, (spec.match.node,))
+        target = spec.target(app)
+        if target is not None:
+            outputs[target] = _union(outputs.get(target, ()), upstream)
+            if not spec.writes_aside:
+                upstream = (target,)
+        made_of[operator.id] = upstream
+    return tuple(Output(node, upstream) for node, upstream in _without_cycles(app, outputs).items())
+
+
+def _without_cycles(
+    app: Application, outputs: Mapping[LineageNode, Sequence[LineageNode]]
+) -> dict[LineageNode, tuple[LineageNode, ...]]:
+    """Return the outputs without what would make them of themselves.
+
+    State is: what a batch writes to a table, the next one joins. A lineage graph has no place for that, so of datasets
+    that the application itself feeds only those are left that are not made of the output.
+    """
+    fed = {LineageNode("dataset", operator.spec.feeds) for operator in app.operators if operator.spec.feeds is not None}
+    made_from: dict[LineageNode, list[LineageNode]] = {node: [] for node in outputs}
+    for dataset in app.datasets:
+        source = source_of(dataset)
+        if source is not None:
+            made_from[LineageNode("dataset", dataset.name)] = [source]
+
+    def is_made_of(node: LineageNode, sought: LineageNode) -> bool:
+        waiting, seen = [node], set[LineageNode]()
+        while waiting:
+            one = waiting.pop()
+            if one == sought:
+                return True
+            if one not in seen:
+                seen.add(one)
+                waiting += made_from.get(one, [])
+        return False
+
+    for node, upstream in outputs.items():
+        made_from[node] += [one for one in upstream if one not in fed]
+    for node, upstream in outputs.items():
+        made_from[node] += [one for one in upstream if one in fed and not is_made_of(one, node)]
+    return {
+        node: tuple(one for one in upstream if one not in fed or one in made_from[node])
+        for node, upstream in outputs.items()
+    }
+
+
+def joins_of(app: Application) -> dict[str, LineageNode]:
+    """Return the joins whose records reach an output, by their ids, each with the first output that they reach."""
+    passed: dict[str, tuple[str, ...]] = {}
+    reached: dict[str, LineageNode] = {}
+    for operator in app.operators:
+        joins = tuple(dict.fromkeys(join for parent in operator.inputs for join in passed[parent]))
+        if operator.spec.match is not None:
+            joins = (*joins, operator.id)
+        target = operator.spec.target(app)
+        if target is not None:
+            for join in joins:
+                reached.setdefault(join, target)
+        passed[operator.id] = joins
+    return reached
+
+
+def unused_datasets(app: Application) -> tuple[LineageNode, ...]:
+    """Return the datasets that are declared and not joined: no output is made of them, but batches wait for them.
+
+    Without those that the application itself feeds, which are made of its outputs, or are some.
+    """
+    joined = {operator.spec.match.dataset for operator in app.operators if operator.spec.match is not None}
+    joined |= {operator.spec.feeds for operator in app.operators}
+    return tuple(LineageNode("dataset", dataset.name) for dataset in app.datasets if dataset.name not in joined)
+
+
+def source_of(dataset: AdjunctDataset) -> LineageNode | None:
+    """Return what a dataset is made from: a stream or a folder of files; None for a query, which is no asset."""
+    if isinstance(dataset.input, FileSource):
+        return LineageNode("files", dataset.input.url)
+    return None if dataset.stream is None else LineageNode("stream", dataset.stream)
+
+
+def sources_read(app: Application) -> tuple[LineageNode, ...]:
+    """Return what the application or one of its datasets reads: streams, files and remote tables, each once."""
+    made_from = [source for source in map(source_of, app.datasets) if source is not None]
+    return _union([LineageNode("stream", stream) for stream in app.inputs], made_from, tables_read(app))
+
+
+def tables_read(app: Application) -> tuple[LineageNode, ...]:
+    """Return the remote tables that records are looked up in."""
+    matches = [operator.spec.match for operator in app.operators if operator.spec.match is not None]
+    return _union([match.node for match in matches if match.table is not None])
+
+
+def _union(*nodes: Sequence[LineageNode]) -> tuple[LineageNode, ...]:
+    return tuple(dict.fromkeys(node for several in nodes for node in several))

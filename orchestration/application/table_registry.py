@@ -1,0 +1,134 @@
+"""The declarations of remote tables, kept in the lake so that a table can be opened by its name alone.
+
+Stored are registered backend names and plain settings, never module paths and never secrets; and of a table in a local
+file whether it was there, so that one that is gone is not begun again in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.resources.backends.columns import describe, function_from
+from dagster_adjunct.resources.common import check_name
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    MalformedDocumentError,
+    TableNotFoundError,
+)
+from dagster_adjunct.resources.tables.functions import TableFunction
+from dagster_adjunct.resources.tables.table import RemoteTable
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
+    from dagster_adjunct.resources.objects.lake import Lake
+
+KIND = "table"
+
+
+@contextmanager
+def remembered_tables(lake: Lake, app: Application, *, by: str) -> Iterator[None]:
+    """Store the declarations of the application's tables before it runs, and afterwards which of them are there.
+
+    Those of unregistered backends stay unknown. TableNotFoundError for a table that was there and now is not, neither
+    where it was nor where it is declared: it would begin anew, without what it held.
+    """
+    for table in app.tables.values():
+        _remember(lake, table, by=by, check=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(AdjunctError):  # what ended the run says more
+            _remember_all(lake, app, by=by)
+        raise
+    _remember_all(lake, app, by=by)
+
+
+def _remember_all(lake: Lake, app: Application, *, by: str) -> None:
+    for table in app.tables.values():
+        _remember(lake, table, by=by, check=False)
+
+
+def _remember(lake: Lake, table: object, *, by: str, check: bool) -> None:
+    if not isinstance(table, RemoteTable):
+        return
+    function = table.read_function or table.write_function
+    try:
+        description = describe(function)
+    except ConfigurationError:
+        return
+    exists = function.exists() if isinstance(function, TableFunction) else None
+    body = {"name": table.name, "key": list(table.key), "function": description, "was_there": exists is True}
+    log = _log(lake, table.name)
+
+    def decide(current: Commit | None) -> dict[str, Any] | None:
+        if current is not None and current.body.get("was_there") and exists is False:
+            if check:
+                raise _gone(lake, table.name, current.body["function"], description)
+            return None  # it went while the run was at work: the next one tells
+        return None if current is not None and current.body == body else body
+
+    log.transact(decide, by=by)
+
+
+def _gone(lake: Lake, name: str, before: dict[str, Any], now: dict[str, Any]) -> TableNotFoundError:
+    there, here = (f"{one.get('table')!r} in {one.get('path')}" for one in (before, now))
+    anew = f"Or have it begin anew: adjunct table forget {name}."
+    if here == there:
+        return TableNotFoundError(
+            f"table {name}: its file or its table is gone ({there}), and applications of {lake.url} have written it. "
+            "A new one would be empty.",
+            f"Bring it back, from a copy. {anew}",
+            table=name,
+        )
+    return TableNotFoundError(
+        f"table {name} is declared as {here}, where there is none, and applications of {lake.url} have written it as "
+        f"{there}. A second one would be empty.",
+        f"Run where the path leads to the first, declare its whole path, or move it. {anew}",
+        table=name,
+    )
+
+
+def forget_table(lake: Lake, name: str, *, by: str) -> None:
+    """Let a table that is gone begin anew with the next run that writes it; what there is of it stays as it is."""
+
+    def decide(current: Commit | None) -> dict[str, Any]:
+        if current is None:
+            raise _unknown(lake, name)
+        return {**current.body, "was_there": False}
+
+    _log(lake, name).transact(decide, by=by)
+
+
+def open_table(lake: Lake, name: str) -> RemoteTable[Any, Any, Any]:
+    """Return the table of this name, for reading; it connects when first used."""
+    commit = _log(lake, name).current()
+    if commit is None:
+        raise _unknown(lake, name)
+    try:
+        settings = dict(commit.body["function"])
+        # Looking a record up must not make a table.
+        function = function_from(settings | ({"create": False} if "create" in settings else {}))
+        return RemoteTable(commit.body["name"], key=commit.body["key"], read_function=function)
+    except (KeyError, TypeError) as error:
+        raise MalformedDocumentError(
+            f"the declaration of table {name!r} in {commit.manifest_key} can't be read: {error!r}.",
+            "Run its application again, which writes it anew.",
+            document=commit.manifest_key,
+        ) from error
+
+
+def _unknown(lake: Lake, name: str) -> ConfigurationError:
+    known = sorted({info.key.split("/")[1] for info in lake.store.list("tables/")})
+    return ConfigurationError(
+        f"no application of {lake.url} has written a table {name!r}; known are {', '.join(known) or 'none'}.",
+        "Check the name; a table is known once an application that writes it has run.",
+        table=name,
+    )
+
+
+def _log(lake: Lake, name: str) -> CommitLog:
+    return lake.commit_log(f"tables/{check_name('table', name)}", KIND)

@@ -1,0 +1,256 @@
+"""CheckpointManager: the checkpoint of an application, and how it came to be where it is, from the batch log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
+    BatchLog,
+    LoggedState,
+    TimeState,
+    check_known,
+    check_not_renamed,
+)
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.batch_log.batch_log import AppliedStartpoint, Intent, ResolvedStartpoint
+    from dagster_adjunct.resources.objects.commit_log import Commit
+    from dagster_adjunct.resources.objects.lake import Lake
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where an application goes on: the next offset to read of each partition.
+
+    Commit `number` of its batch log left it so, `at` this time, `by` this run or person; `batch` is the last one that
+    ended. `streams` are the identities of the streams that it is of, and `epochs` those of its partitions, without
+    zeros. `resolved` are startpoints whose offsets are stored and not applied yet: the next run begins there instead.
+    `open` is a batch that has begun and not ended: a run is in it, or the next run repeats it as it is written.
+    `times` are how far the inputs have come by the times of their records, `versions` those that the last batch met, of
+    its datasets and tables of state.
+    """
+
+    offsets: Mapping[SystemStreamPartition, str]
+    streams: Mapping[str, str]
+    epochs: Mapping[SystemStreamPartition, int]
+    resolved: Mapping[SystemStreamPartition, ResolvedStartpoint]
+    batch: int
+    number: int
+    at: datetime
+    by: str
+    open: Intent | None = None
+    times: TimeState = field(default_factory=TimeState)
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the checkpoint as JSON-able values."""
+        return {
+            **{name: getattr(self, name) for name in ("streams", "batch", "number", "at", "by")},
+            "offsets": _texts(self.offsets),
+            "epochs": _texts(self.epochs),
+            "resolved": {str(ssp): startpoint.model_dump(mode="json") for ssp, startpoint in self.resolved.items()},
+            "times": self.times.model_dump(mode="json"),
+            "open": None if self.open is None else self.open.model_dump(mode="json"),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayChange:
+    """What became of one bounded replay in one commit: it came from the offset `before` to `after`."""
+
+    ssp: SystemStreamPartition
+    position: str
+    epoch: int
+    before: str
+    after: str
+    until: str
+    what: Literal["began", "moved", "ended", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointChange:
+    """One commit that changed where an application goes on.
+
+    `moved` has the offsets before (None: the partition is new) and after, also of partitions that a startpoint led back
+    and that have come to where they were. `batch` is the one that ended with it;
+    where it was no batch, `note` may say what it was. `resolved` are startpoints whose offsets it stored, and
+    `applied` those that it put into force, each with the epoch that it opened.
+    """
+
+    number: int
+    at: datetime
+    by: str
+    batch: int | None
+    note: str | None
+    moved: Mapping[SystemStreamPartition, tuple[str | None, str | None]] = field(default_factory=dict)
+    resolved: Mapping[SystemStreamPartition, ResolvedStartpoint] = field(default_factory=dict)
+    applied: Mapping[SystemStreamPartition, AppliedStartpoint] = field(default_factory=dict)
+    replays: tuple[ReplayChange, ...] = ()
+
+    def concerns(self, ssp: SystemStreamPartition) -> bool:
+        """Whether anything changed for this partition."""
+        changed = {*self.moved, *self.resolved, *self.applied}
+        return ssp in changed or any(replay.ssp == ssp for replay in self.replays)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the change as JSON-able values."""
+        return {
+            **{name: getattr(self, name) for name in ("number", "at", "by", "batch", "note")},
+            "moved": {str(ssp): {"from": before, "to": after} for ssp, (before, after) in self.moved.items()},
+            "resolved": {str(ssp): startpoint.model_dump(mode="json") for ssp, startpoint in self.resolved.items()},
+            "applied": {str(ssp): startpoint.model_dump(mode="json") for ssp, startpoint in self.applied.items()},
+            "replays": [asdict(replay) | {"ssp": str(replay.ssp)} for replay in self.replays],
+        }
+
+
+class CheckpointManager:
+    """The checkpoint of one application, or of that of a name, in one lake. It is moved by startpoints.
+
+    A name that the lake does not know, where it knows others, raises ConfigurationError, which says what is near. So
+    does the old name of an application that was renamed.
+    """
+
+    def __init__(self, lake: Lake, application: Application | str) -> None:
+        self._lake, self._name = lake, application if isinstance(application, str) else application.name
+        self._is_known = not isinstance(application, str)
+        self._log = BatchLog(lake, self._name)
+
+    def read_last_checkpoint(self) -> Checkpoint | None:
+        """Return where the application goes on, or None where it never ran. Raises MalformedDocumentError."""
+        commit, state = self._read()
+        if commit is None:
+            return None
+        last = next(self.history(1), None)
+        number, at, by = (last.number, last.at, last.by) if last else (commit.number, commit.created_at, commit.by)
+        offsets = state.offsets
+        return Checkpoint(
+            offsets=_sorted(state.checkpoint),
+            streams=offsets.streams,
+            epochs=_sorted(offsets.epochs),
+            resolved=_sorted(offsets.resolved),
+            batch=state.batch,
+            number=number,
+            at=at,
+            by=by,
+            open=state.open,
+            times=state.times,
+            versions={} if state.last is None else state.last.intent.versions,
+        )
+
+    def history(
+        self, limit: int | None = None, partition: SystemStreamPartition | None = None
+    ) -> Iterator[CheckpointChange]:
+        """Yield the newest changes first, at most `limit`; with a partition, only those that concern it.
+
+        Reads one commit after the other, as far as it has to. Raises MalformedDocumentError.
+        """
+        count = 0
+        self._read()
+        for (commit, after), before in _steps(self._log.history(None)):
+            change = _change(commit, before, after)
+            if change is None or (partition is not None and not change.concerns(partition)):
+                continue
+            yield change
+            count += 1
+            if count == limit:
+                return
+
+    def abandon(self, *, reason: str, by: str, skip: bool = False) -> Intent:
+        """Give up the open batch, so that the next run plans anew; return what it was going to do.
+
+        Outputs that hold records of it already get those that are read again, under another number, so twice. With
+        `skip`, its ranges count as read, and what no output has yet is passed over. Raises ConfigurationError where no
+        batch is open, and CommitConflictError.
+        """
+        self._read()
+        return self._log.abandon(reason=reason, by=by, skip=skip)
+
+    def _read(self) -> LoggedState:
+        """Return what is logged; raise ConfigurationError where the name can't be meant."""
+        logged = self._log.read()
+        if logged.commit is None and not self._is_known:
+            check_known(self._lake, self._name)
+        check_not_renamed(self._name, logged.state)
+        return logged
+
+
+def _steps(
+    commits: Iterator[tuple[Commit, ApplicationState]],
+) -> Iterator[tuple[tuple[Commit, ApplicationState], ApplicationState]]:
+    """Yield each commit with the state before it, except the oldest where those before it are collected."""
+    after = next(commits, None)
+    while after is not None:
+        before = next(commits, None)
+        if before is not None:
+            yield after, before[1]
+        elif after[0].number == 1:
+            yield after, ApplicationState()
+        after = before
+
+
+def _change(commit: Commit, before: ApplicationState, after: ApplicationState) -> CheckpointChange | None:
+    """Return what a commit changed; None for one that has only begun a batch."""
+    ended = after.last is not None and after.last != before.last
+    old, new = before.offsets, after.offsets
+    applied = _added(old.applied, new.applied)
+    moved = {
+        ssp: (before.checkpoint.get(ssp), after.checkpoint.get(ssp))
+        for ssp in {*before.checkpoint, *after.checkpoint}
+        if ssp in applied or before.checkpoint.get(ssp) != after.checkpoint.get(ssp)
+    }
+    change = CheckpointChange(
+        number=commit.number,
+        at=commit.created_at,
+        by=commit.by,
+        batch=after.last.intent.batch if ended and after.last else None,
+        note=after.note,
+        moved=_sorted(moved),
+        resolved=_sorted(_added(old.resolved, new.resolved)),
+        applied=_sorted(applied),
+        replays=tuple(_replay_changes(before, after)),
+    )
+    if ended or change.note or change.moved or change.resolved or change.applied or change.replays:
+        return change
+    return None
+
+
+def _replay_changes(before: ApplicationState, after: ApplicationState) -> Iterator[ReplayChange]:
+    # The commit that ends a replay closes or skips a batch of it; one that is cancelled is in no open batch.
+    read = set(before.open.replays.values()) if before.open is not None else set()
+    was, now = before.offsets.replays, after.offsets.replays
+    for key, replay in sorted({**was, **now}.items()):
+        old, new = was.get(key), now.get(key)
+        if old == new:
+            continue
+        what: Literal["began", "moved", "ended", "cancelled"]
+        if old is None:
+            what, start, end = "began", replay.start, replay.next
+        elif new is not None:
+            what, start, end = "moved", old.next, new.next
+        elif key in read:
+            what, start, end = "ended", old.next, old.until
+        else:
+            what, start, end = "cancelled", old.next, old.next
+        yield ReplayChange(replay.ssp, replay.position, replay.epoch, start, end, replay.until, what)
+
+
+def _added(
+    before: Mapping[SystemStreamPartition, T], after: Mapping[SystemStreamPartition, T]
+) -> dict[SystemStreamPartition, T]:
+    return {ssp: value for ssp, value in after.items() if before.get(ssp) != value}
+
+
+def _sorted(by_partition: Mapping[SystemStreamPartition, T]) -> dict[SystemStreamPartition, T]:
+    return dict(sorted(by_partition.items()))
+
+
+def _texts(by_partition: Mapping[SystemStreamPartition, T]) -> dict[str, T]:
+    return {str(ssp): value for ssp, value in by_partition.items()}

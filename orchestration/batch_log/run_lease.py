@@ -1,0 +1,315 @@
+"""One run of an application at a time: a run holds a lease, renews it, and a second one waits for its end.
+
+    applications/{name}/run.json     who runs it, where, since when; rewritten while it runs, and once it has ended
+
+A lease is over when its holder says so, when its process is proven dead, when Dagster has ended the run, or when it
+was not renewed for its time to live, by the store's clock. Everything that can be taken is taken by compare-and-swap:
+of two that wait, one gets it. The batch log's own compare-and-swap stays beneath: whoever writes without a lease, or
+wakes up after it was lost, is still fenced.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from pydantic import ValidationError
+
+from dagster_adjunct.resources.common import StoredDocument
+from dagster_adjunct.resources.errors import (
+    ApplicationBusyError,
+    ConfigurationError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    RunLeaseLostError,
+    TransientError,
+)
+from dagster_adjunct.resources.objects.holds import Renewal
+from dagster_adjunct.resources.objects.store import time_of_store
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.objects.store import ObjectStore
+
+
+class Process(StoredDocument):
+    """A process by its number and start, in a process namespace of one boot of one machine; "" what is not known.
+
+    A number is given out again, so the start (in ticks since the boot) belongs to it. Containers on one machine have
+    process numbers of their own, and may share a host's name.
+    """
+
+    host: str
+    pid: int
+    boot: str = ""
+    namespace: str = ""
+    started: str = ""
+
+    def is_dead(self) -> bool:
+        """Whether it is proven that the process has ended; False also where nothing can be proven from here."""
+        here = this_process()
+        if not (self.boot and self.namespace and self.started):
+            return False
+        if (self.boot, self.namespace) != (here.boot, here.namespace):
+            return False
+        return _started(self.pid) != self.started
+
+
+def this_process() -> Process:
+    """Return which process this is."""
+    return Process(
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        boot=_text("/proc/sys/kernel/random/boot_id"),
+        namespace=_link("/proc/self/ns/pid"),
+        started=_started(os.getpid()),
+    )
+
+
+def _started(pid: int) -> str:
+    """Return when a process started, "" where there is none; one that has ended and waits for its parent is none."""
+    # The command's name, in parentheses, may hold blanks and parentheses itself.
+    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 and fields[0] not in ("Z", "X") else ""
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _link(path: str) -> str:
+    try:
+        return str(Path(path).readlink())
+    except OSError:
+        return ""
+
+
+TTL = timedelta(minutes=2)
+WAIT = timedelta(minutes=5)
+_LONGEST_PAUSE = 5.0
+_log = logging.getLogger("adjunct.run")
+# The leases of this process that nobody has ended: another one of its own is of a run that couldn't end it.
+_held: set[str] = set()
+
+
+class Holder(StoredDocument):
+    """Who runs an application: `run` as it is named in commits, `dagster` the id of a run of Dagster's."""
+
+    id: str
+    run: str
+    process: Process
+    since: datetime
+    ttl: float
+    dagster: str = ""
+    ended: bool = False
+    nonce: str = ""
+
+    def words(self) -> str:
+        """Return who that is, where, and since when."""
+        named = f"run {self.run}" + (" of Dagster" if self.dagster else "")
+        return f"{named} on host {self.process.host} (pid {self.process.pid}), since {self.since:%Y-%m-%d %H:%M:%S} UTC"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLease:
+    """A lease as it stands in the lake: its holder (None where that can't be read), and when it was written last."""
+
+    key: str
+    etag: str
+    written: datetime
+    holder: Holder | None
+
+    def words(self) -> str:
+        return self.holder.words() if self.holder else f"somebody whose lease, {self.key}, can't be read here"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """How a run gets its lease: it waits so long for one that is alive, or takes over from it at once.
+
+    `dagster` is the run's id where it is one of Dagster's, and `finished` says of such an id whether Dagster has ended
+    that run. `say` hears for whom it waits, and from whom it took over.
+    """
+
+    wait: timedelta = WAIT
+    take_over: bool = False
+    dagster: str = ""
+    finished: Callable[[str], bool] = lambda run: False
+    say: Callable[[str], None] = _log.warning
+
+
+def over(stored: StoredLease, now: Callable[[], datetime], finished: Callable[[str], bool]) -> str:
+    """Return why a lease is over, "" of one whose holder may be alive; `now` gives the time by the store's clock."""
+    holder = stored.holder
+    if holder is not None:
+        if holder.ended:
+            return "it has ended"
+        ours = holder.process == this_process()
+        if holder.process.is_dead() or (ours and holder.id not in _held):
+            return "its process has ended"
+        if holder.dagster and finished(holder.dagster):
+            return "Dagster has ended the run"
+    ttl = timedelta(seconds=holder.ttl) if holder is not None else TTL
+    return f"it was not renewed for {ttl}" if now() >= stored.written + ttl else ""
+
+
+class RunLease:
+    """An application that nobody else runs meanwhile; a context manager, which lets it go."""
+
+    def __init__(self, lake: Lake, application: str, run: str, claim: Claim) -> None:
+        self._application, self._store = application, lake.store
+        self._key = f"{lake.application_prefix(application)}/run.json"
+        self._clock_key = f"{lake.application_prefix(application)}/clock"
+        self._claim = claim
+        self._holder = Holder(
+            id=uuid.uuid4().hex,
+            run=run,
+            process=this_process(),
+            since=lake.now(),
+            ttl=TTL.total_seconds(),
+            dagster=claim.dagster,
+        )
+        self._renewal = Renewal(lake.store, self._key, self._body, TTL, not_ours=self._not_ours, log=_log)
+
+    def __enter__(self) -> Self:
+        began, pause, waits_for = time.monotonic(), 0.25, ""
+        while True:
+            stored = read_lease(self._store, self._key)
+            why = (
+                over(stored, partial(time_of_store, self._store, self._clock_key), self._claim.finished)
+                if stored
+                else ""
+            )
+            if stored is None or why or self._claim.take_over:
+                if self._take(stored):
+                    break
+                continue
+            waited = time.monotonic() - began
+            limit = self._claim.wait.total_seconds()
+            if waited >= limit:
+                raise self._busy(stored)
+            if stored.words() != waits_for:
+                waits_for = stored.words()
+                self._claim.say(
+                    f"application {self._application} is being run by {waits_for}; waiting for its end, up to "
+                    f"{timedelta(seconds=round(limit - waited))}"
+                )
+            time.sleep(min(pause, limit - waited))
+            pause = min(_LONGEST_PAUSE, pause * 1.5)
+        self._renewal.start()
+        if stored is not None and not (stored.holder and stored.holder.ended):
+            self._claim.say(f"application {self._application} is taken over from {stored.words()}: {why or 'as told'}")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _held.discard(self._holder.id)
+        self._holder = self._holder.model_copy(update={"ended": True})
+        # By a conditional PUT: on real servers a conditional DELETE may remove the lease of who took it over.
+        self._renewal.end(lambda etag: self._store.put_if_match(self._key, self._body(), etag))
+
+    def check(self) -> None:
+        """Raise RunLeaseLostError if another run may have begun meanwhile: looked up, since one may be told to."""
+        self._renewal.look()
+        if lost := self._renewal.lost:
+            raise RunLeaseLostError(
+                f"application {self._application!r}: the lease of run {self._holder.run} was lost: {lost}.",
+                "Nothing of the open batch counts by this run. Let the other run finish, or run again: it goes on from "
+                "what is committed.",
+                application=self._application,
+                run=self._holder.run,
+            )
+
+    def _take(self, stored: StoredLease | None) -> bool:
+        """Take the lease where it stands as it was found; False where somebody was faster."""
+        _held.add(self._holder.id)
+        try:
+            if stored is None:
+                self._renewal.write(partial(self._store.put_if_absent, self._key))
+            else:
+                self._renewal.write(lambda body: self._store.put_if_match(self._key, body, stored.etag))
+        except (ObjectExistsError, PreconditionFailedError, TransientError):
+            # Also our own success, of which the reply was lost: what stands there says whose it is.
+            now = read_lease(self._store, self._key)
+            if now is None or now.holder is None or now.holder.id != self._holder.id:
+                _held.discard(self._holder.id)
+                return False
+            self._renewal.write(lambda body: now.etag)
+        except BaseException:
+            _held.discard(self._holder.id)
+            raise
+        return True
+
+    def _busy(self, stored: StoredLease) -> ApplicationBusyError:
+        waited = f" after {self._claim.wait} of waiting" if self._claim.wait else ""
+        return ApplicationBusyError(
+            f"application {self._application!r} is being run by {stored.words()}, last renewed at "
+            f"{stored.written:%H:%M:%S} UTC: not begun{waited}.",
+            "Wait for its end (adjunct run --wait 1h), or stop it. One that hangs is taken over by adjunct run "
+            "--take-over, by run_application(…, take_over=True), or with take_over in the op's config in Dagster.",
+            application=self._application,
+            run=stored.holder.run if stored.holder else None,
+        )
+
+    def _body(self) -> bytes:
+        return self._holder.model_copy(update={"nonce": uuid.uuid4().hex}).model_dump_json().encode()
+
+    def _not_ours(self, data: bytes) -> str:
+        stored = _parse(data)
+        if stored is not None and stored.id == self._holder.id:
+            return ""
+        return f"{stored.words() if stored else 'somebody whose lease can not be read'} has taken it over"
+
+
+def read_lease(store: ObjectStore, key: str) -> StoredLease | None:
+    """Return a lease as it stands, None where there is none."""
+    while True:
+        try:
+            stored = store.get(key)
+        except ObjectNotFoundError:
+            return None
+        info = store.head(key)
+        if info is not None and info.etag == stored.etag:
+            return StoredLease(key, stored.etag, info.modified, _parse(stored.data))
+
+
+def who_runs(lake: Lake, application: str, finished: Callable[[str], bool] = lambda run: False) -> str:
+    """Return who runs an application now, "" where nobody does. Writes nothing: the clock is this machine's."""
+    stored = read_lease(lake.store, f"{lake.application_prefix(application)}/run.json")
+    if stored is None or over(stored, lake.now, finished):
+        return ""
+    return stored.words()
+
+
+def _parse(data: bytes) -> Holder | None:
+    with suppress(ValidationError):
+        return Holder.model_validate_json(data)
+    return None
+
+
+def checked_wait(wait: timedelta | float) -> timedelta:
+    """Return how long to wait, given as a duration or in seconds."""
+    seconds = wait.total_seconds() if isinstance(wait, timedelta) else wait
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
+        raise ConfigurationError(
+            f"wait={wait!r} is no time to wait for another run.",
+            "Give seconds or a timedelta; 0 does not wait.",
+            argument="wait",
+        )
+    return timedelta(seconds=seconds)

@@ -1,1 +1,0 @@
-"""What an application has done: intents, checkpoints, positions, and who runs it."""

@@ -1,0 +1,31 @@
+"""`adjunct app …`: what is changed of an application as a whole."""
+
+from __future__ import annotations
+
+import click
+
+from dagster_adjunct.orchestration.cli.options import explained, who
+from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_report
+
+
+@click.group()
+def app() -> None:
+    """Applications as a whole."""
+
+
+@app.command()
+@click.argument("old")
+@click.argument("new")
+@explained
+@lake_url
+@as_json
+def rename(old: str, new: str, reason: str, by: str | None, lake_url: str | None, json_output: bool) -> None:
+    """Let application OLD go on as NEW: its checkpoint, history, startpoints and local tables are those of NEW then.
+
+    Its outputs go on to know it by the old name. Then deploy the code that calls it NEW.
+    """
+    from dagster_adjunct.orchestration.maintenance.rename import rename_application
+    from dagster_adjunct.resources.objects.lake import open_lake
+
+    report = rename_application(open_lake(lake_url, create=False), old, new, reason=reason, by=who(by))
+    show_report(report, [], json_output=json_output)

@@ -1,0 +1,266 @@
+"""`adjunct dataset …`: what datasets the lake has, and what is in them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dagster_adjunct.orchestration.cli import maintenance as followed
+from dagster_adjunct.orchestration.cli import versions as version_changes
+from dagster_adjunct.orchestration.cli.maintenance import advance
+from dagster_adjunct.orchestration.cli.options import deletion_command, entry_keys, leading_values, repartition_command
+from dagster_adjunct.orchestration.cli.output import (
+    as_json,
+    fail_if_missing,
+    lake_url,
+    show_facts,
+    show_json,
+    show_line,
+    show_record,
+    show_table,
+    zoned,
+)
+from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dagster_adjunct.assets.reading.dataset import Dataset
+    from dagster_adjunct.assets.rebucketing.rebucketing import RebucketReport
+    from dagster_adjunct.orchestration.cli.options import Deletion
+    from dagster_adjunct.resources.objects.lake import Lake
+
+
+@click.group()
+def dataset() -> None:
+    """Adjunct datasets of the lake."""
+
+
+for command in (
+    advance,
+    *followed.COMMANDS,
+    *version_changes.COMMANDS,
+    *version_changes.CHANGE_COMMANDS,
+    *followed.UPKEEP_COMMANDS,
+):
+    dataset.add_command(command)
+
+
+@dataset.command("list")
+@lake_url
+@as_json
+def list_all(lake_url: str | None, json_output: bool) -> None:
+    """List the datasets with the version that each serves."""
+    from dagster_adjunct.assets.reading.stored_versions import list_datasets, stored_versions
+    from dagster_adjunct.resources.objects.lake import open_lake
+
+    lake = open_lake(lake_url, create=False)
+    descriptions: list[dict[str, Any]] = []
+    for name in list_datasets(lake):
+        try:
+            descriptions.append(stored_versions(lake, name).describe())
+        except MalformedDocumentError as error:
+            descriptions.append({"name": name, "unreadable": str(error)})
+    if json_output:
+        show_json(descriptions)
+        return
+    rows: list[list[Any]] = []
+    for item in descriptions:
+        if "unreadable" in item:
+            rows.append([item["name"], "unreadable", None, None, None, None])
+            continue
+        declaration, version = item["declaration"], item["version"] or {}
+        spread = declaration["partitions"] or "broadcast"
+        rows.append([item["name"], declaration["kind"], declaration["input"], spread, version.get("id")])
+        rows[-1].append(version.get("rows") if version.get("rows") is not None else "merged when read")
+    show_table("datasets", ["name", "kind", "input", "partitions", "version", "rows"], rows)
+    for item in descriptions:
+        if "unreadable" in item:
+            show_line(f"{item['name']} is unreadable: {item['unreadable']}")
+
+
+_as_of = click.option(
+    "--as-of", metavar="TIME", help="What was served then: an ISO time with its zone, or a commit's number or id."
+)
+
+
+@dataset.command()
+@click.argument("name")
+@click.argument("version", required=False)
+@_as_of
+@lake_url
+@as_json
+def show(name: str, version: str | None, as_of: str | None, lake_url: str | None, json_output: bool) -> None:
+    """Show a dataset: declaration, current version, retained versions, offsets. With VERSION: that version."""
+    from dagster_adjunct.assets.reading.stored_versions import stored_versions
+    from dagster_adjunct.assets.versions.manifest import follower
+    from dagster_adjunct.resources.objects.lake import open_lake
+
+    lake = open_lake(lake_url, create=False)
+    store = stored_versions(lake, name)
+    if version is not None or as_of is not None:
+        version_changes.show_version(store, _opened(lake, name, version, as_of).version, json_output=json_output)
+        return
+    facts = store.describe()
+    manifest = store.require_manifest()
+    table = follower(manifest)
+    if table is not None:
+        facts["lag"] = followed.lag_facts(lake, table)
+    if json_output:
+        show_json(facts)
+        return
+    served = facts.get("version") or {}
+    schema = served.pop("columns", [])
+    show_facts(f"dataset {name}", facts["declaration"])
+    if served:
+        show_facts("version served", {key: value for key, value in served.items() if value not in ({}, None, [])})
+    if facts.get("pin"):
+        show_facts("pinned", facts["pin"])
+    if facts.get("awaited"):
+        show_facts("waiting", facts["awaited"])
+    if facts["offsets"]:
+        show_facts("next offsets", facts["offsets"])
+    for lost in manifest.lost[-3:]:
+        show_line(f"{lost.at:%Y-%m-%d %H:%M} UTC: {lost.summary()}.")
+    if facts.get("lag"):
+        followed.show_lag(facts["lag"])
+    if facts.get("versions"):
+        version_changes.show_versions(store)
+    show_table("schema", ["column", "type"], [[field["name"], field["type"]] for field in schema])
+
+
+@dataset.command()
+@click.argument("name")
+@click.argument("key", nargs=-1, required=True)
+@click.option("--version", "version", metavar="VERSION", help="An id or name instead of the version that is served.")
+@_as_of
+@lake_url
+@as_json
+def get(
+    name: str, key: tuple[str, ...], version: str | None, as_of: str | None, lake_url: str | None, json_output: bool
+) -> None:
+    """Look entries up: one KEY an entry; with a key of several columns, that many KEYs an entry, in its order.
+
+    The exit code is 6 where one of them is not there.
+    """
+    from dagster_adjunct.assets.reading.key_lookup import key_from_text
+    from dagster_adjunct.resources.objects.lake import open_lake
+
+    with _opened(open_lake(lake_url, create=False), name, version, as_of) as opened:
+        fields = [opened.schema.field(column) for column in opened.sealed.key]
+        what = f"dataset {name!r}, version {opened.version}"
+        texts_of_keys = entry_keys(name, opened.sealed.key, key)
+        keys = [key_from_text(what, fields, texts) for texts in texts_of_keys]
+        entries = opened.get_all(keys)
+        read = opened.version
+    answers = [(texts, entries.get(asked)) for texts, asked in zip(texts_of_keys, keys, strict=True)]
+    if json_output:
+        show_json([{"key": texts, "version": read, "entry": entry} for texts, entry in answers])
+    else:
+        for texts, entry in answers:
+            show_record(f"{name} {', '.join(texts)} (version {read})", entry, "no entry")
+    fail_if_missing(entry for _, entry in answers)
+
+
+@dataset.command()
+@click.argument("name")
+@click.option("--prefix", multiple=True, help="What the key begins with; several times: its leading values.")
+@click.option("--from", "start", multiple=True, metavar="KEY", help="The first key, or its leading values.")
+@click.option("--to", "end", multiple=True, metavar="KEY", help="The key to stop before, or its leading values.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many entries.")
+@click.option("--version", "version", metavar="VERSION", help="An id or name instead of the version that is served.")
+@_as_of
+@lake_url
+@as_json
+def items(
+    name: str,
+    prefix: tuple[str, ...],
+    start: tuple[str, ...],
+    end: tuple[str, ...],
+    limit: int,
+    version: str | None,
+    as_of: str | None,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """List entries in the order of their keys: all, those that begin with a prefix, or a range."""
+    from dagster_adjunct.resources.objects.lake import open_lake
+
+    with _opened(open_lake(lake_url, create=False), name, version, as_of) as opened:
+        fields = [opened.schema.field(column) for column in opened.sealed.key]
+        if prefix and (start or end):
+            raise ConfigurationError(
+                "both --prefix and a range are given.", "Give --prefix, or --from and --to.", setting="--prefix"
+            )
+        leading: Any = leading_values(name, fields, prefix)
+        if len(prefix) == 1 and isinstance(leading[0], str):
+            leading = leading[0]  # a text that the first column begins with, not the whole of it
+        in_order = opened.items(
+            leading if prefix else None,
+            start=leading_values(name, fields, start) if start else None,
+            end=leading_values(name, fields, end) if end else None,
+        )
+        entries = [entry for _, entry in islice(in_order, limit)]
+        read, columns = opened.version, list(opened.schema.names)
+    if json_output:
+        show_json({"dataset": name, "version": read, "entries": entries})
+        return
+    show_table(f"{name} (version {read})", columns, [[entry[c] for c in columns] for entry in entries], own=True)
+
+
+def _opened(lake: Lake, name: str, version: str | None, as_of: str | None) -> Dataset:
+    """Return the dataset at the version that is meant, the one served where nothing is said; nothing is written."""
+    from dagster_adjunct.assets.reading.dataset import open_dataset
+
+    if version is not None and as_of is not None:
+        raise ConfigurationError("both a version and --as-of are given.", "Give one of them.", setting="--as-of")
+    return open_dataset(lake, name, version=version, as_of=None if as_of is None else _moment(as_of), lease=False)
+
+
+def _moment(as_of: str) -> datetime | int | str:
+    """Return a commit's number, a time, or what else may be a commit's id."""
+    if as_of.isdecimal():
+        return int(as_of)
+    try:
+        moment = datetime.fromisoformat(as_of)
+    except ValueError:
+        return as_of
+    return zoned("--as-of", as_of, moment)
+
+
+def _deletion() -> Deletion:
+    from dagster_adjunct.orchestration.maintenance.delete import delete_dataset
+
+    return delete_dataset
+
+
+def _rewriting() -> Callable[..., RebucketReport]:
+    from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
+
+    return repartition_dataset
+
+
+def _who_holds(report: RebucketReport) -> list[str]:
+    return [
+        *(f"the old copy stays for now: {pending}" for pending in report.pending),
+        *(f"refused now, because of {reader}" for reader in report.holding),
+    ]
+
+
+dataset.add_command(
+    repartition_command(
+        "Rewrite a dataset into another number of partitions, in one commit.\n\n"
+        "Every retained version of a bounded dataset, the served table of an unbounded one.",
+        _rewriting,
+        _who_holds,
+    )
+)
+dataset.add_command(
+    deletion_command(
+        "Delete a dataset and all its versions for good. Refused while something reads it; repeat it if interrupted.",
+        _deletion,
+    )
+)

@@ -1,0 +1,625 @@
+"""`adjunct kvt get`, `put`, `remove` and `iterate`: the entries of a key-value table."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from dagster_adjunct.orchestration.cli.output import (
+    as_json,
+    fail_if_missing,
+    lake_url,
+    show_facts,
+    show_items,
+    show_json,
+    show_line,
+    show_table,
+    show_with_error,
+)
+from dagster_adjunct.resources.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dagster_adjunct.resources.key_value.entries import TableEntry, TableKey
+    from dagster_adjunct.resources.key_value.iterators import IteratorPage, IteratorState
+    from dagster_adjunct.resources.key_value.manager import KeyValueTableManager, TableInfo
+    from dagster_adjunct.resources.key_value.segment import KeyVersion, SegmentBackend
+    from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable
+    from dagster_adjunct.resources.objects.lake import Lake
+
+C = TypeVar("C", bound=Callable[..., Any])
+TYPES = ("text", "json", "int", "bytes")
+
+table_name = click.argument("table", metavar="SCOPE/TABLE")
+family_option = click.option("--family", metavar="FAMILY", help="The family of the keys. Default: keys without one.")
+
+
+def typed_entries(command: C) -> C:
+    """Add how keys and values are read, which is how they were written."""
+    key = click.option("--key-type", type=click.Choice(TYPES), default="text", show_default=True, help="What keys are.")
+    value = click.option(
+        "--value-type", type=click.Choice(TYPES), default="text", show_default=True, help="What values are."
+    )
+    return key(value(command))
+
+
+def backend_options(command: C) -> C:
+    """Add where a table is to lie, where that is not the lake's default."""
+    options = [
+        click.option("--sqlite", metavar="FILE", help="In this SQLite file."),
+        click.option("--postgres", metavar="VARIABLE", help="In PostgreSQL: the environment variable with its DSN."),
+        click.option("--schema", metavar="NAME", help="With --postgres: the schema."),
+        click.option("--dynamodb", is_flag=True, help="In DynamoDB; credentials come from boto3's own chain."),
+        click.option("--region", metavar="NAME", help="With --dynamodb: the region."),
+        click.option("--endpoint-url", metavar="URL", help="With --dynamodb: another server."),
+        click.option("--prefix", metavar="TEXT", help="With --dynamodb: what its tables' names begin with."),
+        click.option("--objects", is_flag=True, help="In objects of the lake."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def chosen_backend(
+    lake: Lake,
+    *,
+    sqlite: str | None,
+    postgres: str | None,
+    schema: str | None,
+    dynamodb: bool,
+    region: str | None,
+    endpoint_url: str | None,
+    prefix: str | None,
+    objects: bool,
+) -> SegmentBackend | None:
+    """Return the backend that options name, None for the lake's default. Raises ConfigurationError for two of them."""
+    from dagster_adjunct.resources import key_value_backends as _registered  # noqa: F401
+    from dagster_adjunct.resources.key_value.segment import backend_from
+    from dagster_adjunct.resources.key_value.table_backends import IN_OBJECTS, backend_in
+
+    detail = {"--schema": schema, "--region": region, "--endpoint-url": endpoint_url, "--prefix": prefix}
+    given = {"--sqlite": sqlite, "--postgres": postgres, "--dynamodb": dynamodb, "--objects": objects}
+    chosen = [name for name, value in given.items() if value]
+    if len(chosen) > 1:
+        raise ConfigurationError(
+            f"{' and '.join(chosen)} name more than one backend.", "Give one of them.", setting=chosen[1]
+        )
+    belongs = {"--postgres": {"--schema"}, "--dynamodb": {"--region", "--endpoint-url", "--prefix"}}
+    taken = belongs.get(chosen[0], set()) if chosen else set()
+    for name, value in detail.items():
+        if value is not None and name not in taken:
+            owner = next(owner for owner, names in belongs.items() if name in names)
+            raise ConfigurationError(f"{name} belongs to {owner}, which is not given.", f"Add {owner}.", setting=name)
+    if not chosen:
+        return None
+    if objects:
+        return backend_from(backend_in(lake, IN_OBJECTS))
+    settings: dict[str, Any] = {
+        "--sqlite": {"backend": "sqlite", "path": sqlite},
+        "--postgres": {"backend": "postgres", "dsn_env": postgres, "schema": schema},
+        "--dynamodb": {"backend": "dynamodb", "region": region, "endpoint_url": endpoint_url, "prefix": prefix},
+    }[chosen[0]]
+    return backend_from({name: value for name, value in settings.items() if value is not None})
+
+
+def names_in(table: str) -> tuple[str, str]:
+    """Return the scope and the name of a table that was typed as SCOPE/TABLE."""
+    scope, slash, name = table.partition("/")
+    if not slash:
+        raise ConfigurationError(
+            f"{table!r} names no scope: expected SCOPE/TABLE.",
+            "adjunct kvt scope list shows scopes, and adjunct kvt list SCOPE their tables.",
+            argument="table",
+        )
+    return scope, name
+
+
+def manager_in(lake_url: str | None, *, create: bool = False) -> KeyValueTableManager:
+    """Return the manager of a lake's tables; one that is not there is made where `create` says so."""
+    from dagster_adjunct.resources import key_value_backends as _registered  # noqa: F401
+    from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
+    from dagster_adjunct.resources.objects.lake import open_lake
+
+    return KeyValueTableManager(open_lake(lake_url, create=create))
+
+
+def opened(lake_url: str | None, table: str, key_type: str, value_type: str) -> BlockingKeyValueTable[Any, Any]:
+    """Return a table with the serializers of these types."""
+    from dagster_adjunct.resources.key_value.serializers import serializer_named
+    from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable
+
+    scope, name = names_in(table)
+    manager = manager_in(lake_url)
+    return BlockingKeyValueTable(
+        manager.open(scope, name, key=serializer_named(key_type), value=serializer_named(value_type))
+    )
+
+
+def typed(kind: str, text: str, what: str) -> Any:
+    """Return what was typed as a value of this type; bytes are typed in base64."""
+    try:
+        if kind == "int":
+            return int(text)
+        if kind == "json":
+            return json.loads(text)
+        return base64.b64decode(text, validate=True) if kind == "bytes" else text
+    except (ValueError, binascii.Error, RecursionError) as error:
+        expected = {"int": "a whole number", "json": "JSON", "bytes": "base64"}[kind]
+        raise ConfigurationError(
+            f"{what} {text!r:.80} is not {expected}: {error}.",
+            f"Write {expected}, or choose another type.",
+            setting=what,
+        ) from error
+
+
+def shown(kind: str, value: Any) -> Any:
+    """Return a key or a value as JSON has it; bytes as base64."""
+    return base64.b64encode(value).decode() if kind == "bytes" else value
+
+
+def shown_entry(
+    key: TableKey[Any], entry: TableEntry[Any, Any] | None, key_type: str, value_type: str
+) -> dict[str, Any]:
+    """Return an entry, or a key alone, as it is printed."""
+    facts: dict[str, Any] = {"family": key.family, "key": shown(key_type, key.key)}
+    if entry is not None:
+        facts["value"] = shown(value_type, entry.value)
+    return {**facts, "version": None if key.version is None else str(key.version)}
+
+
+@contextmanager
+def failures_shown(key_type: str) -> Iterator[None]:
+    """Leave for --json which keys of a write have failed, should its conditions not hold."""
+    from dagster_adjunct.resources.errors import ConditionsNotMetError
+
+    try:
+        yield
+    except ConditionsNotMetError as error:
+        show_with_error(
+            failures=[
+                {
+                    "family": failure.family,
+                    "key": shown(key_type, failure.key),
+                    "expected": None if failure.expected is None else str(failure.expected),
+                    "found": None if failure.found is None else str(failure.found),
+                }
+                for failure in error.failures
+            ]
+        )
+        raise
+
+
+def cell(kind: str, value: Any) -> str:
+    """Return a shown key or value as a cell of a table: JSON as JSON, everything else as it is."""
+    return json.dumps(value, ensure_ascii=False) if kind == "json" else str(value)
+
+
+def version_from(text: str) -> KeyVersion:
+    """Return the version that was typed as commands print them."""
+    from dagster_adjunct.resources.key_value.segment import KeyVersion
+
+    try:
+        stored = bytes.fromhex(text)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--version {text!r:.80} is no version: expected 32 hexadecimal digits.",
+            "Give what get, put or iterate have printed.",
+            setting="--version",
+        ) from error
+    return KeyVersion.from_bytes(stored)
+
+
+_PAGE = 100
+
+
+@click.command()
+@table_name
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@family_option
+@typed_entries
+@lake_url
+@as_json
+def get(
+    table: str,
+    keys: tuple[str, ...],
+    family: str | None,
+    key_type: str,
+    value_type: str,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """Look entries up by their keys, with their versions. The exit code is 6 where one of them is not there."""
+    wanted = [typed(key_type, key, "key") for key in keys]
+    with opened(lake_url, table, key_type, value_type) as reading:
+        read = reading.get_all(wanted, family=family)
+    entries = [None if one is None else shown_entry(one.key, one, key_type, value_type) for one in read]
+    if json_output:
+        show_json({"table": table, "family": family, "entries": entries})
+    else:
+        rows = [
+            [key, "", "no entry"] if one is None else [key, cell(value_type, one["value"]), one["version"]]
+            for key, one in zip(keys, entries, strict=True)
+        ]
+        show_table(_title(table, family), ["key", "value", "version"], rows, own=True)
+    fail_if_missing(entries)
+
+
+@click.command()
+@table_name
+@click.argument("key", metavar="KEY")
+@click.argument("value", metavar="VALUE")
+@family_option
+@click.option("--if-absent", is_flag=True, help="Only where the key is not there.")
+@click.option("--version", metavar="VERSION", help="Only where the key has this version.")
+@typed_entries
+@lake_url
+@as_json
+def put(
+    table: str,
+    key: str,
+    value: str,
+    family: str | None,
+    if_absent: bool,
+    version: str | None,
+    key_type: str,
+    value_type: str,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """Write an entry, and print its new version."""
+    if if_absent and version is not None:
+        raise ConfigurationError(
+            "--if-absent and --version can't both hold.", "Give one of them.", setting="--if-absent"
+        )
+    name, content = typed(key_type, key, "key"), typed(value_type, value, "value")
+    with opened(lake_url, table, key_type, value_type) as writing, failures_shown(key_type):
+        if version is not None:
+            written = writing.replace(name, content, version_from(version), family=family)
+        elif if_absent:
+            written = writing.put_if_absent(name, content, family=family)
+        else:
+            written = writing.put(name, content, family=family)
+    if json_output:
+        show_json({"table": table, "family": family, "key": shown(key_type, name), "version": str(written)})
+    else:
+        show_line(f"{key} has version {written}.")
+
+
+@click.command()
+@table_name
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@family_option
+@click.option("--version", metavar="VERSION", help="Only where the key has this version.")
+@typed_entries
+@lake_url
+@as_json
+def remove(
+    table: str,
+    keys: tuple[str, ...],
+    family: str | None,
+    version: str | None,
+    key_type: str,
+    value_type: str,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """Remove entries: whatever is there, or one that has a version. Several of one family go together."""
+    if len(keys) > 1 and (version is not None or family is None):
+        raise ConfigurationError(
+            f"{len(keys)} keys with {'--version' if version is not None else 'no --family'}: expected one key.",
+            "Keys of one family, given by --family, are removed together; a version belongs to one key.",
+            setting="--family" if version is None else "--version",
+        )
+    wanted = [typed(key_type, key, "key") for key in keys]
+    with opened(lake_url, table, key_type, value_type) as writing, failures_shown(key_type):
+        if len(wanted) > 1 and family is not None:
+            writing.remove_all(wanted, family=family)
+        else:
+            writing.remove(wanted[0], version=None if version is None else version_from(version), family=family)
+    if json_output:
+        show_json({"table": table, "family": family, "removed": [shown(key_type, key) for key in wanted]})
+    else:
+        show_line(f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} not there any more.")
+
+
+@click.command()
+@table_name
+@click.option("--family", metavar="FAMILY", help="The entries of this family, by key. Default: all of the table.")
+@click.option(
+    "--prefix",
+    metavar="TEXT",
+    help="With --family: keys that begin so (of text; of JSON as it is stored; of bytes in base64).",
+)
+@click.option("--start", metavar="KEY", help="With --family: from this key on.")
+@click.option("--end", metavar="KEY", help="With --family: up to this key, which is not in it.")
+@click.option("--keys-only", is_flag=True, help="Without values.")
+@click.option("--page-size", type=click.IntRange(1), default=_PAGE, show_default=True, help="How many at most.")
+@click.option("--state", metavar="STATE", help="Go on where the page ended that printed this.")
+@click.option("--all", "whole", is_flag=True, help="All pages to the end.")
+@typed_entries
+@lake_url
+@as_json
+def iterate(
+    table: str,
+    family: str | None,
+    prefix: str | None,
+    start: str | None,
+    end: str | None,
+    keys_only: bool,
+    page_size: int,
+    state: str | None,
+    whole: bool,
+    key_type: str,
+    value_type: str,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """Print a page of entries, and the state from which the same command goes on."""
+    within: dict[str, Any] = {
+        "prefix": prefix.encode() if prefix and key_type == "json" else prefix and typed(key_type, prefix, "--prefix"),
+        "start": None if start is None else typed(key_type, start, "--start"),
+        "end": None if end is None else typed(key_type, end, "--end"),
+    }
+    bounds = [f"--{name}" for name, bound in within.items() if bound is not None]
+    if family is None and bounds:
+        raise ConfigurationError(
+            f"{bounds[0]} is given without --family: only the keys of a family are in order.",
+            "Add --family.",
+            setting=bounds[0],
+        )
+    behind = None if state is None else _state(state)
+    entries: list[dict[str, Any]] = []
+    at, ended = None, False
+    with opened(lake_url, table, key_type, value_type) as reading:
+
+        def pages(most: int) -> Iterator[IteratorPage[Any]]:
+            if family is None:
+                return (reading.all_keys if keys_only else reading.all_entries)(page_size=most, state=behind)
+            return (reading.keys if keys_only else reading.entries)(family, **within, page_size=most, state=behind)
+
+        # A page of a table ends with its partition. What is shown does not: most partitions may hold next to nothing.
+        while not ended and (whole or len(entries) < page_size):
+            page = next(pages(page_size if whole else page_size - len(entries)), None)
+            ended = page is None
+            if page is not None:
+                behind = page.state
+                at = base64.urlsafe_b64encode(behind.to_bytes()).decode()
+                entries += [
+                    shown_entry(item, None, key_type, value_type)
+                    if keys_only
+                    else shown_entry(item.key, item, key_type, value_type)
+                    for item in page.items
+                ]
+    if json_output:
+        show_json({"table": table, "entries": entries, "state": at})
+        return
+    if entries:
+        _show(_title(table, family), entries, keys_only, key_type, value_type)
+    if not entries:
+        show_line("There is nothing there." if state is None else "There is nothing more.")
+    elif ended:
+        show_line("That is all.")
+    else:
+        show_line(f"Go on with --state {at}")
+
+
+def _show(title: str, entries: Sequence[dict[str, Any]], keys_only: bool, key_type: str, value_type: str) -> None:
+    columns = ["family", "key", *(() if keys_only else ("value",)), "version"]
+    rows = [
+        [
+            "" if one["family"] is None else one["family"],
+            cell(key_type, one["key"]),
+            *(() if keys_only else (cell(value_type, one["value"]),)),
+            one["version"],
+        ]
+        for one in entries
+    ]
+    show_table(title, columns, rows, own=True)
+
+
+def _title(table: str, family: str | None) -> str:
+    return f"key-value table {table}" + ("" if family is None else f", family {family}")
+
+
+def _state(text: str) -> IteratorState:
+    from dagster_adjunct.resources.key_value.iterators import IteratorState
+
+    try:
+        return IteratorState.from_bytes(base64.b64decode(text, altchars=b"-_", validate=True))
+    except (ValueError, binascii.Error) as error:
+        raise ConfigurationError(
+            f"--state {text!r:.80} is no state: {error}.", "Give what iterate has printed.", setting="--state"
+        ) from error
+
+
+_LIMITED = [
+    click.option("--longest-key", type=int, metavar="BYTES", help="What a serialised key may have at most."),
+    click.option("--longest-value", type=int, metavar="BYTES", help="What a serialised value may have at most."),
+]
+
+
+@click.group()
+def kvt() -> None:
+    """Key-value tables: entries with versions, conditional and atomic writes."""
+
+
+@kvt.group()
+def scope() -> None:
+    """Scopes, which hold key-value tables."""
+
+
+@scope.command("create")
+@click.argument("scope", metavar="SCOPE")
+@lake_url
+@as_json
+def create_scope(scope: str, lake_url: str | None, json_output: bool) -> None:
+    """Make a scope."""
+    made = manager_in(lake_url, create=True).create_scope(scope)
+    _told({"scope": scope, "created": made}, f"scope {scope} {'created' if made else 'is there already'}.", json_output)
+
+
+@scope.command("list")
+@click.option("--after", metavar="SCOPE", help="Go on behind this one.")
+@click.option("--limit", type=click.IntRange(1), help="How many at most.")
+@lake_url
+@as_json
+def list_scopes(after: str | None, limit: int | None, lake_url: str | None, json_output: bool) -> None:
+    """List the scopes in the order of their names."""
+    scopes = manager_in(lake_url).list_scopes(after=after, limit=limit)
+    if json_output:
+        show_json(list(scopes))
+    else:
+        show_table("scopes", ["scope"], [[name] for name in scopes], own=True)
+
+
+@scope.command("delete")
+@click.argument("scope", metavar="SCOPE")
+@lake_url
+@as_json
+def delete_scope(scope: str, lake_url: str | None, json_output: bool) -> None:
+    """Delete a scope that holds no tables any more."""
+    gone = manager_in(lake_url).delete_scope(scope)
+    _told({"scope": scope, "deleted": gone}, f"scope {scope} {'deleted' if gone else 'is not there'}.", json_output)
+
+
+@kvt.command()
+@table_name
+@click.option("--partitions", type=click.IntRange(1), required=True, help="How many, for ever.")
+@_LIMITED[0]
+@_LIMITED[1]
+@click.option("--create-scope", is_flag=True, help="Make the scope where it is not there.")
+@backend_options
+@lake_url
+@as_json
+def create(
+    table: str,
+    partitions: int,
+    longest_key: int | None,
+    longest_value: int | None,
+    create_scope: bool,
+    lake_url: str | None,
+    json_output: bool,
+    **backend: Any,
+) -> None:
+    """Make a table; one that is there already must be configured alike.
+
+    Without an option that says where it lies, that is SQLite beside a local lake, and objects of any other lake.
+    """
+    from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
+    from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration
+
+    names = names_in(table)
+    configuration = KeyValueTableConfiguration(partitions, longest_key, longest_value)
+    lake = manager_in(lake_url, create=True).lake
+    manager = KeyValueTableManager(lake, chosen_backend(lake, **backend))
+    if create_scope:
+        manager.create_scope(names[0])
+    made = manager.create(*names, configuration)
+    facts = {"table": table, "created": made, **_facts(manager.describe(*names))}
+    _told(facts, f"key-value table {table} {'created' if made else 'is there already'}.", json_output)
+
+
+@kvt.command("list")
+@click.argument("scope", metavar="SCOPE")
+@click.option("--after", metavar="TABLE", help="Go on behind this one.")
+@click.option("--limit", type=click.IntRange(1), help="How many at most.")
+@lake_url
+@as_json
+def list_tables(scope: str, after: str | None, limit: int | None, lake_url: str | None, json_output: bool) -> None:
+    """List the tables of a scope in the order of their names."""
+    tables = [_facts(table) for table in manager_in(lake_url).list(scope, after=after, limit=limit)]
+    if json_output:
+        show_json(tables)
+        return
+    columns = ["name", "state", "partitions", "backend", "created_at"]
+    show_items(f"key-value tables of {scope}", columns + ["problem"] * any(one["problem"] for one in tables), tables)
+
+
+@kvt.command()
+@table_name
+@lake_url
+@as_json
+def show(table: str, lake_url: str | None, json_output: bool) -> None:
+    """Show how a table is configured, how far it is, and where its partitions live."""
+    manager, names = manager_in(lake_url), names_in(table)
+    facts = _facts(manager.describe(*names))
+    segments = [asdict(segment) for segment in manager.segments(*names)]
+    if json_output:
+        show_json({**facts, "segments": segments})
+        return
+    show_facts(f"key-value table {table}", {name: value for name, value in facts.items() if name != "problem"})
+    show_table("segments", ["partition", "location"], [[one["partition"], one["location"]] for one in segments])
+
+
+@kvt.command()
+@table_name
+@_LIMITED[0]
+@_LIMITED[1]
+@lake_url
+@as_json
+def update(
+    table: str, longest_key: int | None, longest_value: int | None, lake_url: str | None, json_output: bool
+) -> None:
+    """Give a table these limits, and none where an option is left out. Its partitions never change."""
+    from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration
+
+    manager, names = manager_in(lake_url), names_in(table)
+    partitions = manager.get_configuration(*names).partitions
+    changed = manager.update(*names, KeyValueTableConfiguration(partitions, longest_key, longest_value))
+    facts = {"table": table, "updated": changed, **_facts(manager.describe(*names))}
+    _told(facts, f"key-value table {table} {'updated' if changed else 'is so already'}.", json_output)
+
+
+@kvt.command()
+@table_name
+@lake_url
+@as_json
+def seal(table: str, lake_url: str | None, json_output: bool) -> None:
+    """Refuse all writes to a table from now on, for ever; reads go on."""
+    sealed = manager_in(lake_url).seal(*names_in(table))
+    sentence = f"key-value table {table} {'sealed' if sealed else 'is sealed already'}."
+    _told({"table": table, "sealed": sealed}, sentence, json_output)
+
+
+@kvt.command()
+@table_name
+@click.option("--forget", is_flag=True, help="Only the lake's entry: the backend is not asked, and keeps the table.")
+@click.option("--yes", is_flag=True, help="Do not ask before.")
+@lake_url
+@as_json
+def delete(table: str, forget: bool, yes: bool, lake_url: str | None, json_output: bool) -> None:
+    """Delete a table with all that it holds, for good."""
+    manager, names = manager_in(lake_url), names_in(table)
+    if not yes:
+        what = "what the lake knows of it" if forget else "all that it holds"
+        click.confirm(f"Delete key-value table {table} and {what} for good?", abort=True, err=True)
+    gone = manager.forget(*names) if forget else manager.delete(*names)
+    done = "forgotten" if forget else "deleted"
+    sentence = f"key-value table {table} {done if gone else 'is not there'}."
+    _told({"table": table, done: gone}, sentence, json_output)
+
+
+for command in (get, put, remove, iterate):
+    kvt.add_command(command)
+
+
+def _told(facts: dict[str, Any], line: str, json_output: bool) -> None:
+    if json_output:
+        show_json(facts)
+    else:
+        show_line(line[0].upper() + line[1:])
+
+
+def _facts(table: TableInfo) -> dict[str, Any]:
+    """Return what is known of a table, its configuration beside everything else."""
+    facts = asdict(table)
+    configuration = facts.pop("configuration") or {"partitions": None, "longest_key": None, "longest_value": None}
+    return {**facts, **configuration}

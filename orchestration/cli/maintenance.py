@@ -1,0 +1,501 @@
+"""`adjunct dataset discard, verify, forget`: what keeps datasets small, whole and lawful."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import click
+
+from dagster_adjunct.assets.versions.reports import ignore
+from dagster_adjunct.orchestration.application.application import load_application
+from dagster_adjunct.orchestration.cli.options import duration, entry_keys, explained, keys_in_file, who
+from dagster_adjunct.orchestration.cli.output import (
+    as_json,
+    fail_if_rejected,
+    lake_url,
+    show_facts,
+    show_json,
+    show_line,
+    show_report,
+    show_table,
+)
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, raise_first
+from dagster_adjunct.resources.spark.in_process import starter_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.retention.discard import DiscardReport
+    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+    from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.resources.objects.lake import Lake
+
+
+@click.command()
+@click.argument("name")
+@click.argument("reference", metavar="MODULE:APP")
+@click.option("--partition", metavar="VERSION", help="Build the version of this name, where versions are partitions.")
+@click.option("--make-current", is_flag=True, help="With --partition: serve it, also where a later one is served.")
+@click.option("--master", help="Spark master, such as local[4] or spark://host:7077. Default: all cores here.")
+@click.option("--by", help="Who does it. Default: the user of this machine.")
+@lake_url
+@as_json
+def advance(
+    name: str,
+    reference: str,
+    partition: str | None,
+    make_current: bool,
+    master: str | None,
+    by: str | None,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """Bring the dataset NAME that an application declares up to date, and with it all of its version set.
+
+    Startpoints that the application has for the dataset's stream are applied first. The exit code is 3 where a version
+    was refused.
+    """
+    from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+    from dagster_adjunct.assets.writing.write_generation import Runtime
+    from dagster_adjunct.orchestration.planner.catalog import systems_for, systems_of
+    from dagster_adjunct.orchestration.step.run import advance_together, apply_startpoints, session_scope
+    from dagster_adjunct.resources.objects.lake import open_lake
+
+    if make_current and partition is None:
+        raise ConfigurationError(
+            "--make-current is given without --partition.",
+            "Give the partition's name, or roll back to its version.",
+            setting="--make-current",
+        )
+    app = load_application(reference)
+    unit = unit_of(app, name)
+    lake = open_lake(lake_url)
+    person = who(by)
+    systems = systems_of(unit, lake)
+    with session_scope(master=master, lake_url=lake.url, on_start=lines_shown(json_output)) as spark:
+        if partition is None:
+            shown = stages_shown(json_output)
+            runtime = Runtime(lake, systems_for(app, lake), starter_of(spark), by=person)
+            applied = apply_startpoints(runtime, app, only={member.name for member in unit})
+            applied.raise_failed()
+            reports = list(applied.reports)
+            reports += advance_together(replace(runtime, systems=systems), unit, on_stage=shown)
+        else:
+            _check_partitions(unit)
+            reports = [
+                advance_dataset(
+                    lake, systems, unit[0], spark, by=person, partition=partition, make_current=make_current
+                )
+            ]
+    if json_output:
+        show_json([report.to_json() for report in reports])
+    else:
+        for report in reports:
+            show_line(report.summary())
+    fail_if_rejected(reports)
+
+
+def has_datasets_only(app: Application) -> bool:
+    """Whether an application declares datasets and nothing that a batch would read or write."""
+    return bool(app.datasets) and not (app.inputs or app.outputs or app.tables)
+
+
+def advance_all(
+    lake: Lake,
+    app: Application,
+    spark: Callable[[], SparkSession],
+    *,
+    by: str,
+    on_report: Callable[[AdvanceReport], None],
+    on_stage: OnStage = ignore,
+) -> tuple[list[AdvanceReport], list[str]]:
+    """Bring the datasets of an application up to date; their reports, and the names of those made by partitions."""
+    from dagster_adjunct.assets.writing.write_generation import Runtime
+    from dagster_adjunct.orchestration.application.graph import made_by_partition
+    from dagster_adjunct.orchestration.planner.catalog import systems_for
+    from dagster_adjunct.orchestration.step.run import advance_datasets
+
+    systems = systems_for(app, lake)
+    advanced = advance_datasets(
+        Runtime(lake, systems, starter_of(spark), by), app, on_report=on_report, on_stage=on_stage
+    )
+    return list(advanced.reports), [dataset.name for dataset in app.datasets if made_by_partition(dataset)]
+
+
+def stages_shown(json_output: bool) -> OnStage:
+    """Return what prints a line for each stage of a dataset that takes a while, and nothing with --json."""
+    return ignore if json_output else lambda event: show_line(event.summary()) if event.is_notable else None
+
+
+def lines_shown(json_output: bool) -> Callable[[str], None]:
+    """Return what prints a line, and nothing with --json."""
+    return (lambda text: None) if json_output else show_line
+
+
+def unit_of(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
+    """Return what advances together with the dataset of this name."""
+    from dagster_adjunct.orchestration.application.graph import units_of
+
+    datasets = {dataset.name: dataset for dataset in app.datasets}
+    if name not in datasets:
+        raise ConfigurationError(
+            f"application {app.name!r} declares no dataset {name!r}; it declares: {', '.join(datasets) or 'none'}.",
+            "Correct the name, or declare the dataset with app.table(…).",
+            application=app.name,
+            dataset=name,
+        )
+    wanted = datasets[name]
+    in_set = [member for member in app.datasets if wanted.version_set and member.version_set == wanted.version_set]
+    return units_of(in_set or [wanted], f"application {app.name!r}")[0]
+
+
+def _check_partitions(unit: Sequence[AdjunctDataset]) -> None:
+    """Refuse a partition of what has none; of a bounded dataset alone that is checked where it advances."""
+    dataset = unit[0]
+    if len(unit) > 1 or dataset.follows_changes:
+        what = f"a member of the version set {dataset.version_set!r}" if len(unit) > 1 else f"{dataset.kind}"
+        raise ConfigurationError(
+            f"dataset {dataset.name!r} is {what} and has no version partitions, and --partition is given.",
+            "Leave --partition out: what has been delivered is published.",
+            setting="--partition",
+            dataset=dataset.name,
+        )
+
+
+_MASTER = "Spark master, such as local[4] or spark://host:7077. Default: all cores here."
+
+
+@click.command()
+@click.argument("name")
+@lake_url
+@as_json
+def lag(name: str, lake_url: str | None, json_output: bool) -> None:
+    """Show how far an unbounded dataset is behind its stream, by partition, and how far its bootstrap is."""
+    from dagster_adjunct.assets.reading.stored_versions import stored_versions
+    from dagster_adjunct.assets.versions.manifest import follower
+    from dagster_adjunct.resources.objects.lake import open_lake
+
+    lake = open_lake(lake_url, create=False)
+    manifest = stored_versions(lake, name).require_manifest()
+    table = follower(manifest)
+    if table is None:
+        raise _follows_nothing(name, manifest.declaration.owner)
+    facts = _facts(lake, table)
+    if json_output:
+        show_json({"dataset": name, **facts})
+    else:
+        show_lag(facts)
+
+
+def _follows_nothing(name: str, owner: str | None) -> ConfigurationError:
+    if owner is not None:
+        return ConfigurationError(
+            f"dataset {name!r} is a local table of application {owner!r}: it follows no stream.",
+            f"See how far the application is: adjunct checkpoint show {owner}.",
+            dataset=name,
+        )
+    return ConfigurationError(
+        f"dataset {name!r} is bounded: it arrives in versions and follows no stream.",
+        f"See what its next version waits for: adjunct dataset show {name}.",
+        dataset=name,
+    )
+
+
+def lag_facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
+    """Return how far a table is behind its stream, as JSON-able values, or why that can't be seen."""
+    try:
+        return _facts(lake, manifest)
+    except AdjunctError as error:  # its stream may be gone, or known to its application's module only
+        return {"unknown": str(error)}
+
+
+def _facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
+    from dagster_adjunct.assets.unbounded.progress import PlaceInStream, bootstrap_progress
+    from dagster_adjunct.resources.streams.registry import open_system
+
+    system = split_stream_name(manifest.declaration.input)[0]
+    systems, now = {system: open_system(system, lake)}, lake.now()
+    lags = PlaceInStream.of(systems, manifest).lags(now)
+    return {
+        "caught_up_at": manifest.confirmed_at,
+        "bootstrap": bootstrap_progress(systems, manifest, now).to_json(),
+        "decision": None if manifest.decision is None else manifest.decision.model_dump(mode="json"),
+        "partitions": {
+            str(ssp): {"next": behind.offset, "end": behind.end, **behind.to_json()} for ssp, behind in lags.items()
+        },
+    }
+
+
+def show_lag(facts: Mapping[str, Any]) -> None:
+    """Print how far a table is behind its stream."""
+    if "unknown" in facts:
+        show_line(f"How far it is behind its stream can't be seen: {facts['unknown']}")
+        return
+    bootstrap = facts["bootstrap"]
+    show_facts("bootstrap", {name: value for name, value in bootstrap.items() if value not in ({}, "")})
+    rows = [
+        [ssp, lag["next"], lag["end"], lag["offsets"], lag["records"], lag["lost"], _span(lag["seconds"])]
+        for ssp, lag in facts["partitions"].items()
+    ]
+    columns = ["partition", "next", "end", "offsets behind", "records", "lost", "time behind"]
+    show_table("behind its stream", columns, rows)
+
+
+def _span(seconds: float | None) -> str:
+    return "never caught up" if seconds is None else str(timedelta(seconds=round(seconds)))
+
+
+@click.command()
+@click.argument("name")
+@click.option("--level", type=click.Choice(["minor", "major"]), help="Default: what its policy finds due.")
+@click.option("--master", help=_MASTER)
+@click.option("--by", help="Who does it. Default: the user of this machine.")
+@lake_url
+@as_json
+def compact(
+    name: str, level: str | None, master: str | None, by: str | None, lake_url: str | None, json_output: bool
+) -> None:
+    """Merge the deltas of an unbounded dataset into one (minor), or with its base into a new one (major).
+
+    Safe beside readers and writers; for cron.
+    """
+    from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+    from dagster_adjunct.orchestration.step.run import session_scope
+    from dagster_adjunct.resources.objects.lake import open_lake
+
+    lake, person = open_lake(lake_url, create=False), who(by)
+    asked = cast(Literal["minor", "major"] | None, level)
+    with session_scope(master=master, lake_url=lake.url, on_start=lines_shown(json_output)) as spark:
+        report = compact_dataset(lake, name, spark, by=person, level=asked)
+    show_report(report, json_output=json_output)
+
+
+@click.command()
+@click.argument("name")
+@click.argument("reference", metavar="MODULE:APP")
+@click.option("--master", help=_MASTER)
+@explained
+@lake_url
+@as_json
+def rebuild(
+    name: str,
+    reference: str,
+    master: str | None,
+    reason: str,
+    by: str | None,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """Build an unbounded dataset anew from its stream's oldest offset, or its bulk snapshot; readers keep the old."""
+    from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
+    from dagster_adjunct.orchestration.planner.catalog import systems_of
+    from dagster_adjunct.orchestration.step.run import session_scope
+    from dagster_adjunct.resources.objects.lake import open_lake
+
+    spec = unit_of(load_application(reference), name)[0]
+    lake = open_lake(lake_url, create=False)
+    shown = stages_shown(json_output)
+    with session_scope(master=master, lake_url=lake.url, on_start=lines_shown(json_output)) as spark:
+        report = rebuild_dataset(lake, systems_of([spec], lake), spec, spark, reason=reason, by=who(by), on_stage=shown)
+    show_report(report, json_output=json_output)
+
+
+COMMANDS = (lag, compact, rebuild)
+
+
+@click.command()
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option("--keep", help='Keep the newest so many versions, or "all". Default: as each dataset declares.')
+@click.option("--grace", help="Delete nothing younger, such as 90m or 7d. Default: as each dataset declares.")
+@click.option("--dry-run", is_flag=True, help="Only list what would go, and why.")
+@click.option("--by", help="Who does it. Default: the user of this machine.")
+@lake_url
+@as_json
+def discard(
+    names: tuple[str, ...],
+    keep: str | None,
+    grace: str | None,
+    dry_run: bool,
+    by: str | None,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """Discard versions that the policy lets go, and what failed attempts left. For cron; safe beside readers."""
+    from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets
+    from dagster_adjunct.orchestration.maintenance.discard import discard as discard_one
+    from dagster_adjunct.resources.objects.lake import open_lake
+
+    lake = open_lake(lake_url, create=False)
+    there = list_datasets(lake)
+    unknown = [name for name in names if name not in there]
+    if unknown:
+        raise ConfigurationError(
+            f"there is no dataset {unknown[0]!r} to discard in; there are: {', '.join(there) or 'none'}.",
+            "Check the name and the lake.",
+            dataset=unknown[0],
+        )
+    span = None if grace is None else duration(grace)
+    if grace is not None and span is None:
+        raise ConfigurationError(
+            f"--grace {grace!r} is no duration.", "Write for example 90m, 24h or 7d.", setting="--grace"
+        )
+    person, kept = who(by), None if keep is None else _kept(keep)
+    reports, errors = [], []
+    for name in names or there:
+        try:
+            declared = StoredVersions(lake, name).require_manifest().declaration.discard
+            policy = DiscardPolicy(
+                keep=declared.keep if keep is None else kept, grace=declared.grace if span is None else span
+            )
+            reports.append(discard_one(lake, name, policy, by=person, dry_run=dry_run))
+        except AdjunctError as error:
+            errors.append(error)
+    if json_output:
+        show_json([report.to_json() for report in reports])
+    else:
+        for report in reports:
+            _show_discarded(report)
+    raise_first(errors)
+
+
+@click.command()
+@click.argument("name")
+@click.argument("version", required=False)
+@click.option("--deep", is_flag=True, help="Also check rows, columns, and the order and bucket of every key.")
+@lake_url
+@as_json
+def verify(name: str, version: str | None, deep: bool, lake_url: str | None, json_output: bool) -> None:
+    """Check by checksum that every object of a version (default: all that are sealed) is as it was written.
+
+    Ends with exit code 1 when one is not.
+    """
+    from dagster_adjunct.assets.reading.diff import verify_version
+    from dagster_adjunct.assets.reading.stored_versions import stored_versions
+    from dagster_adjunct.resources.errors import VersionDiscardedError
+    from dagster_adjunct.resources.objects.lake import open_lake
+
+    store = stored_versions(open_lake(lake_url, create=False), name)
+    if version is not None:
+        views = [store.version(version)]
+    elif store.require_manifest().versions_are_commits:
+        views = [store.require_current()]
+    else:
+        sealed = [ref.id for ref in store.versions() if ref.state == "sealed"]
+        views = [store.version(ref) for ref in sealed] or [store.require_current()]  # which says why there is none
+    reports = []
+    for view in views:
+        report = verify_version(view, deep=deep)
+        try:
+            if not report.ok:
+                store.require_manifest().check_kept(view.version)
+        except VersionDiscardedError:
+            if version is not None:
+                raise
+            continue  # discarded meanwhile, which is no damage
+        reports.append(report)
+    if json_output:
+        show_json([report.to_json() for report in reports])
+    else:
+        for report in reports:
+            show_line(report.summary())
+            for damage in report.damaged:
+                show_line(f"  {damage}")
+    if not all(report.ok for report in reports):
+        raise click.exceptions.Exit(1)
+
+
+@click.command()
+@click.argument("name")
+@click.argument("key", nargs=-1)
+@click.option(
+    "--keys-from",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A CSV file without header that holds the keys, one a line, instead of KEYs.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask before.")
+@explained
+@lake_url
+@as_json
+def forget(
+    name: str,
+    key: tuple[str, ...],
+    keys_from: Path | None,
+    yes: bool,
+    reason: str,
+    by: str | None,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """Erase entries from all that a dataset stores, and prove it by a search; for good.
+
+    One KEY an entry; with a key of several columns, that many KEYs an entry. Ends with exit code 1 while something
+    still holds a key: repeat it then.
+    """
+    from dagster_adjunct.assets.reading.key_lookup import key_from_text
+    from dagster_adjunct.assets.reading.stored_versions import stored_versions
+    from dagster_adjunct.assets.retention.erasure import forget as erase
+    from dagster_adjunct.resources.objects.lake import open_lake
+    from dagster_adjunct.resources.schemas.schema import Field
+
+    person = who(by)
+    lake = open_lake(lake_url, create=False)
+    store = stored_versions(lake, name)
+    manifest = store.require_manifest()
+    declared = manifest.declaration
+    if bool(key) == (keys_from is not None):
+        raise ConfigurationError(
+            f"dataset {name!r} is to forget {'keys given twice' if key else 'no keys'}.",
+            "Give KEYs, or a file with --keys-from.",
+            dataset=name,
+        )
+    fields = [Field(column, kind) for column, kind in zip(declared.key, declared.key_types, strict=True)]
+    texts = keys_in_file(name, declared.key, keys_from) if keys_from else entry_keys(name, declared.key, key)
+    keys = [key_from_text(f"dataset {name!r}", fields, values) for values in texts]
+    if not yes:
+        asked = f"Erase {len(keys)} key(s) from {manifest.stored_in_words} of {name}, for good?"
+        click.confirm(asked, abort=True, err=True)
+    report = erase(lake, name, keys, reason=reason, by=person, roots=partial(_needed, lake, name))
+    show_report(report, json_output=json_output)
+    if not json_output:
+        show_line(f"Not erased, because it is not the dataset's: {'; '.join(report.not_erased)}.")
+    if not report.complete:
+        raise click.exceptions.Exit(1)
+
+
+def _kept(text: str) -> int | None:
+    if text == "all":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigurationError(
+            f"--keep {text!r} is no number of versions.", 'Give 1 or more, or "all".', setting="--keep"
+        )
+    return int(text)
+
+
+def _show_discarded(report: DiscardReport) -> None:
+    show_line(f"{report.summary()}.")
+    outcomes = (("goes", (*report.discarded, *report.garbage)), ("spared", report.spared), ("stays", report.kept))
+    rows = [[outcome, item.what, item.name, item.reason] for outcome, items in outcomes for item in items]
+    if rows:
+        show_table(report.dataset, ["", "what", "name", "why"], rows)
+
+
+UPKEEP_COMMANDS = (discard, verify, forget)
+
+
+def _needed(lake: Lake, dataset: str) -> dict[str, str]:
+    """Return which versions of a dataset open batches will read again, and why."""
+    from dagster_adjunct.orchestration.maintenance.discard import open_batches
+
+    return open_batches(lake).get(dataset, {})

@@ -1,0 +1,198 @@
+"""Options that several commands share: who does it and why, durations, and times that are still to come."""
+
+from __future__ import annotations
+
+import csv
+import getpass
+import re
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from dagster_adjunct.assets.reading.key_lookup import key_from_text
+from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_report, zoned
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.schemas.schema import Field
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.maintenance.delete import DeletionReport
+
+C = TypeVar("C", bound=Callable[..., Any])
+_DURATION = re.compile(r"(\d+)\s*(m|h|d|w)")
+_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def explained(command: C) -> C:
+    """Add what every change needs: why, and by whom."""
+    why = click.option("--reason", required=True, help="Why; it is kept with the change.")
+    who = click.option("--by", help="Who does it. Default: the user of this machine.")
+    return why(who(command))
+
+
+def who(by: str | None) -> str:
+    """Return who does it: as given, or the user of the operating system. Raises ConfigurationError for nobody."""
+    if by is None:
+        try:
+            by = getpass.getuser()
+        except (KeyError, OSError, ImportError) as error:
+            raise ConfigurationError(
+                "this machine does not say who you are.", "Pass --by NAME.", setting="--by"
+            ) from error
+    if not by.strip():
+        raise ConfigurationError("--by is empty.", "Name who does it, or leave --by out.", setting="--by")
+    return by.strip()
+
+
+def duration(text: str) -> timedelta | None:
+    """Return what 90m, 2h, 7d or 1w says, None for another text."""
+    written = _DURATION.fullmatch(text.strip())
+    return timedelta(**{_UNITS[written[2]]: int(written[1])}) if written else None
+
+
+def expiry(text: str | None, now: datetime) -> datetime | None:
+    """Return when a pin ends: an ISO time with its zone, or a duration from now such as 90m, 2h, 7d, 1w."""
+    if text is None:
+        return None
+    span = duration(text)
+    if span is not None:
+        return now + span
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None:
+        raise ConfigurationError(
+            f"--expires {text!r} is neither a duration nor a time with its zone.",
+            "Write for example 2h, 7d, or 2026-01-31T18:00Z.",
+            setting="--expires",
+        )
+    moment = zoned("--expires", text, moment)
+    if moment <= now:
+        raise ConfigurationError(f"--expires {text} has passed already.", "Give a later time.", setting="--expires")
+    return moment.astimezone(UTC)
+
+
+if TYPE_CHECKING:
+    # Given the lake, the name and how to go about it.
+    Deletion = Callable[..., DeletionReport]
+
+
+def deletion_command(
+    text: str, deletion: Callable[[], Deletion], *, name_of: Callable[[str], str] = str
+) -> click.Command:
+    """Return the command that deletes what is named; `deletion` is looked up when it runs, which keeps --help quick."""
+
+    @click.command("delete", help=text)
+    @click.argument("name")
+    @click.option("--force", is_flag=True, help="Also where readers find out only at their next look.")
+    @click.option("--dry-run", is_flag=True, help="Only show what would go, and who reads it.")
+    @click.option("--yes", is_flag=True, help="Do not ask before.")
+    @explained
+    @lake_url
+    @as_json
+    def delete(
+        name: str,
+        force: bool,
+        dry_run: bool,
+        yes: bool,
+        reason: str,
+        by: str | None,
+        lake_url: str | None,
+        json_output: bool,
+    ) -> None:
+        from dagster_adjunct.resources.objects.lake import open_lake
+
+        lake = open_lake(lake_url, create=False)
+        act = partial(deletion(), lake, name_of(name), reason=reason, by=who(by), force=force)
+        if not dry_run and not yes:
+            planned = act(dry_run=True)
+            click.confirm(f"{planned.summary()}. Delete it for good?", abort=True, err=True)
+        report = act(dry_run=dry_run)
+        show_report(report, _readers(report), json_output=json_output)
+
+    return delete
+
+
+def _readers(report: DeletionReport) -> list[str]:
+    verb = "refused without --force" if report.dry_run else "forced"
+    return [
+        *(f"refused, because {reader}" for reader in report.holding),
+        *(f"{verb}, because {reader}" for reader in report.told),
+    ]
+
+
+def entry_keys(dataset: str, columns: Sequence[str], values: Sequence[str]) -> list[list[str]]:
+    """Return the keys that a command line gives one after the other, each as one text a key column."""
+    width = len(columns)
+    if len(values) % width:
+        raise ConfigurationError(
+            f"dataset {dataset!r} has a key of {width} columns ({', '.join(columns)}), and {len(values)} values were "
+            "given.",
+            f"Give {width} values for each entry.",
+            dataset=dataset,
+        )
+    return [list(values[at : at + width]) for at in range(0, len(values), width)]
+
+
+def keys_in_file(dataset: str, columns: Sequence[str], file: Path) -> list[list[str]]:
+    """Return the keys in a CSV file without header: one a line, one field a key column; empty lines count nothing."""
+    with file.open(newline="", encoding="utf-8") as lines:
+        rows = [row for row in csv.reader(lines) if row]
+    wrong = next((number for number, row in enumerate(rows, 1) if len(row) != len(columns)), None)
+    if wrong is not None:
+        raise ConfigurationError(
+            f"{file}: key {wrong} has {len(rows[wrong - 1])} fields, and the key of dataset {dataset!r} is "
+            f"({', '.join(columns)}).",
+            "Write one key a line, its columns separated by commas, without a header.",
+            dataset=dataset,
+        )
+    return rows
+
+
+def leading_values(dataset: str, fields: Sequence[Field], texts: Sequence[str]) -> tuple[Any, ...]:
+    """Return texts as values of the leading key columns."""
+    known = fields[: len(texts)] if len(texts) <= len(fields) else fields
+    return key_from_text(f"dataset {dataset!r}", known, list(texts))
+
+
+def repartition_command(
+    text: str,
+    rewriting: Callable[[], Callable[..., Any]],
+    details: Callable[[Any], Iterable[str]],
+    *,
+    name_of: Callable[[str], str] = str,
+    options: Iterable[click.Parameter] = (),
+) -> click.Command:
+    """Return the command that rewrites what is named; `options` are its own, and reach the rewriting by their names.
+
+    `rewriting` is looked up when it runs, which keeps --help quick. `details` has the lines beneath the summary.
+    """
+
+    @click.command("repartition", help=text)
+    @click.argument("name")
+    @click.option("--partitions", required=True, type=click.IntRange(1), help="How many it is to have.")
+    @click.option("--dry-run", is_flag=True, help="Only show what would be done, and who refuses it.")
+    @explained
+    @lake_url
+    @as_json
+    def repartition(
+        name: str,
+        partitions: int,
+        reason: str,
+        by: str | None,
+        lake_url: str | None,
+        json_output: bool,
+        **others: Any,
+    ) -> None:
+        from dagster_adjunct.resources.objects.lake import open_lake
+
+        lake = open_lake(lake_url, create=False)
+        report = rewriting()(lake, name_of(name), partitions, reason=reason, by=who(by), **others)
+        show_report(report, details(report), json_output=json_output)
+
+    repartition.params[2:2] = options
+    return repartition

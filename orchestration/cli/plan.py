@@ -1,0 +1,173 @@
+"""The command that proves an application and shows its plan."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dagster_adjunct.orchestration.application.application import load_application
+from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_line
+from dagster_adjunct.orchestration.planner.render import differences
+from dagster_adjunct.resources.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+    from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof
+    from dagster_adjunct.resources.objects.lake import Lake
+
+FORMATS = ("text", "json", "mermaid")
+DIFFERS = 4
+"""The exit code of a comparison that has found something, so that it is not taken for a failure."""
+
+
+@click.command()
+@click.argument("reference", metavar="MODULE:APP")
+@lake_url
+@click.option(
+    "--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="How it is shown."
+)
+@click.option("--output", metavar="FILE", type=click.Path(path_type=Path), help="Write it to this file.")
+@click.option(
+    "--against",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Show what differs from the plan that --format json has written to this file.",
+)
+@click.option("--verify", is_flag=True, help="Ask Spark what it would do, over no records, and compare.")
+@click.option("--master", help="Spark master for --verify. Default: all cores here.")
+@as_json
+def plan(
+    reference: str,
+    lake_url: str | None,
+    form: str,
+    output: Path | None,
+    against: Path | None,
+    verify: bool,
+    master: str | None,
+    json_output: bool,
+) -> None:
+    """Prove an application's partition counts and show its plan; reads no data and starts no Spark.
+
+    Its SQL is read by Spark's own parser, in a JVM of a second or two, unless there is no Java.
+
+    With --against, the exit code is 4 where the plan differs, and with --verify where Spark would do otherwise: it is
+    started for that, and reads no data.
+    """
+    from dagster_adjunct.orchestration.planner.catalog import plan_application, systems_for
+    from dagster_adjunct.orchestration.planner.sql_syntax import check_syntax
+    from dagster_adjunct.orchestration.startpoints.other_writers import told_in_plan
+    from dagster_adjunct.resources.objects.lake import open_lake
+
+    form = "json" if json_output else form
+    if against is not None and form not in ("text", "json"):
+        raise ConfigurationError(
+            f"--against tells differences in words, which have no form {form}.",
+            "Choose --format text or json.",
+            setting="--format",
+        )
+    if verify and (against is not None or form not in ("text", "json")):
+        raise ConfigurationError(
+            "--verify tells what Spark would do as text or JSON, of the plan as it is now.",
+            "Leave --against out, and choose --format text or json.",
+            setting="--verify",
+        )
+    app = load_application(reference)
+    lake = open_lake(lake_url)
+    planned = plan_application(app, systems_for(app, lake))
+    told = told_in_plan(lake, app)
+    if against is None:
+        planned = replace(planned, notes=(*planned.notes, *told))
+    if not verify:  # else Spark itself reads it all
+        check_syntax(app)
+    if verify:
+        proof = proof_of(app, lake, planned, master)
+        if form == "json":
+            both = {"plan": planned.to_json(), "spark": proof.to_json()}
+            text = json.dumps(both, indent=2, ensure_ascii=False) + "\n"
+        else:
+            text = f"{planned.render()}\n{proof.render()}\n"
+        put(text, output, f"The plan of {planned.application}")
+        if proof.differences:
+            raise click.exceptions.Exit(DIFFERS)
+        return
+    if against is None:
+        put(shown(planned, form), output, f"The plan of {planned.application}")
+        return
+    older = stored_plan(against)
+    # What the lake says of the application is no difference between its plans, of which a stored one says it, too.
+    older["notes"] = [note for note in older.get("notes", ()) if note not in told]
+    lines = differences(older, planned.to_json())
+    if form == "json":
+        found = {"against": str(against), "differences": lines, "notes": told}
+        text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+    else:
+        text = "".join(f"{line}\n" for line in lines) or f"The plan is the one of {against}.\n"
+        text += "".join(f"Note: {note}\n" for note in told)
+    put(text, output, f"What is other than in {against}")
+    if lines:
+        raise click.exceptions.Exit(DIFFERS)
+
+
+def proof_of(app: Application, lake: Lake, planned: ExecutionPlan, master: str | None) -> PhysicalProof:
+    """Return what Spark would do with the application; a session is started for that."""
+    from dagster_adjunct.assets.writing.write_generation import Runtime
+    from dagster_adjunct.orchestration.planner.catalog import systems_for
+    from dagster_adjunct.orchestration.step.run import session_scope
+    from dagster_adjunct.orchestration.step.verify_plan import verify_plan
+    from dagster_adjunct.resources.spark.in_process import starter_of
+
+    with session_scope(master=master, lake_url=lake.url) as spark:
+        return verify_plan(Runtime(lake, systems_for(app, lake), starter_of(spark), by="verify"), app, planned)
+
+
+def stored_plan(path: Path) -> dict[str, Any]:
+    """Return the document of a plan in a file, as it was written.
+
+    Raises ConfigurationError where the file can't be read as JSON, MalformedDocumentError where it is no plan.
+    """
+    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        problem = f"can't be read: {error.strerror}" if isinstance(error, OSError) else f"is no JSON document: {error}"
+        raise ConfigurationError(
+            f"--against {path} {problem}.",
+            "Write the plan to compare with: adjunct plan MODULE:APP --format json --output FILE.",
+            setting="--against",
+        ) from error
+    ExecutionPlan.from_json(document)
+    return document
+
+
+def put(text: str, output: Path | None, what: str) -> None:
+    """Print a text, or write it to a file and say so."""
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    write(output, text)
+    show_line(f"{what} is in {output}.")
+
+
+def shown(planned: ExecutionPlan, form: str) -> str:
+    """Return a plan in one of the formats, as text that ends with a line's end."""
+    if form == "json":
+        return json.dumps(planned.to_json(), indent=2, ensure_ascii=False) + "\n"
+    return planned.to_mermaid() if form == "mermaid" else planned.render()
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file, in place of one that is there. Raises ConfigurationError where that can't be done."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"--output {path} can't be written: {error.strerror}.",
+            "Name a file in a folder that is there.",
+            setting="--output",
+        ) from error

@@ -1,0 +1,235 @@
+"""`adjunct stream …`: what streams the lake has, and what is in them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dagster_adjunct.orchestration.cli.options import deletion_command, repartition_command
+from dagster_adjunct.orchestration.cli.output import (
+    as_json,
+    lake_url,
+    show_facts,
+    show_items,
+    show_json,
+    show_line,
+    show_table,
+)
+from dagster_adjunct.resources.common import stream_within
+from dagster_adjunct.resources.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dagster_adjunct.orchestration.cli.options import Deletion
+    from dagster_adjunct.orchestration.maintenance.repartition import RepartitionReport
+    from dagster_adjunct.resources.streams.lake.streams import LakeStreams, StreamDescription
+    from dagster_adjunct.resources.streams.system import Epochs
+
+
+@click.group()
+def stream() -> None:
+    """Streams of the lake."""
+
+
+@stream.command("list")
+@lake_url
+@as_json
+def list_streams(lake_url: str | None, json_output: bool) -> None:
+    """List the streams with their partitions and records."""
+    streams = _streams(lake_url)
+    descriptions = [_facts(streams.describe(name)) for name in streams.list_streams()]
+    if json_output:
+        show_json(descriptions)
+        return
+    columns = ["name", "partitions", "key", "records", "bytes", "segments"]
+    show_items("streams", columns, descriptions)
+
+
+@stream.command()
+@click.argument("name")
+@lake_url
+@as_json
+def describe(name: str, lake_url: str | None, json_output: bool) -> None:
+    """Show a stream's schema, partitions, offsets, markers, policies and named readers."""
+    from dagster_adjunct.resources.streams.lake.readers import list_readers
+
+    streams = _streams(lake_url)
+    facts = _facts(streams.describe(_lake_stream(name)))
+    readers = [asdict(reader) for reader in list_readers(streams.lake, _lake_stream(name))]
+    if json_output:
+        show_json({**facts, "readers": readers})
+        return
+    schema = facts.pop("schema")
+    show_facts(f"stream {name}", facts)
+    show_table("schema", ["column", "type"], [[field["name"], field["type"]] for field in schema])
+    if readers:
+        columns = ["name", "behind", "lost", "committed_at", "problem"]
+        show_items("readers", columns, readers)
+
+
+@stream.command()
+@click.argument("name")
+@click.option(
+    "--to", "target", required=True, type=click.Path(path_type=Path), help="A new .parquet file, or a new folder."
+)
+@click.option("--records-per-file", type=int, metavar="N", help="Write a folder of files with at most N records each.")
+@click.option(
+    "--epochs",
+    type=click.Choice(["all", "latest"]),
+    default="all",
+    show_default=True,
+    help="All records, or of each source record the latest results.",
+)
+@click.option("--positions", is_flag=True, help="Add the source position of each record.")
+@click.option("--keep-without-position", is_flag=True, help="Take records without a source position for the latest.")
+@lake_url
+def export(
+    name: str,
+    target: Path,
+    records_per_file: int | None,
+    epochs: Epochs,
+    positions: bool,
+    keep_without_position: bool,
+    lake_url: str | None,
+) -> None:
+    """Write a stream's records to a new Parquet file, or a folder of them.
+
+    Each has its partition, offset, timestamp and epoch. A part of the stream is in memory at a time. The file, or the
+    folder, is there only when it is whole.
+    """
+    from dagster_adjunct.resources.streams.lake.export import check_target, export_records
+
+    check_target(target, records_per_file)
+    streams = _streams(lake_url)
+    parts = streams.read_parts(
+        streams.whole(_lake_stream(name)),
+        epochs=epochs,
+        positions=positions,
+        without_position="keep" if keep_without_position else "refuse",
+    )
+    records, files = export_records(parts, target, records_per_file=records_per_file)
+    inside = "" if records_per_file is None else f" in {files} files"
+    show_line(f"{records:,} records of {name} written to {target}{inside}.")
+
+
+@stream.command()
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@lake_url
+def maintain(names: tuple[str, ...], lake_url: str | None) -> None:
+    """Apply the retention and compaction that streams declare, and delete what nothing reaches any more.
+
+    Without a NAME, all streams. For cron, or a schedule of your platform; safe beside readers and writers.
+    """
+    from dagster_adjunct.resources.streams.lake.readers import list_readers
+
+    streams = _streams(lake_url)
+    for name in [_lake_stream(name) for name in names] or streams.list_streams():
+        done = streams.maintain(name)
+        show_line(
+            f"{name}: {done.dropped_rows:,} records in {done.dropped_segments} segments dropped by retention, "
+            f"{done.merged_segments} segments merged into {done.merged_into}, {done.deleted_objects} objects deleted."
+        )
+        for reader in list_readers(streams.lake, name) if done.dropped_segments else ():
+            if reader.lost:
+                show_line(f"{name}: reader {reader.name} never got {reader.lost:,} offsets that retention has dropped.")
+
+
+@stream.command("forget-reader")
+@click.argument("name")
+@click.argument("reader")
+@lake_url
+def forget(name: str, reader: str, lake_url: str | None) -> None:
+    """Remove a named reader; if it reads again, it begins as a new one."""
+    from dagster_adjunct.resources.streams.lake.readers import forget_reader, list_readers
+
+    lake = _streams(lake_url).lake
+    there = [known.name for known in list_readers(lake, _lake_stream(name))]
+    if not forget_reader(lake, _lake_stream(name), reader):
+        raise ConfigurationError(
+            f"stream {name!r} has no reader {reader!r}: there are {', '.join(there) or 'none'}.",
+            "Check the name.",
+            stream=f"lake.{name}",
+        )
+    show_line(f"reader {reader} of {name} is forgotten.")
+
+
+def _streams(lake_url: str | None) -> LakeStreams:
+    from dagster_adjunct.resources.objects.lake import open_lake
+    from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+
+    return LakeStreams(open_lake(lake_url, create=False))
+
+
+def _facts(described: StreamDescription) -> dict[str, Any]:
+    """Return a description under the names that the commands show; offsets stand in order of the partitions."""
+    info = described.info
+    return {
+        "name": info.name,
+        "partitions": info.partitions,
+        "key": list(info.key),
+        "partitioner": info.partitioner,
+        "timestamp": described.timestamp,
+        "records": described.rows,
+        "bytes": described.size,
+        "segments": described.segments,
+        "markers": described.markers,
+        "oldest": list(described.oldest),
+        "upcoming": list(described.upcoming),
+        "commits": described.commits,
+        "changed_at": described.changed_at,
+        "retention": described.retention.model_dump(mode="json") if described.retention else None,
+        "compaction": described.compaction.model_dump(mode="json") if described.compaction else None,
+        "schema": info.schema.to_json() if info.schema else [],
+    }
+
+
+def _lake_stream(name: str) -> str:
+    """Take "flights" as well as "lake.flights"."""
+    return stream_within("lake", name)
+
+
+def _deletion() -> Deletion:
+    from dagster_adjunct.orchestration.maintenance.delete import delete_stream
+
+    return delete_stream
+
+
+def _rewriting() -> Callable[..., RepartitionReport]:
+    from dagster_adjunct.orchestration.maintenance.repartition import repartition_stream
+
+    return repartition_stream
+
+
+def _who_goes_on(report: RepartitionReport) -> list[str]:
+    goes, refused = ("would go", "refused") if report.dry_run else ("goes", "forced")
+    return [
+        *(f"application {application} {goes} on where it has read to" for application in report.carried),
+        *(f"dataset {dataset} {goes} on where it has read to" for dataset in report.datasets),
+        *(f"{refused}, because {reader}" for reader in (*report.holding, *report.told)),
+    ]
+
+
+stream.add_command(
+    repartition_command(
+        "Rewrite a stream into another number of partitions, once everybody who follows it has read all of it.",
+        _rewriting,
+        _who_goes_on,
+        name_of=_lake_stream,
+        options=[
+            click.Option(
+                ["--force"], is_flag=True, help="Also where readers have not read all: their next run is refused."
+            )
+        ],
+    )
+)
+stream.add_command(
+    deletion_command(
+        "Delete a stream for good. Refused while something reads it; repeat it where it was interrupted.",
+        _deletion,
+        name_of=_lake_stream,
+    )
+)

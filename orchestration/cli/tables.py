@@ -1,0 +1,77 @@
+"""`adjunct table …`: records of the remote tables that applications of this lake have written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dagster_adjunct.orchestration.cli.options import who
+from dagster_adjunct.orchestration.cli.output import (
+    as_json,
+    fail_if_missing,
+    lake_url,
+    show_json,
+    show_line,
+    show_record,
+)
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.tables.table import RemoteTable
+
+
+@click.group()
+def table() -> None:
+    """Remote tables that this lake's applications write."""
+
+
+@table.command()
+@click.argument("name")
+@click.argument("key", nargs=-1, required=True)
+@lake_url
+@as_json
+def get(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool) -> None:
+    """Look one record up by its key, one KEY for each key column. The exit code is 6 where there is none."""
+    from dagster_adjunct.orchestration.application.table_registry import open_table
+    from dagster_adjunct.resources.objects.lake import open_lake
+    from dagster_adjunct.resources.tables.table import BlockingTable
+
+    remote = open_table(open_lake(lake_url, create=False), name)
+    values = _typed(key, remote)
+    with BlockingTable(remote) as blocking:
+        record = blocking.get(values[0] if len(values) == 1 else values)
+    if json_output:
+        show_json({"table": name, "key": list(key), "record": record})
+    else:
+        show_record(f"{name} {' '.join(key)}", record, "no record")
+    fail_if_missing([record])
+
+
+@table.command()
+@click.argument("name")
+@click.option("--by", help="Who asks, instead of the user of this machine.")
+@lake_url
+@as_json
+def forget(name: str, by: str | None, lake_url: str | None, json_output: bool) -> None:
+    """Let a table whose file is gone begin anew with the next run that writes it. Deletes nothing."""
+    from dagster_adjunct.orchestration.application.table_registry import forget_table
+    from dagster_adjunct.resources.objects.lake import open_lake
+
+    forget_table(open_lake(lake_url, create=False), name, by=who(by))
+    if json_output:
+        show_json({"table": name, "forgotten": True})
+    else:
+        show_line(f"Table {name} may begin anew: the next run that writes it makes it where it is declared.")
+
+
+def _typed(key: tuple[str, ...], remote: RemoteTable[Any, Any, Any]) -> tuple[Any, ...]:
+    """Return the texts of a key as values of the types that the table's declaration gives its key columns."""
+    from dagster_adjunct.assets.reading.key_lookup import key_from_text
+    from dagster_adjunct.resources.backends.columns import Kind, declared_column
+    from dagster_adjunct.resources.schemas.schema import Field
+
+    types = {Kind.INTEGER: "bigint", Kind.DATE: "date", Kind.TIMESTAMP: "timestamp", Kind.BINARY: "binary"}
+    columns = getattr(remote.read_function, "columns", None) or {}
+    kinds = {name: declared_column(name, kind).kind for name, kind in columns.items()}
+    fields = tuple(Field(name, types.get(kinds.get(name, Kind.STRING), "string")) for name in remote.key)
+    return key_from_text(f"table {remote.name!r}", fields, list(key))

@@ -1,0 +1,324 @@
+"""`adjunct dataset versions, history, diff`: what versions a dataset has, and what was done to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import click
+
+from dagster_adjunct.orchestration.cli.options import entry_keys, expiry, explained, who
+from dagster_adjunct.orchestration.cli.output import (
+    as_json,
+    fail_if_missing,
+    lake_url,
+    show_facts,
+    show_items,
+    show_json,
+    show_line,
+    show_table,
+)
+from dagster_adjunct.resources.common import utc_now
+from dagster_adjunct.resources.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+    from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
+    from dagster_adjunct.assets.versions.version import VersionRef
+
+
+@click.command("versions")
+@click.argument("name")
+@lake_url
+@as_json
+def list_versions(name: str, lake_url: str | None, json_output: bool) -> None:
+    """List the retained versions: which is served, pinned, rejected or withdrawn, and why."""
+    store = store_of(lake_url, name)
+    if json_output:
+        manifest = store.require_manifest()
+        show_json(_listed(manifest))
+    else:
+        show_versions(store)
+
+
+def show_versions(store: StoredVersions) -> None:
+    """Print the retained versions as a table, oldest first."""
+    manifest = store.require_manifest()
+    facts = _listed(manifest)
+    dated = ["valid from"] if any(fact.get("valid_from") for fact in facts) else []
+    columns = ["id", "name", *dated, "rows", "bytes", "sealed at", "state", "reason"]
+    marked = [fact | {"state": ", ".join([fact["state"], *fact["marks"]])} for fact in facts]
+    rows = [[fact.get(column.replace(" ", "_")) for column in columns] for fact in marked]
+    show_table(f"versions of {store.name}, sealed in UTC", columns, rows)
+
+
+def show_version(store: StoredVersions, version: str, *, json_output: bool) -> None:
+    """Print one version: what it holds, where it came from, and what the validators said."""
+    manifest = store.require_manifest()
+    ref = manifest.ref(version)
+    if ref is None:  # of a table, whose versions nothing lists
+        view = store.version(version)
+        facts: dict[str, Any] = {"id": view.version, "columns": view.schema.to_json(), "offsets": view.sealed.offsets}
+        verdicts: list[dict[str, Any]] = []
+    else:
+        facts = _facts(manifest, ref)
+        verdicts = [verdict.model_dump(mode="json") for verdict in ref.verdicts]
+        if ref.document is not None:
+            sealed = store.log.read_version(ref)
+            verdicts = [verdict.model_dump(mode="json") for verdict in sealed.verdicts]
+            facts |= {"columns": sealed.columns.to_json(), "offsets": sealed.offsets, "counters": sealed.counters}
+    if json_output:
+        show_json(facts | {"verdicts": verdicts})
+        return
+    schema = facts.pop("columns", [])
+    show_facts(
+        f"version {facts['id']} of {store.name}", {k: v for k, v in facts.items() if v not in ({}, [], "", None)}
+    )
+    if verdicts:
+        rows = [[v["name"], "passed" if v["passed"] else "failed", v["severity"], v["message"]] for v in verdicts]
+        show_table("validators", ["name", "result", "severity", "message"], rows)
+    show_table("schema", ["column", "type"], [[field["name"], field["type"]] for field in schema])
+
+
+@click.command()
+@click.argument("name")
+@click.argument("key", nargs=-1)
+@click.option(
+    "--limit", type=click.IntRange(1), default=20, show_default=True, help="The newest so many commits, or intervals."
+)
+@lake_url
+@as_json
+def history(name: str, key: tuple[str, ...], limit: int, lake_url: str | None, json_output: bool) -> None:
+    """Show the newest commits: what was done to which version, by whom, when and why. With KEY its entry over time.
+
+    The exit code is 6 where there was never an entry of KEY.
+    """
+    if key:
+        _show_entry_over_time(name, key, limit, lake_url, json_output)
+        return
+    entries = [entry.to_json() for entry in store_of(lake_url, name).history(limit)]
+    if json_output:
+        show_json(entries)
+        return
+    columns = ["number", "at", "action", "version", "served", "readable", "by", "reason"]
+    show_items(f"history of {name}, in UTC", columns, entries)
+
+
+@click.command()
+@click.argument("name")
+@click.argument("old")
+@click.argument("new")
+@click.option(
+    "--sample", type=click.IntRange(0), default=20, show_default=True, help="At most so many keys of each kind."
+)
+@lake_url
+@as_json
+def diff(name: str, old: str, new: str, sample: int, lake_url: str | None, json_output: bool) -> None:
+    """Compare two versions: keys that were added, removed and changed, counted and sampled."""
+    differences = store_of(lake_url, name).diff(old, new, sample=sample)
+    if json_output:
+        show_json(differences.to_json())
+        return
+    counts = {what: getattr(differences, what) for what in ("added", "removed", "changed", "unchanged")}
+    columns = {f"columns {what}": getattr(differences, f"columns_{what}") for what in ("added", "removed", "retyped")}
+    retyped = [f"{column} ({before} to {after})" for column, before, after in differences.columns_retyped]
+    columns["columns retyped"] = tuple(retyped)
+    show_facts(f"{name}: {differences.old} to {differences.new}", counts | {k: v for k, v in columns.items() if v})
+    for what, keys in (("added", differences.added_sample), ("removed", differences.removed_sample)):
+        if keys:
+            show_table(what, list(keys[0]), [list(key.values()) for key in keys], own=True)
+    for entry in differences.changed_sample:
+        values = {n: f"{entry.old[n]} -> {v}" for n, v in entry.new.items() if n in entry.old and entry.old[n] != v}
+        show_facts(f"changed: {', '.join(map(str, entry.key.values()))}", values, own=True)
+
+
+COMMANDS = (list_versions, history, diff)
+
+
+def _show_entry_over_time(name: str, key: tuple[str, ...], limit: int, lake_url: str | None, json_output: bool) -> None:
+    """Print what was valid of one key and when, newest last; where there was no entry, that it was deleted."""
+    from dagster_adjunct.assets.reading.dataset import open_dataset
+    from dagster_adjunct.assets.reading.key_lookup import key_from_text
+    from dagster_adjunct.resources.objects.lake import open_lake
+
+    with open_dataset(open_lake(lake_url, create=False), name) as opened:
+        texts = entry_keys(name, opened.sealed.key, key)
+        if len(texts) > 1:
+            raise ConfigurationError(
+                f"dataset {name!r}: {len(texts)} keys were given, and one entry is shown over time.",
+                "Give one key.",
+                dataset=name,
+            )
+        fields = [opened.schema.field(column) for column in opened.sealed.key]
+        every = opened.history_of(key_from_text(f"dataset {name!r}", fields, texts[0]))
+        values = [column for column in opened.schema.names if column not in opened.sealed.key]
+    newest = every[-limit:]
+    if json_output:
+        slots = ("valid_from", "valid_to", "is_current", "entry")
+        show_json([{slot: getattr(part, slot) for slot in slots} for part in newest])
+    elif not every:
+        show_line(f"{name} has had no entry {', '.join(texts[0])}, as far back as its history goes")
+    else:
+        rows = []
+        for part in newest:
+            told = ["deleted"] if part.entry is None else [part.entry[column] for column in values]
+            rows.append([_time(part.valid_from), _time(part.valid_to), *told, *[""] * (len(values) - len(told))])
+        part_of_all = f", the newest {len(newest)} of {len(every)} (--limit)" if len(newest) < len(every) else ""
+        title = f"{name} {', '.join(texts[0])} over time, in UTC{part_of_all}"
+        show_table(title, ["valid from", "valid to", *(values or [""])], rows, own=True)
+    fail_if_missing([every or None])
+
+
+def _time(moment: datetime | None) -> str:
+    """Return a moment as people read it, no shorter than it has to be to be exact."""
+    return "" if moment is None else str(moment.astimezone(UTC).replace(tzinfo=None))
+
+
+def store_of(lake_url: str | None, name: str) -> StoredVersions:
+    from dagster_adjunct.assets.reading.stored_versions import stored_versions
+    from dagster_adjunct.resources.objects.lake import open_lake
+
+    return stored_versions(open_lake(lake_url, create=False), name)
+
+
+def _listed(manifest: DatasetManifest) -> list[dict[str, Any]]:
+    return [_facts(manifest, ref) for ref in manifest.listed]
+
+
+def _facts(manifest: DatasetManifest, ref: VersionRef) -> dict[str, Any]:
+    """Return a version as the commands show it; `marks` say which one is served, pinned, or would be served."""
+    facts = ref.model_dump(
+        mode="json", include={"id", "number", "name", "rows", "bytes", "sealed_at", "state", "reason"}
+    )
+    if ref.valid_from is not None:
+        facts["valid_from"] = ref.valid_from.isoformat()
+    return facts | {"marks": manifest.marks(ref.id)}
+
+
+_VERSION = click.argument("version")
+
+
+class Why(TypedDict):
+    """What is kept with a change."""
+
+    reason: str
+    by: str
+
+
+def _change_command(
+    *options: Callable[[Any], Any],
+) -> Callable[[Callable[..., BoundedManifest]], click.Command]:
+    """Make a change of a dataset's versions a command with these arguments and options, and show what stands after it.
+
+    The change gets the dataset's stored versions, who does it and why, and the options by their names.
+    """
+
+    def command_of(change: Callable[..., BoundedManifest]) -> click.Command:
+        action = change.__name__
+
+        @explained
+        @lake_url
+        @as_json
+        def command(
+            name: str, reason: str, by: str | None, lake_url: str | None, json_output: bool, **given: Any
+        ) -> None:
+            store, why = store_of(lake_url, name), Why(reason=reason, by=who(by))
+            before = store.require_manifest()
+            after = change(store, why, **given)
+            _show_change(store, action, before, after, json_output=json_output)
+
+        for option in reversed((click.argument("name"), *options)):
+            command = option(command)
+        return click.command(action, help=change.__doc__)(command)
+
+    return command_of
+
+
+@_change_command(
+    _VERSION,
+    click.option(
+        "--expires", metavar="TIME", help="When the pin ends: a duration (2h, 7d) or an ISO time with its zone."
+    ),
+)
+def pin(store: StoredVersions, why: Why, version: str, expires: str | None) -> BoundedManifest:
+    """Serve VERSION, whatever is published meanwhile, until it is unpinned or the pin expires."""
+    return store.pin(version, **why, expires_at=expiry(expires, utc_now()))
+
+
+@_change_command()
+def unpin(store: StoredVersions, why: Why) -> BoundedManifest:
+    """Serve again what the last publication or rollback chose."""
+    return store.unpin(**why)
+
+
+@_change_command(click.argument("version", required=False))
+def rollback(store: StoredVersions, why: Why, version: str | None) -> BoundedManifest:
+    """Serve VERSION (without it: the one before) until the next one is published."""
+    return store.rollback(version, **why)
+
+
+@_change_command(_VERSION)
+def withdraw(store: StoredVersions, why: Why, version: str) -> BoundedManifest:
+    """Never serve VERSION again; what was served before it takes its place."""
+    return store.withdraw(version, **why)
+
+
+@_change_command(
+    _VERSION,
+    click.option("--make-current", is_flag=True, help="Serve it, also where it does not come after what is served."),
+)
+def force(store: StoredVersions, why: Why, version: str, make_current: bool) -> BoundedManifest:
+    """Publish a rejected VERSION after all; one that is older than what is served is kept beside it."""
+    return store.force(version, **why, make_current=make_current)
+
+
+@_change_command(_VERSION)
+def drop(store: StoredVersions, why: Why, version: str) -> BoundedManifest:
+    """Forget a rejected or withdrawn VERSION; the next discard deletes its files."""
+    return store.drop(version, **why)
+
+
+@_change_command(_VERSION)
+def abandon(store: StoredVersions, why: Why, version: str) -> BoundedManifest:
+    """End VERSION, which can't be completed: its markers close nothing from now on, and the next one can follow."""
+    from dagster_adjunct.assets.bounded.advance import abandon_version
+    from dagster_adjunct.assets.versions.manifest import as_bounded
+
+    abandon_version(store.log.lake, store.name, version, **why)
+    return as_bounded(store.require_manifest())
+
+
+CHANGE_COMMANDS = (pin, unpin, rollback, withdraw, force, drop, abandon)
+
+
+def _show_change(
+    store: StoredVersions, action: str, before: DatasetManifest, after: BoundedManifest, *, json_output: bool
+) -> None:
+    from dagster_adjunct.assets.versions.actions import kept_beside
+
+    served, changed = after.version, after.change.version if after.change and after != before else None
+    others = sorted(set(store.log.read_all()[1]) - {store.name})
+    note = kept_beside(after) if changed else ""
+    if json_output:
+        facts = {
+            "dataset": store.name,
+            "action": action,
+            "changed": after != before,
+            "version": changed,
+            "served": served.id if served else None,
+            "others": others,
+            "head": after.head,
+            "pin": after.pin.model_dump(mode="json") if after.pin else None,
+            "note": note,
+        }
+        show_json(facts)
+        return
+    what = f"{action} {changed}" if after != before else f"{action}: nothing had to be done"
+    serves = f"{served.id} ({served.name}) is served now" if served else "no version is served now"
+    until = f" until {after.pin.expires_at:%Y-%m-%d %H:%M} UTC" if after.pin and after.pin.expires_at else ""
+    show_line(f"{store.name}: {what}; {serves}{', pinned' + until if after.pin else ''}.")
+    if note:
+        show_line(f"{note}.")
+    elif others and after != before and action != "abandon":
+        show_line(f"{', '.join(others)} moved with it, as members of the same version set.")

@@ -1,0 +1,441 @@
+"""Validators as Dagster's asset checks: declared with the dataset's asset, reported by the op that evaluated them.
+
+They run inside the dataset's cycle, before a version is published, so the checks are not
+"blocking" in Dagster's sense: a version that fails is kept aside, and what is downstream goes on with the one served.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckResult,
+    AssetCheckSeverity,
+    AssetCheckSpec,
+    AssetExecutionContext,
+    AssetKey,
+    MetadataValue,
+)
+
+from dagster_adjunct.assets.validation.validators import rule_of, thresholds_of
+from dagster_adjunct.orchestration.application.graph import dagster_name, joins_of
+from dagster_adjunct.resources.errors import AdjunctError, ValidatorError
+
+if TYPE_CHECKING:
+    from dagster import AssetSpec
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.declaration.policies import Validator
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+    from dagster_adjunct.assets.unbounded.progress import BootstrapProgress
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest, Decision
+    from dagster_adjunct.assets.versions.reports import AdvanceReport, StageEvent
+    from dagster_adjunct.assets.versions.version import Verdict, VersionRef
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
+    from dagster_adjunct.orchestration.step.progress import InputTimes, StepEvent
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.streams.system import StreamSystem
+
+# For whoever follows a run from outside of Dagster: each record has the event as `adjunct_event`.
+_log = logging.getLogger("adjunct.run")
+
+
+@dataclass(frozen=True, slots=True)
+class OpRun:
+    """One run of an asset's op, as Dagster has begun it, with the lake and the stream systems that it reads."""
+
+    context: AssetExecutionContext
+    lake: "Lake"
+    systems: "Mapping[str, StreamSystem]"
+
+    def tell(self, event: "StageEvent | StepEvent") -> None:
+        """Log what has just happened: in the run, and in Python's log."""
+        self.context.log.info(event.summary())
+        _log.info(event.summary(), extra={"adjunct_event": event})
+
+
+# The check `bootstrapped` of a change stream's table: whether what it serves is a consistent snapshot.
+#
+# The op that bootstraps reports it. It is blocking: where it fails as an error, nothing downstream runs. The step of an
+# application holds back its main input by itself, whoever runs it; the check shows it.
+
+
+BOOTSTRAPPED = "bootstrapped"
+
+
+def bootstrap_specs(dataset: "AdjunctDataset", key: AssetKey) -> list[AssetCheckSpec]:
+    """Return the check of a dataset that is marked for bootstrap; none for others."""
+    if not _marked(dataset):
+        return []
+    text = "The table has reached the ends that its stream had when its bootstrap began; others wait for it."
+    return [AssetCheckSpec(BOOTSTRAPPED, asset=key, description=text, blocking=True)]
+
+
+def bootstrap_results(
+    run: OpRun,
+    dataset: "AdjunctDataset",
+    key: AssetKey,
+    manifest: "DatasetManifest | None",
+    report: "AdvanceReport | None",
+) -> Iterator[AssetCheckResult]:
+    """Yield the check's result, where the run has selected it; `report` is None where nothing has advanced."""
+    from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
+    from dagster_adjunct.assets.versions.manifest import as_unbounded
+
+    if not _marked(dataset) or not _selected(run.context, key):
+        return
+    table = None if manifest is None else as_unbounded(manifest)
+    progress = None if table is None else bootstrap_progress(run.systems, table, run.lake.now())
+    decision = report.decision if report is not None else table.decision if table is not None else None
+    stale = decision is not None and decision.action == "serve-stale"
+    served = table is not None and table.version is not None
+    yield AssetCheckResult(
+        asset_key=key,
+        check_name=BOOTSTRAPPED,
+        passed=served and not stale,
+        # Where it is declared that a stale table is served, it is: readers are warned, and not held back.
+        severity=AssetCheckSeverity.WARN if served else AssetCheckSeverity.ERROR,
+        description=_description(progress, decision),
+        metadata=_metadata(progress, decision, report),
+    )
+
+
+@contextmanager
+def unfinished_reported(run: OpRun, datasets: "Sequence[tuple[AdjunctDataset, AssetKey]]") -> Iterator[None]:
+    """Report a bootstrap that an error has ended before its target as failed, and let the error fail the run."""
+    try:
+        yield
+    except Exception as error:
+        for dataset, key in datasets:
+            if _marked(dataset) and _selected(run.context, key):
+                evaluation = _unfinished(run, dataset, key, error)
+                if evaluation is not None:
+                    # A result would be an output, and a step that fails has none.
+                    run.context.log_event(evaluation)
+        raise
+
+
+def _unfinished(run: OpRun, dataset: "AdjunctDataset", key: AssetKey, error: Exception) -> AssetCheckEvaluation | None:
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+    from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
+    from dagster_adjunct.assets.versions.manifest import as_unbounded
+
+    table, progress, looked = None, None, ""
+    try:
+        manifest = StoredVersions(run.lake, dataset.name).manifest()
+        table = None if manifest is None else as_unbounded(manifest)
+        progress = None if table is None else bootstrap_progress(run.systems, table, run.lake.now())
+    except AdjunctError as unread:  # what made the run fail may keep us from looking, too
+        looked = f"; how far it was can't be seen: {unread.problem}"
+    if progress is not None and progress.state == "done":
+        return None
+    decision = None if table is None else table.decision
+    return AssetCheckEvaluation(
+        asset_key=key,
+        check_name=BOOTSTRAPPED,
+        passed=False,
+        severity=AssetCheckSeverity.ERROR,
+        description=f"{_description(progress, decision)}{looked}. It ended with: {error}",
+        metadata=_metadata(progress, decision, None),
+        blocking=True,
+    )
+
+
+def _description(progress: "BootstrapProgress | None", decision: "Decision | None") -> str:
+    if progress is None:
+        return "The bootstrap has not begun"
+    if decision is not None and decision.action == "serve-stale":
+        return f"What is served is stale, as is declared: {decision.reason}"
+    if progress.state == "running":
+        return f"The bootstrap has not reached its target: {progress.summary()}"
+    return f"Bootstrap {progress.summary()}"
+
+
+def _metadata(
+    progress: "BootstrapProgress | None", decision: "Decision | None", report: "AdvanceReport | None"
+) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    if progress is not None:
+        metadata |= {
+            "adjunct/per_cent": progress.per_cent,
+            "adjunct/seconds": round(progress.seconds, 3),
+            "adjunct/bootstrap": MetadataValue.json(progress.to_json()),
+        }
+    if decision is not None:
+        metadata["adjunct/decision"] = MetadataValue.json(decision.model_dump(mode="json"))
+    if report is not None and report.action == "bootstrapped":
+        metadata["adjunct/records"] = report.counters.get("read", 0) + report.counters.get("loaded", 0)
+    return metadata
+
+
+def _marked(dataset: "AdjunctDataset") -> bool:
+    return dataset.follows_changes and dataset.bootstrap
+
+
+def _selected(context: AssetExecutionContext, key: AssetKey) -> bool:
+    return any((check.asset_key, check.name) == (key, BOOTSTRAPPED) for check in context.selected_asset_check_keys)
+
+
+_BY_TIME = {"before_history": "were of times before its history", "null_times": "had no time"}
+
+
+def join_check_specs(app: "Application", outputs: "Mapping[LineageNode, AssetSpec]") -> dict[str, AssetCheckSpec]:
+    """Return the check of each join, by the join's id: on the first output that its records reach."""
+    checks = {}
+    joins = joins_of(app)
+    for operator, node in joins.items():
+        match = app.operator(operator).spec.match
+        assert match is not None
+        least = match.min_rate
+        demanded = "no rate is demanded" if least is None else f"at least {least:.1%} must"
+        named = operator.split("-", 2)[2]
+        twice = [join for join in joins if join.split("-", 2)[2] == named][1:]
+        checks[operator] = AssetCheckSpec(
+            dagster_name(f"match_rate_{operator if operator in twice else named}"),
+            asset=outputs[node].key,
+            description=f"How many of a run's records meet an entry of {match.node.name} ({operator}): {demanded}.",
+            metadata={} if least is None else {"adjunct/min_match_rate": float(least)},
+        )
+    return checks
+
+
+def join_check_results(
+    context: AssetExecutionContext,
+    app: "Application",
+    checks: Mapping[str, AssetCheckSpec],
+    counters: Mapping[str, Mapping[str, int]],
+) -> Iterator[AssetCheckResult]:
+    """Yield the result of each selected check whose join has seen records in this run."""
+    selected = set(context.selected_asset_check_keys)
+    for operator, check in checks.items():
+        rows, unmatched = (counters.get(operator, {}).get(name, 0) for name in ("rows", "unmatched"))
+        match = app.operator(operator).spec.match
+        if not rows or check.key not in selected or match is None:
+            continue
+        rate = (rows - unmatched) / rows
+        metadata: dict[str, Any] = {
+            "adjunct/match_rate": rate,
+            "adjunct/unmatched": unmatched,
+            "adjunct/rows": rows,
+            f"adjunct/{match.node.kind}": match.node.name,
+        }
+        by_time = {name: counters[operator][name] for name in _BY_TIME if name in counters[operator]}
+        metadata |= {f"adjunct/{name}": count for name, count in by_time.items()}
+        least = match.min_rate
+        if least is not None:
+            metadata["adjunct/min_match_rate"] = float(least)
+        demanded = "" if least is None else f"; at least {least:.1%} is demanded"
+        demanded += "".join(f"; {count:,} {_BY_TIME[name]}" for name, count in by_time.items() if count)
+        yield AssetCheckResult(
+            asset_key=check.asset_key,
+            check_name=check.name,
+            passed=least is None or rate >= least,
+            severity=AssetCheckSeverity.ERROR,
+            description=f"{rate:.2%} of {rows:,} records met an entry of {match.node.name}{demanded}",
+            metadata=metadata,
+        )
+
+
+ACCEPTED = "adjunct_accepted"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What was said of one version before it was published or refused."""
+
+    ref: "VersionRef"
+    verdicts: "Sequence[Verdict]"
+
+    @property
+    def accepted(self) -> bool:
+        return self.ref.state != "rejected"
+
+
+def check_specs(dataset: "AdjunctDataset", key: AssetKey) -> list[AssetCheckSpec]:
+    """Return the checks of a bounded dataset: that its newest version was accepted, and one for each validator.
+
+    A version can be refused without a validator (a marker's count is wrong, a key is null): the first check says it.
+    """
+    if dataset.follows_changes:
+        return []
+    accepted = "The newest version that was delivered is published. When it is refused, the one before stays served."
+    validators = [
+        AssetCheckSpec(
+            validator.name,
+            asset=key,
+            description=f"{rule_of(validator)}: evaluated before a version is published"
+            + (", which it never prevents." if validator.severity == "warn" else "; a version that fails is not."),
+            metadata=_rule_metadata(validator),
+        )
+        for validator in dataset.validators
+    ]
+    return [AssetCheckSpec(ACCEPTED, asset=key, description=accepted), *validators]
+
+
+def judgement_of(store: "StoredVersions", manifest: "DatasetManifest", name: str | None = None) -> Judgement | None:
+    """Return what was said of the newest version that was delivered (under this name), None before the first.
+
+    While the newest is rejected, that is what the checks show, until it is forced or dropped or a better one comes.
+    Otherwise it is the version that is served, or that the name stands for.
+    """
+    refs = [ref for ref in manifest.listed if name is None or (ref.name == name and ref.state != "withdrawn")]
+    newest = max(refs, key=lambda ref: ref.number, default=None)
+    if newest is None:
+        return None
+    if newest.state == "rejected":
+        return Judgement(newest, newest.verdicts)
+    if name is None:
+        served = manifest.version
+        ref = manifest.ref(served.id) if served else None
+        return Judgement(ref, served.verdicts) if served and ref else None
+    return Judgement(newest, store.log.read_version(newest).verdicts)
+
+
+def check_results(
+    context: AssetExecutionContext, dataset: "AdjunctDataset", key: AssetKey, judgement: Judgement | None
+) -> Iterator[AssetCheckResult]:
+    """Yield the result of every check that was evaluated of this version, of those that the run has selected."""
+    selected = {check.name for check in context.selected_asset_check_keys if check.asset_key == key}
+    yield from (result for result in _results(dataset, key, judgement) if result.check_name in selected)
+
+
+def _results(dataset: "AdjunctDataset", key: AssetKey, judgement: Judgement | None) -> Iterator[AssetCheckResult]:
+    if judgement is None:
+        return
+    version: dict[str, Any] = {"adjunct/version": judgement.ref.id, "adjunct/name": judgement.ref.name or ""}
+    yield AssetCheckResult(
+        asset_key=key,
+        check_name=ACCEPTED,
+        passed=judgement.accepted,
+        description=judgement.ref.reason or None,
+        metadata=version,
+    )
+    declared = {validator.name: validator for validator in dataset.validators}
+    for verdict in judgement.verdicts:
+        if verdict.name not in declared:
+            continue  # of a validator that is not declared any more
+        yield AssetCheckResult(
+            asset_key=key,
+            check_name=verdict.name,
+            passed=verdict.passed,
+            severity=AssetCheckSeverity.WARN if verdict.severity == "warn" else AssetCheckSeverity.ERROR,
+            description=verdict.message or None,
+            metadata={
+                **version,
+                **_rule_metadata(declared[verdict.name]),
+                "adjunct/facts": MetadataValue.json(dict(verdict.facts)),
+                **_numbers(verdict.facts),
+            },
+        )
+
+
+def _rule_metadata(validator: "Validator") -> dict[str, Any]:
+    """Return a validator's rule and what it was given; whole numbers and fractions as such, so that they plot."""
+    return {
+        "adjunct/rule": rule_of(validator),
+        "adjunct/severity": validator.severity,
+        **_numbers(thresholds_of(validator)),
+    }
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, int | float]:
+    numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+    return {f"adjunct/{name}": value for name, value in numbers.items() if not isinstance(value, bool)}
+
+
+@contextmanager
+def mistakes_reported(context: AssetExecutionContext, keys: Mapping[str, AssetKey]) -> Iterator[None]:
+    """Report the check of a validator that can't be evaluated as failed, and let the error fail the run.
+
+    `keys` are the assets by the names of their datasets.
+    """
+    try:
+        yield
+    except ValidatorError as error:
+        key, name = keys.get(error.dataset or ""), error.validator or ""
+        if key is not None and any((c.asset_key, c.name) == (key, name) for c in context.selected_asset_check_keys):
+            # A result would be an output, and a step that fails has none.
+            context.log_event(
+                AssetCheckEvaluation(
+                    asset_key=key,
+                    check_name=name,
+                    passed=False,
+                    severity=AssetCheckSeverity.ERROR,
+                    description=str(error),
+                )
+            )
+        raise
+
+
+def rejection_metadata(ref: "VersionRef", served: str | None) -> dict[str, Any]:
+    """Return the metadata of the event that a version was rejected."""
+    failed = [verdict.model_dump(mode="json") for verdict in ref.verdicts if not verdict.passed]
+    return {
+        "adjunct/action": "rejected",
+        "adjunct/rejected_version": ref.id,
+        "adjunct/name": ref.name or "",
+        "adjunct/reason": ref.reason,
+        "adjunct/served": served or "none",
+        "adjunct/verdicts": MetadataValue.json(failed),
+    }
+
+
+def rejection_warning(dataset: str, ref: "VersionRef", served: str | None) -> str:
+    """Return what an operator needs to know of a version that was rejected, and what can be done about it."""
+    stays = f"version {served} stays served" if served else "there is no version to serve"
+    if ref.document is None:
+        return (
+            f"dataset {dataset}: version {ref.name!r} ({ref.id}) is rejected, {stays}: {ref.reason}. It was not built; "
+            f"deliver the content again, and forget this one with: adjunct dataset drop {dataset} {ref.id} --reason …"
+        )
+    look = f"adjunct dataset diff {dataset} {served} {ref.id}" if served else f"adjunct dataset items {dataset}"
+    look += "" if served else f" --version {ref.id}"
+    return (
+        f"dataset {dataset}: version {ref.name!r} ({ref.id}) is rejected, {stays}: {ref.reason}. Look at it: {look}. "
+        f"Publish it nevertheless: adjunct dataset force {dataset} {ref.id} --reason …; or forget it: "
+        f"adjunct dataset drop {dataset} {ref.id} --reason …"
+    )
+
+
+def watermark_check_specs(app: "Application", outputs: "Mapping[LineageNode, AssetSpec]") -> dict[str, AssetCheckSpec]:
+    """Return the check of each input stream that declares `max_watermark_lag`: on the application's first output."""
+    first = next(iter(outputs.values()), None)
+    checks = {}
+    for name, source in app.inputs.items():
+        declared = source.event_time
+        if first is not None and declared is not None and declared.max_lag is not None:
+            checks[name] = AssetCheckSpec(
+                dagster_name(f"watermark_lag_{name}"),
+                asset=first.key,
+                description=f"How far the watermark of {name} is behind the clock: at most {declared.max_lag}.",
+                metadata={"adjunct/max_watermark_lag_seconds": declared.max_lag.total_seconds()},
+            )
+    return checks
+
+
+def watermark_check_results(
+    context: AssetExecutionContext, checks: Mapping[str, AssetCheckSpec], inputs: "Sequence[InputTimes]"
+) -> Iterator[AssetCheckResult]:
+    """Yield the result of each selected check whose input has had a record."""
+    selected = set(context.selected_asset_check_keys)
+    for times in inputs:
+        check = checks.get(times.stream)
+        if check is None or check.key not in selected or times.newest is None:
+            continue
+        metadata: dict[str, Any] = {"adjunct/watermark": str(times.watermark), "adjunct/idle": len(times.idle)}
+        if times.lag is not None:
+            metadata["adjunct/watermark_lag_seconds"] = times.lag.total_seconds()
+        if times.held_by is not None:
+            metadata["adjunct/held_back_by"] = times.held_by
+        yield AssetCheckResult(
+            asset_key=check.asset_key,
+            check_name=check.name,
+            passed=not times.exceeds,
+            severity=AssetCheckSeverity.WARN,
+            description=f"{times.words()}; {times.max_lag} is allowed",
+            metadata=metadata,
+        )

@@ -1,0 +1,552 @@
+"""The assets of datasets: materialising one publishes what has been delivered, and reports what is served then."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckResult,
+    AssetExecutionContext,
+    AssetKey,
+    AssetMaterialization,
+    AssetObservation,
+    AssetsDefinition,
+    AssetSpec,
+    BackfillPolicy,
+    Config,
+    DagsterInstance,
+    DailyPartitionsDefinition,
+    DataVersion,
+    DynamicPartitionsDefinition,
+    MaterializeResult,
+    MetadataValue,
+    Output,
+    PartitionsDefinition,
+    StaticPartitionsDefinition,
+    define_asset_job,
+    in_process_executor,
+    multi_asset,
+)
+from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
+from pydantic import Field
+
+from dagster_adjunct.assets.declaration.policies import natural_order
+from dagster_adjunct.orchestration.application.graph import dagster_name
+from dagster_adjunct.orchestration.code_location.checks import (
+    OpRun,
+    bootstrap_results,
+    bootstrap_specs,
+    check_results,
+    check_specs,
+    judgement_of,
+    mistakes_reported,
+    rejection_metadata,
+    rejection_warning,
+    unfinished_reported,
+)
+from dagster_adjunct.orchestration.code_location.metadata import (
+    DATA_VERSION_TAG,
+    clear_failures,
+    column_schema,
+    dataset_columns,
+    dataset_metadata,
+    dataset_preview,
+    lag_metadata,
+    lineage_metadata,
+    served_metadata,
+    stream_metadata,
+    version_metadata,
+)
+from dagster_adjunct.orchestration.code_location.resources import LakeResource
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.errors import CommitConflictError, TransientError
+from dagster_adjunct.resources.spark.in_process import starter_of
+from dagster_adjunct.resources.spark.session import SparkResource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dagster import OpExecutionContext
+    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.assets.versions.reports import AdvanceReport
+    from dagster_adjunct.assets.versions.version import VersionRef
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.resources.objects.lake import Lake
+
+AssetEvent = MaterializeResult[Any] | AssetMaterialization | Output[None]
+
+
+def known_version(context: "AssetExecutionContext | OpExecutionContext", key: AssetKey) -> str | None:
+    """Return the data version of the asset's newest materialisation, None before the first."""
+    known = context.instance.get_latest_materialization_event(key)
+    tags = known.asset_materialization.tags if known and known.asset_materialization else None
+    return (tags or {}).get(DATA_VERSION_TAG)
+
+
+def told(
+    context: AssetExecutionContext,
+    key: AssetKey,
+    version: str,
+    metadata: Mapping[str, Any],
+    description: str,
+    *,
+    always: bool = False,
+) -> "Iterator[AssetEvent]":
+    """Yield what tells Dagster that the asset is at this data version now.
+
+    It is materialised where Dagster knows of another version (or `always`), and observed otherwise: what waits for
+    something new is not woken up, and what is downstream in this run goes on all the same.
+    """
+    selected = key in context.selected_asset_keys
+    if not always and known_version(context, key) == version:
+        context.log_event(
+            AssetObservation(key, description=description, metadata=metadata, tags={DATA_VERSION_TAG: version})
+        )
+        if selected:
+            yield passed_on(context, key)
+    elif selected:
+        yield MaterializeResult(asset_key=key, metadata=metadata, data_version=DataVersion(version))
+    else:
+        # Made together with what was selected, as the members of a version set are.
+        yield AssetMaterialization(key, metadata=metadata, tags={DATA_VERSION_TAG: version})
+
+
+def passed_on(context: AssetExecutionContext, key: AssetKey) -> Output[None]:
+    """Return an asset's output without a materialisation, so that what is downstream in the run is not skipped.
+
+    Dagster makes an event of each output of an asset, but of those that it marks so: observable source assets have told
+    of themselves by then.
+    """
+    name = context.assets_def.get_output_name_for_asset_key(key)
+    return Output(None, output_name=name, metadata={SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION: True})
+
+
+def check_outputs(
+    context: AssetExecutionContext, evaluated: set[tuple[AssetKey | None, str | None]]
+) -> Iterator[Output[None]]:
+    """Yield the outputs of the selected checks that gave none by a result: Dagster expects one of each, and says so."""
+    for check in context.selected_asset_check_keys:
+        if (check.asset_key, check.name) not in evaluated:
+            yield Output(None, output_name=context.assets_def.get_output_name_for_asset_check_key(check))
+
+
+# Another run that was faster leaves nothing to do, or less: decide again.
+RETRIED = (TransientError, CommitConflictError)
+Results = Iterator[AssetEvent | AssetCheckResult]
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetAsset:
+    """A dataset and the asset that it becomes; `streams` has the asset of its input stream, if it has one.
+
+    `preview_rows` is how many entries are shown with each materialisation.
+    """
+
+    dataset: "AdjunctDataset"
+    spec: AssetSpec
+    streams: Mapping[str, AssetKey]
+    preview_rows: int = 0
+
+    @property
+    def key(self) -> AssetKey:
+        return self.spec.key
+
+
+def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Application]" = ()) -> AssetsDefinition:
+    """Return the asset that brings a dataset up to date with its input, or those of a version set, in one op.
+
+    Without a version there is nothing to materialise: the run then says which markers are awaited, and what
+    needs the dataset is skipped. Only a dataset with bootstrap=False lets its application run before. Where the version
+    served is the one that Dagster knows of, it is observed, and what is downstream runs. A version that is rejected is
+    an observation of its own, and a failed check. Members of a version set are
+    published together, whichever of them are selected. With only checks selected, nothing advances: they are
+    reported again. The check `bootstrapped` of a change stream's table holds back what is downstream. Startpoints that
+    the `applications` which declare a dataset have for its stream are applied first.
+    """
+    datasets = tuple(member.dataset for member in unit)
+    checks = [
+        spec
+        for member in unit
+        for spec in (*check_specs(member.dataset, member.key), *bootstrap_specs(member.dataset, member.key))
+    ]
+    set_name = datasets[0].version_set
+    kind, name = ("version_set", set_name) if set_name else ("dataset", datasets[0].name)
+
+    @multi_asset(
+        name=dagster_name(f"{kind}_{name}"),
+        specs=[member.spec.replace_attributes(skippable=True) for member in unit],
+        check_specs=checks,
+        # Makes the checks' outputs optional: a run in which no version was judged has none.
+        can_subset=bool(checks),
+        pool=f"adjunct/{kind.replace('_', '-')}/{name}",
+    )
+    def advance(context: AssetExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> Results:
+        from dagster_adjunct.assets.writing.write_generation import Runtime
+        from dagster_adjunct.orchestration.planner.catalog import systems_for, systems_of
+        from dagster_adjunct.orchestration.step.run import advance_together, apply_startpoints
+
+        keys = {member.dataset.name: member.key for member in unit}
+        with clear_failures(context, retry=RETRIED), mistakes_reported(context, keys):
+            lake = adjunct_lake.open()
+            run = OpRun(context, lake, systems_of(datasets, lake))
+            reports: dict[str, AdvanceReport] = {}
+            if context.selected_asset_keys:
+                observe(run, {name: key for member in unit for name, key in member.streams.items()})
+                with unfinished_reported(run, [(member.dataset, member.key) for member in unit]):
+                    runtime = Runtime(lake, run.systems, starter_of(adjunct_spark.starter), by=context.run.run_id)
+                    for app in applications:
+                        apply_startpoints(
+                            replace(runtime, systems=systems_for(app, lake)),
+                            app,
+                            only=set(keys),
+                            on_report=lambda report: context.log.info(report.summary()),
+                        ).raise_failed()
+                    done = advance_together(runtime, datasets, on_stage=run.tell)
+                reports = {report.dataset: report for report in done}
+            results = [result for member in unit for result in _results(run, member, reports.get(member.dataset.name))]
+        yield from results
+        checked = [result for result in results if isinstance(result, AssetCheckResult)]
+        yield from check_outputs(context, {(result.asset_key, result.check_name) for result in checked})
+
+    return advance
+
+
+def _results(run: OpRun, member: DatasetAsset, report: "AdvanceReport | None") -> Results:
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+
+    store = StoredVersions(run.lake, member.dataset)
+    manifest = store.manifest()
+    if report is not None:
+        warn_of_rejected(run.context, member, report, manifest)
+        yield from _materialised(run, member, report, manifest)
+    yield from bootstrap_results(run, member.dataset, member.key, manifest, report)
+    if manifest is not None and not member.dataset.follows_changes:
+        yield from check_results(run.context, member.dataset, member.key, judgement_of(store, manifest))
+
+
+def _materialised(
+    run: OpRun, member: DatasetAsset, report: "AdvanceReport", manifest: "DatasetManifest | None"
+) -> Results:
+    """Report the version served after this run, whoever chose it: a rollback by hand shows with the next run.
+
+    A table with a freshness policy is materialised by each look at its stream, because Dagster counts nothing else.
+    """
+    from dagster_adjunct.assets.unbounded.progress import PlaceInStream
+    from dagster_adjunct.assets.versions.manifest import follower
+
+    context = run.context
+    metadata = dataset_metadata(report, uri_of(run.lake, member.dataset)) | shown_metadata(run, member, manifest)
+    if manifest is not None:
+        metadata |= version_metadata(manifest)
+        table = follower(manifest)
+        if table is not None:
+            metadata |= lag_metadata(PlaceInStream.of(run.systems, table).lags(run.lake.now()))
+    if report.version is None:
+        context.log.warning(report.summary())
+        context.log_event(AssetObservation(member.key, description=report.summary(), metadata=metadata))
+        if not member.dataset.bootstrap and member.key in context.selected_asset_keys:
+            yield passed_on(context, member.key)
+        return
+    context.log.info(report.summary())
+    always = member.spec.freshness_policy is not None
+    yield from told(context, member.key, report.version, metadata, report.summary(), always=always)
+
+
+def shown_metadata(run: OpRun, member: DatasetAsset, manifest: "DatasetManifest | None") -> dict[str, Any]:
+    """Return what people look at: columns with their descriptions and what they are made of, and some entries."""
+    from dagster_adjunct.assets.reading.dataset import open_dataset
+
+    dataset, version = member.dataset, manifest.version if manifest else None
+    if version is None:
+        return {}
+    records = None
+    for stream in member.streams:
+        system, name = split_stream_name(stream)
+        schema = run.systems[system].info(name).schema
+        records = None if schema is None else schema.names
+    source = next((dep.asset_key for dep in member.spec.deps), None)
+    metadata: dict[str, Any] = {
+        "dagster/column_schema": column_schema(version.columns, dict(dataset.column_descriptions)),
+        **lineage_metadata(dataset_columns(dataset, version.columns.names, records), lambda node: source),
+    }
+    if not member.preview_rows:
+        return metadata
+    with open_dataset(run.lake, dataset.name, version=version.id, lease=False) as opened:
+        return metadata | dataset_preview(opened, member.preview_rows, dataset.sensitive)
+
+
+def warn_of_rejected(
+    context: AssetExecutionContext,
+    member: DatasetAsset,
+    report: "AdvanceReport",
+    manifest: "DatasetManifest | None",
+) -> None:
+    """Say what was rejected, why, and what can be done about it: in the run's log, and as an event of the asset.
+
+    So is told what validators warn of, in the log.
+    """
+    for warning in report.warnings:
+        context.log.warning(f"dataset {report.dataset}: {warning}")
+    for version in report.rejected:
+        ref = manifest.ref(version) if manifest else None
+        if ref is not None:
+            text = rejection_warning(report.dataset, ref, report.version)
+            context.log.warning(text)
+            metadata = rejection_metadata(ref, report.version)
+            partition = ref.name if member.dataset.versions is not None else None
+            context.log_event(AssetObservation(member.key, partition=partition, description=text, metadata=metadata))
+
+
+def observe(run: OpRun, streams: Mapping[str, AssetKey]) -> None:
+    """Tell Dagster what the streams hold as this run finds them."""
+    for name, key in streams.items():
+        metadata = stream_metadata(run.lake, run.systems, name)
+        if metadata is not None:
+            run.context.log_event(AssetObservation(key, metadata=metadata))
+
+
+def report_served(run: OpRun, dataset: "AdjunctDataset", key: AssetKey) -> None:
+    """Report the version that a dataset serves, if it is another one than Dagster knows of."""
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+
+    manifest = StoredVersions(run.lake, dataset).manifest()
+    if manifest is None or manifest.version is None:
+        return
+    if known_version(run.context, key) != manifest.version.id:
+        tags = {DATA_VERSION_TAG: manifest.version.id}
+        metadata = served_metadata(manifest, uri_of(run.lake, dataset))
+        run.context.log_event(AssetMaterialization(key, metadata=metadata, tags=tags))
+
+
+def uri_of(lake: "Lake", dataset: "AdjunctDataset") -> str:
+    """Return where a dataset lies."""
+    return f"{lake.url}/{lake.dataset_prefix(dataset.name)}"
+
+
+def partitions_of(dataset: "AdjunctDataset") -> PartitionsDefinition[str]:
+    """Return the partitions of a dataset that declares them. A day counts from its beginning, UTC.
+
+    Names that come are dynamic partitions, `adjunct/<dataset>`: what a run publishes is added to them.
+    """
+    declared = dataset.versions
+    assert declared is not None
+    if declared.by == "day":
+        assert declared.start is not None
+        # Reference data of a day is often delivered on that day: the current one is a partition too.
+        return DailyPartitionsDefinition(start_date=declared.start, end_offset=1)
+    if declared.names:
+        return StaticPartitionsDefinition(sorted(declared.names, key=natural_order))
+    return DynamicPartitionsDefinition(name=f"adjunct/{dataset.name}")
+
+
+def known_partitions(dataset: "AdjunctDataset", instance: DagsterInstance, names: "Iterable[str]") -> list[str]:
+    """Return those of the versions' names that are partitions; where names come as they come, they become some."""
+    partitions = partitions_of(dataset)
+    wanted = list(dict.fromkeys(names))
+    if not isinstance(partitions, DynamicPartitionsDefinition):
+        there = set(partitions.get_partition_keys())
+        return [name for name in wanted if name in there]
+    there = set(instance.get_dynamic_partitions(str(partitions.name)))
+    missing = [name for name in wanted if name not in there]
+    if missing:
+        instance.add_dynamic_partitions(str(partitions.name), missing)
+    return wanted
+
+
+PartitionResults = Iterator[AssetEvent]
+
+
+class PartitionRun(Config):
+    """Run configuration of a dataset whose versions are partitions."""
+
+    make_current: bool = Field(
+        default=False, description="Serve what is built, even where a later version is served now."
+    )
+
+
+def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
+    """Return the asset of a dataset with version partitions.
+
+    A backfill is one run, which builds its partitions in order of their names and tells Dagster of each as soon as
+    it is published: what was finished stays when a later one fails. An older version than the one served is kept
+    beside it, unless the run's configuration says `make_current`. A dataset on a stream publishes whatever the
+    stream holds, in its order, and materialises the partitions of all that it published.
+    """
+    dataset = member.dataset
+    partitions = partitions_of(dataset)
+
+    @multi_asset(
+        name=dagster_name(f"dataset_{dataset.name}"),
+        specs=[member.spec.replace_attributes(skippable=True)],
+        check_specs=check_specs(dataset, member.key),
+        can_subset=True,
+        partitions_def=partitions,
+        backfill_policy=BackfillPolicy.single_run(),
+        pool=f"adjunct/dataset/{dataset.name}",
+    )
+    def advance(
+        context: AssetExecutionContext,
+        config: PartitionRun,
+        adjunct_lake: LakeResource,
+        adjunct_spark: SparkResource,
+    ) -> PartitionResults:
+        from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+        from dagster_adjunct.orchestration.planner.catalog import systems_of
+
+        wanted = sorted(context.partition_keys, key=natural_order)
+        with clear_failures(context, retry=RETRIED), mistakes_reported(context, {dataset.name: member.key}):
+            lake = adjunct_lake.open()
+            run = OpRun(context, lake, systems_of([dataset], lake))
+            build = _Build(run, member, adjunct_spark, StoredVersions(lake, dataset), config)
+            try:
+                if context.selected_asset_keys:
+                    yield from build.run(wanted)
+                else:
+                    build.judge(wanted)
+            finally:
+                build.report_checks()
+            yield from check_outputs(context, set())
+
+    return advance
+
+
+def partition_job(member: DatasetAsset) -> "UnresolvedAssetJobDefinition":
+    """Return the job that materialises partitions of one dataset."""
+    name = dagster_name(member.dataset.name)
+    return define_asset_job(
+        f"{name}_versions",
+        selection=[member.key],
+        description=f"Builds versions of the dataset {member.dataset.name}.",
+        executor_def=in_process_executor,
+    )
+
+
+@dataclass
+class _Build:
+    """One run: what it has published so far, and what was said of each partition's version."""
+
+    op: OpRun
+    member: DatasetAsset
+    spark: SparkResource
+    store: "StoredVersions"
+    config: PartitionRun
+    judged: dict[str, list[AssetCheckResult]] = field(default_factory=dict)
+    yielded: bool = False
+
+    def run(self, wanted: list[str]) -> PartitionResults:
+        context, dataset = self.op.context, self.member.dataset
+        observe(self.op, self.member.streams)
+        asked: list[str | None] = [None] if dataset.stream else [*wanted]
+        done: list[str] = []
+        for partition in asked:
+            report = self._advance(partition)
+            manifest = self.store.require_manifest()
+            warn_of_rejected(context, self.member, report, manifest)
+            context.log.info(report.summary())
+            for name in self._published(report, manifest, wanted if partition is None else [partition]):
+                result = self._materialised(name, report, manifest, alone=len(wanted) == 1 and name in wanted)
+                if result is not None:
+                    done.append(name)
+                    yield result
+                self.judge([name])
+        if done and not self.yielded:
+            yield passed_on(context, self.member.key)
+        for name in set(wanted) - set(done):
+            context.log.warning(f"Partition {name} of {dataset.name} is not materialised: {self._why_not(name)}.")
+
+    def judge(self, names: list[str]) -> None:
+        manifest = self.store.require_manifest()
+        for name in names:
+            judgement = judgement_of(self.store, manifest, name)
+            results = check_results(self.op.context, self.member.dataset, self.member.key, judgement)
+            self.judged[name] = list(results)
+
+    def report_checks(self) -> None:
+        """Log one result for each check: of the partition, or of all that this run has built."""
+        checks = {result.check_name: result for results in self.judged.values() for result in results}
+        for check, any_result in checks.items():
+            by_partition = {name: r for name, results in self.judged.items() for r in results if r.check_name == check}
+            failed = {name: result for name, result in by_partition.items() if not result.passed}
+            shown = next(iter(failed.values()), any_result)
+            failures = "; ".join(f"{name}: {result.description}" for name, result in failed.items())
+            metadata = {
+                **shown.metadata,
+                "adjunct/partitions": MetadataValue.json(sorted(by_partition, key=natural_order)),
+            }
+            self.op.context.log_event(
+                AssetCheckEvaluation(
+                    asset_key=self.member.key,
+                    check_name=str(check),
+                    passed=not failed,
+                    severity=shown.severity,
+                    description=(failures if len(by_partition) > 1 else shown.description) or None,
+                    metadata=metadata,
+                )
+            )
+
+    def _advance(self, partition: str | None) -> "AdvanceReport":
+        from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+
+        return advance_dataset(
+            self.op.lake,
+            self.op.systems,
+            self.member.dataset,
+            self.spark.starter,
+            by=self.op.context.run.run_id,
+            partition=partition,
+            make_current=self.config.make_current,
+            on_stage=self.op.tell,
+        )
+
+    def _published(self, report: "AdvanceReport", manifest: "DatasetManifest", wanted: list[str]) -> list[str]:
+        """Return the partitions to report: those asked for, and what else the stream had ready."""
+        made = [ref.name for ref in map(manifest.ref, (*report.sealed, *report.rejected)) if ref and ref.name]
+        known = known_partitions(self.member.dataset, self.op.context.instance, made)
+        others = ", ".join(name for name in made if name not in known)
+        if others:
+            dataset = self.member.dataset.name
+            self.op.context.log.warning(f"dataset {dataset}: {others} were delivered and are none of its partitions.")
+        return sorted({*wanted, *known}, key=natural_order)
+
+    def _materialised(
+        self, name: str, report: "AdvanceReport", manifest: "DatasetManifest", *, alone: bool
+    ) -> MaterializeResult[Any] | AssetMaterialization | None:
+        ref = _sealed(manifest, name)
+        metadata = dataset_metadata(report, uri_of(self.op.lake, self.member.dataset)) | version_metadata(manifest)
+        metadata |= shown_metadata(self.op, self.member, manifest)
+        refused = {rejected.name for rejected in map(manifest.ref, report.rejected) if rejected is not None}
+        if ref is None or (name in refused and ref.id not in report.sealed):
+            metadata["adjunct/version"] = ref.id if ref else "none"
+            observed = AssetObservation(
+                self.member.key, partition=name, metadata=metadata, description=report.summary()
+            )
+            self.op.context.log_event(observed)
+            return None
+        metadata |= {"adjunct/version": ref.id, "adjunct/name": name, "adjunct/served": report.version or "none"}
+        metadata.pop("dagster/row_count", None)
+        if ref.rows is not None:
+            metadata["dagster/partition_row_count"] = ref.rows
+        if alone:
+            # One result would stamp all partitions of a backfill with its version: their output is passed on alone.
+            self.yielded = True
+            return MaterializeResult(asset_key=self.member.key, metadata=metadata, data_version=DataVersion(ref.id))
+        tags = {DATA_VERSION_TAG: ref.id}
+        return AssetMaterialization(self.member.key, partition=name, metadata=metadata, tags=tags)
+
+    def _why_not(self, name: str) -> str:
+        ref = max(
+            (listed for listed in self.store.require_manifest().listed if listed.name == name),
+            key=lambda listed: listed.number,
+            default=None,
+        )
+        return "it is not delivered whole yet" if ref is None else f"its version {ref.id} is {ref.state}: {ref.reason}"
+
+
+def _sealed(manifest: "DatasetManifest", name: str) -> "VersionRef | None":
+    sealed = [ref for ref in manifest.listed if ref.name == name and ref.state == "sealed"]
+    return max(sealed, key=lambda ref: ref.number, default=None)

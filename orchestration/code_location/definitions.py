@@ -1,0 +1,230 @@
+"""Turns applications into Dagster definitions: assets, a job and a sensor each, and the resources they need."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster import AssetKey, Definitions, ScheduleDefinition, SensorDefinition, define_asset_job, in_process_executor
+
+from dagster_adjunct.orchestration.application.graph import dagster_name, made_by_partition, partitions_note
+from dagster_adjunct.orchestration.code_location.asset_graph import AssetGraph
+from dagster_adjunct.orchestration.code_location.dataset_assets import partition_job
+from dagster_adjunct.orchestration.code_location.jobs import (
+    compact_job,
+    compact_schedule,
+    discard_job,
+    discard_schedule,
+    iceberg_jobs,
+    iceberg_schedule,
+    startpoint_job,
+    version_job,
+)
+from dagster_adjunct.orchestration.code_location.metadata import MOST_ROWS
+from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator
+from dagster_adjunct.orchestration.code_location.resources import LakeResource
+from dagster_adjunct.orchestration.code_location.sensors import (
+    LaunchWhen,
+    delivered_sensors,
+    launch_rules,
+    new_records_sensor,
+    new_versions_sensor,
+    restart_sensor,
+    startpoint_sensor,
+)
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.file_errors import telling_file_errors
+from dagster_adjunct.resources.spark.session import SparkResource
+
+if TYPE_CHECKING:
+    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+    from dagster_adjunct.assets.exchange.iceberg import IcebergTable
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.code_location.sensor_ticks import LaunchedJob
+
+
+def build_definitions(
+    app: "Application",
+    *more: "Application",
+    translator: AdjunctTranslator | None = None,
+    lake: str | None = None,
+    spark: SparkResource | None = None,
+    iceberg: "Mapping[str, IcebergTable] | None" = None,
+    launch_when: LaunchWhen | Mapping[str, LaunchWhen] | None = None,
+    preview_rows: int = 0,
+    link_code: bool = False,
+) -> Definitions:
+    """Return Dagster definitions for one application or several; nothing is opened or planned while loading.
+
+    Each dataset is an asset, all outputs of an application are one multi-asset, and the streams that nobody
+    here writes are external assets, all in one lineage graph. Applications that share datasets or streams are
+    given together, so that these are one asset; others may be merged with `Definitions.merge`.
+
+    Per application the job `<application>` runs the whole in one process, on one Spark session. Sensors launch it:
+    `<application>_new_records` when input waits (as `launch_when` says, for all applications or by name; one record
+    is enough without it), `<application>_startpoints` when somebody has asked for startpoints, `<application>_restart`
+    when it failed before its commit and another run can help, and `<dataset>_delivered` (of a version set,
+    `<set>_delivered`) for what is delivered whole of bounded datasets alone. `<application>_startpoint` asks
+    for startpoints or takes them back (the sensor for them is left out where the application has them switched off).
+    `<application>_discard` discards in its datasets, also
+    on the schedule `<application>_discard_daily`; `<application>_compact` compacts its change streams' tables, also
+    on the schedule `<application>_compact_hourly`; `<application>_version_action` pins, rolls back, withdraws, forces
+    or drops one version. A dataset whose versions are partitions is left out of the application's job; it has the
+    job `<dataset>_versions`, and the sensor `<dataset>_new_versions` where a stream or files say which versions
+    there are. All sensors and schedules are off until they are switched on.
+
+    Ops are in the pools `adjunct/dataset/<name>` and `adjunct/application/<name>`; with the granularity "run" and a
+    limit of 1 (as in `prepare_dagster_home`) runs wait for each other, and without one the application's lease lets
+    the second wait. `iceberg` gives datasets Iceberg tables, by name: `<application>_iceberg` registers there what
+    they serve, also on the schedule `<application>_iceberg_daily`. `translator` gives keys, groups and owners; `lake`
+    is a URL (default: `ADJUNCT_LAKE`, else `.adjunct/lake`). `preview_rows` shows so many entries or records of
+    datasets and output streams in Dagster, 50 at most; `link_code` leads from assets to the lines of this machine's
+    files where they are declared, which Dagster then stores. Raises ConfigurationError where two applications declare
+    one dataset differently or write the same output, and for an Iceberg table of a dataset that nobody here stores.
+    """
+    apps = (app, *more)
+    _refuse_one_name(apps)
+    rules = launch_rules(launch_when, tuple(application.name for application in apps))
+    names = translator or AdjunctTranslator()
+    if isinstance(preview_rows, bool) or not isinstance(preview_rows, int) or not 0 <= preview_rows <= MOST_ROWS:
+        raise ConfigurationError(
+            f"build_definitions has preview_rows={preview_rows!r}: expected 0 to {MOST_ROWS}.",
+            "Change it.",
+            argument="preview_rows",
+        )
+    graph = AssetGraph(names, preview_rows, link_code)
+    own = {application.name: graph.add(application) for application in apps}
+    parts = [_LaunchedRuns.of_application(graph, one, own[one.name], rules[one.name]) for one in apps]
+    parts.append(_LaunchedRuns.of_partitioned(graph))
+    handed_over = iceberg_jobs(
+        {application.name: graph.datasets(application.name) for application in apps}, iceberg or {}
+    )
+    lake_resource, spark_resource = _resources(lake)
+    return Definitions(
+        assets=[*graph.external(), *graph.assets()],
+        jobs=[*(job for part in parts for job in part.jobs), *handed_over],
+        schedules=[*(schedule for part in parts for schedule in part.schedules), *map(iceberg_schedule, handed_over)],
+        sensors=[sensor for part in parts for sensor in part.sensors],
+        resources={"adjunct_lake": lake_resource, "adjunct_spark": spark or spark_resource},
+        executor=in_process_executor,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _LaunchedRuns:
+    """What runs belong to one application, or to datasets beside all: jobs, and what launches them."""
+
+    jobs: "list[LaunchedJob]" = field(default_factory=list)
+    schedules: list[ScheduleDefinition] = field(default_factory=list)
+    sensors: list[SensorDefinition] = field(default_factory=list)
+
+    @classmethod
+    def of_application(
+        cls, graph: AssetGraph, app: "Application", own: list[AssetKey], rule: LaunchWhen
+    ) -> "_LaunchedRuns":
+        """Return those of an application; `own` is what its job materialises."""
+        members = graph.datasets(app.name)
+        bounded = [member for member in members if not member.dataset.follows_changes]
+        followed = [member for member in members if member.dataset.follows_changes]
+        # Without assets of its own there are only datasets whose versions are partitions: nothing to run as a whole.
+        job = _application_job(app, own) if own else None
+        movable = job is not None and bool(app.inputs or followed)
+        parts = cls()
+        if job is not None:
+            parts.jobs.append(job)
+            parts.sensors.append(new_records_sensor(app, job, own, rule))
+            if movable and app.startpoints:
+                parts.sensors.append(startpoint_sensor(app, job, own))
+            parts.sensors.append(restart_sensor(app, job, own, graph.written(app.name)))
+            parts.sensors.extend(delivered_sensors(app.name, graph.delivered(app.name), job))
+        if members:
+            discarding = discard_job(app.name, members)
+            parts.jobs.append(discarding)
+            parts.schedules.append(discard_schedule(discarding))
+        if followed:
+            compacting = compact_job(app.name, followed)
+            parts.jobs.append(compacting)
+            parts.schedules.append(compact_schedule(compacting))
+        if bounded:
+            parts.jobs.append(version_job(app.name, bounded))
+        if movable:
+            parts.jobs.append(startpoint_job(app))
+        return parts
+
+    @classmethod
+    def of_partitioned(cls, graph: AssetGraph) -> "_LaunchedRuns":
+        """Return those of the datasets whose versions are partitions, each of which is made alone."""
+        parts = cls()
+        for member in graph.partitioned():
+            job = partition_job(member)
+            parts.jobs.append(job)
+            if not made_by_partition(member.dataset):
+                parts.sensors.append(new_versions_sensor(member, job))
+        return parts
+
+
+def _application_job(app: "Application", own: list[AssetKey]) -> "UnresolvedAssetJobDefinition":
+    """Return the job that runs an application as a whole, in one process."""
+    description = "\n\n".join(filter(None, [app.description, *map(partitions_note, app.datasets)]))
+    return define_asset_job(
+        dagster_name(app.name),
+        selection=own,
+        description=description or None,
+        executor_def=in_process_executor,
+        tags={"adjunct/application": app.name},
+    )
+
+
+def _refuse_one_name(apps: "Sequence[Application]") -> None:
+    """Refuse two applications whose jobs and sensors would have the same names."""
+    known: dict[str, Application] = {}
+    for app in apps:
+        other = known.setdefault(dagster_name(app.name), app)
+        if other is not app:
+            raise ConfigurationError(
+                f"applications {other.name!r} and {app.name!r} would both have the job {dagster_name(app.name)!r}: "
+                "Dagster writes '-' as '_'.",
+                "Rename one; the same application is given once.",
+                application=app.name,
+            )
+
+
+@cache
+def _resources(lake: str | None) -> tuple[LakeResource, SparkResource]:
+    """Return the same objects for the same lake: Definitions.merge takes no two of one name."""
+    return LakeResource(url=lake), SparkResource(lake=lake)
+
+
+_CONFIG = """\
+# One run of an application, and one of a dataset, at a time, however it is launched: Adjunct's ops are in pools,
+# and a run waits in the queue until the pools of all its ops are free. Where that is not so (another instance's
+# settings, or two runs that use a pool for the first time in the same second) the lease of an application's run lets
+# the second one wait.
+concurrency:
+  pools:
+    granularity: run
+    default_limit: 1
+# A run whose process never begins, or does not end when it is cancelled, is given up: sensors launch nothing while it
+# counts as in progress.
+run_monitoring:
+  enabled: true
+  start_timeout_seconds: 600
+  cancel_timeout_seconds: 300
+telemetry:
+  enabled: false
+nux:
+  enabled: false
+"""
+
+
+def prepare_dagster_home(folder: Path) -> Path:
+    """Create the folder as a DAGSTER_HOME if it is none yet, and return it as an absolute path."""
+    home = folder.resolve()
+    config = home / "dagster.yaml"
+    with telling_file_errors(home, "the home of Dagster"):
+        home.mkdir(parents=True, exist_ok=True)
+        if not config.exists():
+            config.write_text(_CONFIG, encoding="utf-8")
+    return home

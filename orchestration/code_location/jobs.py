@@ -1,0 +1,547 @@
+"""A job for people at the launchpad: ask for startpoints, look at what they would do, take them back."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal
+
+from dagster import (
+    AssetMaterialization,
+    AssetObservation,
+    Config,
+    DefaultScheduleStatus,
+    JobDefinition,
+    JsonMetadataValue,
+    MetadataValue,
+    OpDefinition,
+    OpExecutionContext,
+    ScheduleDefinition,
+    in_process_executor,
+    job,
+    op,
+)
+from pydantic import Field
+
+from dagster_adjunct.assets.exchange.iceberg import IcebergTable
+from dagster_adjunct.orchestration.application.graph import dagster_name
+from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, known_version, uri_of
+from dagster_adjunct.orchestration.code_location.metadata import DATA_VERSION_TAG, clear_failures, served_metadata
+from dagster_adjunct.orchestration.code_location.resources import LakeResource
+from dagster_adjunct.resources.common import utc_now
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, NoSealedVersionError, raise_first
+from dagster_adjunct.resources.spark.session import SparkResource
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+    from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+    from dagster_adjunct.resources.objects.lake import Lake
+
+
+def job_of(act: OpDefinition, name: str, *, application: str, description: str) -> JobDefinition:
+    """Return the job of one op. Its name must differ from the op's: it stands for a graph."""
+
+    @job(
+        name=name,
+        executor_def=in_process_executor,
+        description=description,
+        tags={"adjunct/application": application},
+    )
+    def acting() -> None:
+        act()
+
+    return acting
+
+
+def switched_off(upkeep: JobDefinition, every: str, cron: str, description: str) -> ScheduleDefinition:
+    """Return a schedule of a job, by the clock of UTC, that runs nothing until somebody switches it on."""
+    return ScheduleDefinition(
+        name=f"{upkeep.name}_{every}",
+        job=upkeep,
+        cron_schedule=cron,
+        execution_timezone="UTC",
+        default_status=DefaultScheduleStatus.STOPPED,
+        description=description,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Acted:
+    """What a job did with one dataset; where that has `changed` something, it is observed on the dataset's asset."""
+
+    summary: str
+    report: Mapping[str, Any]
+    changed: bool
+
+
+def act_on_datasets(
+    context: OpExecutionContext,
+    resource: LakeResource,
+    members: Sequence[DatasetAsset],
+    act: Callable[["Lake", DatasetAsset], Acted | None],
+    *,
+    report_as: str,
+) -> None:
+    """Act on each of these datasets that has been advanced before; the reports are the op's metadata.
+
+    What changed is observed under the key `report_as`, and materialises nothing. One dataset that fails keeps no other
+    from its turn: the first error is raised in the end, and names the rest.
+    """
+    reports: dict[str, JsonMetadataValue] = {}
+    errors: list[AdjunctError] = []
+    with clear_failures(context):
+        lake = resource.open()
+        for member in advanced_before(context, lake, members):
+            try:
+                acted = act(lake, member)
+            except AdjunctError as error:
+                errors.append(error)
+                continue
+            if acted is None:
+                continue
+            context.log.info(acted.summary)
+            report = reports[member.dataset.name] = MetadataValue.json(acted.report)
+            if acted.changed:
+                metadata = {report_as: report}
+                context.log_event(AssetObservation(member.key, description=acted.summary, metadata=metadata))
+        raise_first(errors)
+    context.add_output_metadata(reports)
+
+
+def advanced_before(context: OpExecutionContext, lake: "Lake", members: Sequence[DatasetAsset]) -> list[DatasetAsset]:
+    """Return those that the lake has; the log says which have not been advanced yet."""
+    from dagster_adjunct.assets.reading.stored_versions import list_datasets
+
+    there = set(list_datasets(lake))
+    for member in members:
+        if member.dataset.name not in there:
+            context.log.info(f"dataset {member.dataset.name} has not been advanced yet.")
+    return [member for member in members if member.dataset.name in there]
+
+
+class CompactionLevel(Enum):
+    """What is compacted; the launchpad takes the names as they are written here."""
+
+    due = "due"
+    minor = "minor"
+    major = "major"
+
+
+class CompactConfig(Config):
+    """Run configuration of an application's job that compacts."""
+
+    level: CompactionLevel = Field(
+        default=CompactionLevel.due,
+        description="due: what each dataset's policy finds due. minor: all deltas into one. major: into a new base.",
+    )
+
+
+_LEVELS: dict[CompactionLevel, Literal["minor", "major"] | None] = {
+    CompactionLevel.due: None,
+    CompactionLevel.minor: "minor",
+    CompactionLevel.major: "major",
+}
+
+
+def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinition:
+    """Return the job that compacts these unbounded datasets by their policies; its reports are the op's metadata.
+
+    What was compacted is observed on the dataset's asset and materialises nothing: its content is what it was. A
+    dataset that fails keeps no other from being compacted.
+    """
+
+    @op(name=dagster_name(f"compact_{application}"), pool=f"adjunct/compact/{application}")
+    def compact(
+        context: OpExecutionContext, config: CompactConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
+    ) -> None:
+        from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+
+        def compact_one(lake: "Lake", member: DatasetAsset) -> Acted:
+            report = compact_dataset(
+                lake,
+                member.dataset.name,
+                adjunct_spark.starter,
+                by=context.run.run_id,
+                level=_LEVELS[config.level],
+                policy=member.dataset.following.compaction,
+            )
+            return Acted(report.summary(), report.to_json(), report.changed)
+
+        act_on_datasets(context, adjunct_lake, members, compact_one, report_as="adjunct/compaction")
+
+    return job_of(
+        compact,
+        dagster_name(f"{application}_compact"),
+        application=application,
+        description="Merges the deltas of change streams' tables, so that reading them stays cheap.",
+    )
+
+
+def compact_schedule(compacting: JobDefinition) -> ScheduleDefinition:
+    """Return a schedule that compacts once an hour; it is off until somebody switches it on."""
+    return switched_off(compacting, "hourly", "41 * * * *", "Compacts what is due once an hour.")
+
+
+def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mapping[str, IcebergTable]) -> JobDefinition:
+    """Return the job that registers what these datasets serve in their Iceberg tables, where it is not there yet.
+
+    A table of a change stream that has deltas is compacted before. A new snapshot is observed on the dataset's asset.
+    A dataset that fails keeps no other from being handed over, and one without a version is passed over.
+    """
+
+    @op(name=dagster_name(f"iceberg_{application}"), pool=f"adjunct/iceberg/{application}")
+    def publish(context: OpExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> None:
+        from dagster_adjunct.assets.exchange.iceberg import publish_to_iceberg
+
+        def publish_one(lake: "Lake", member: DatasetAsset) -> Acted | None:
+            dataset, table = member.dataset.name, tables[member.dataset.name]
+            try:
+                snapshot = publish_to_iceberg(lake, dataset, table, adjunct_spark.starter, by=context.run.run_id)
+            except NoSealedVersionError as error:
+                context.log.info(str(error))
+                return None
+            done = "is registered" if snapshot.new else "was there already"
+            words = f"version {snapshot.version} {done} in {snapshot.table}, snapshot {snapshot.snapshot_id}"
+            return Acted(f"dataset {dataset}: {words}", snapshot.to_json(), snapshot.new)
+
+        act_on_datasets(context, adjunct_lake, members, publish_one, report_as="adjunct/iceberg")
+
+    return job_of(
+        publish,
+        dagster_name(f"{application}_iceberg"),
+        application=application,
+        description="Hands what the datasets serve over to their Iceberg tables, compacted before where it has deltas.",
+    )
+
+
+def iceberg_schedule(publishing: JobDefinition) -> ScheduleDefinition:
+    """Return a schedule that hands over once a day; it is off until somebody switches it on."""
+    return switched_off(
+        publishing, "daily", "7 4 * * *", "Registers what the datasets serve in their Iceberg tables once a day."
+    )
+
+
+def iceberg_jobs(
+    datasets: Mapping[str, Sequence[DatasetAsset]], tables: Mapping[str, IcebergTable]
+) -> list[JobDefinition]:
+    """Return a job for each application with datasets that have an Iceberg table.
+
+    `datasets` are those of each application. Raises ConfigurationError for a table of a dataset that is in none.
+    """
+    known = {member.dataset.name for members in datasets.values() for member in members}
+    unknown = sorted(set(tables) - known)
+    if unknown:
+        raise ConfigurationError(
+            f"an Iceberg table is given for the dataset {unknown[0]!r}, which no application here stores; there are: "
+            f"{', '.join(sorted(known)) or 'none'}.",
+            "Correct the name in iceberg={…}.",
+            argument="iceberg",
+            dataset=unknown[0],
+        )
+    ours = {app: [member for member in members if member.dataset.name in tables] for app, members in datasets.items()}
+    return [iceberg_job(app, members, tables) for app, members in ours.items() if members]
+
+
+class StartpointAction(Enum):
+    """What to do; the launchpad takes the names as they are written here."""
+
+    set = "set"
+    clear = "clear"
+
+
+class Position(Enum):
+    """Where reading is to start or to end."""
+
+    oldest = "oldest"
+    upcoming = "upcoming"
+    timestamp = "timestamp"
+    offset = "offset"
+
+
+class UnresolvedPolicy(Enum):
+    """What a run is to do with a startpoint that has no offset."""
+
+    fail = "fail"
+    checkpoint = "checkpoint"
+
+
+class Versions(Enum):
+    """Which versions of its datasets a bounded replay meets."""
+
+    as_of = "as-of"
+    current = "current"
+    recorded = "recorded"
+
+
+class StartpointConfig(Config):
+    """Run configuration of an application's job for startpoints."""
+
+    action: StartpointAction = Field(
+        default=StartpointAction.set, description="Ask for startpoints, or take them back."
+    )
+    partitions: list[str] = Field(
+        description='Partitions of streams: "lake.flights.3", "lake.flights.0-3,7", or "lake.flights" for all.'
+    )
+    position: Position | None = Field(default=None, description="Where to start; needed for set.")
+    value: str | None = Field(
+        default=None, description="For timestamp: 2026-01-31T18:00Z, a date, or ms since 1970. For offset: the offset."
+    )
+    until: Position | None = Field(
+        default=None, description="For a bounded replay: where it ends. The main position does not move then."
+    )
+    until_value: str | None = Field(default=None, description="The end's timestamp or offset, as for value.")
+    versions: Versions | None = Field(
+        default=None,
+        description="For a bounded replay: what it meets in datasets, by each record's time, as it is served now, or "
+        "as it was recorded when the records were read first. By time where joins are as-of, else current.",
+    )
+    task: str | None = Field(default=None, description='Only this task, as in "Partition 3"; all tasks unless given.')
+    on_unresolved: UnresolvedPolicy = Field(
+        default=UnresolvedPolicy.fail, description="Without an offset: fail the run, or go on from the checkpoint."
+    )
+    force: bool = Field(
+        default=False, description="Of a dataset's stream: also where its table gets older, or lacks changes."
+    )
+    replace: bool = Field(
+        default=False, description="Let a bounded replay take the place of a startpoint, or the other way round."
+    )
+    reason: str = Field(description="Why; it is kept with the request and shown with the replay.")
+    by: str | None = Field(default=None, description="Who asks; this run unless given.")
+    dry_run: bool = Field(default=False, description="Only show what it would do.")
+
+
+def startpoint_job(app: "Application") -> JobDefinition:
+    """Return the job that asks for startpoints of an application, or takes them back, as its run configuration says.
+
+    What each would do, and what it takes the place of, is in the op's metadata and in the run's log. Nothing is read
+    by it: the sensor `<application>_startpoints`, or the next run of the application, applies what was asked for.
+    """
+    name = dagster_name(app.name)
+
+    @op(name=f"startpoint_{name}")
+    def act(context: OpExecutionContext, config: StartpointConfig, adjunct_lake: LakeResource) -> None:
+        from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+
+        with clear_failures(context):
+            startpoints = Startpoints(adjunct_lake.open(), app)
+            do = _take_back if config.action is StartpointAction.clear else _request
+            do(context, startpoints, config, config.by or context.run.run_id)
+
+    return job_of(
+        act,
+        f"{name}_startpoint",
+        application=app.name,
+        description=f"Asks for startpoints of {app.name}, or takes them back.",
+    )
+
+
+def _request(context: OpExecutionContext, startpoints: "Startpoints", config: StartpointConfig, by: str) -> None:
+    from dagster_adjunct.orchestration.startpoints.request import parse_position
+    from dagster_adjunct.resources.errors import ConfigurationError
+
+    if config.position is None:
+        raise ConfigurationError(
+            "a startpoint without a position.",
+            f"Set position to one of {', '.join(position.value for position in Position)}.",
+            argument="position",
+        )
+    if config.until is None and config.until_value:
+        raise ConfigurationError(
+            f"until_value is {config.until_value!r}, and until is not given.",
+            "Set until to timestamp or offset.",
+            argument="until_value",
+        )
+    position = parse_position(config.position.value, config.value)
+    wanted: dict[str, Any] = {
+        "until": parse_position(config.until.value, config.until_value) if config.until is not None else None,
+        "task": config.task or None,
+        "on_unresolved": config.on_unresolved.value,
+        "force": config.force,
+        "versions": config.versions.value if config.versions is not None else None,
+    }
+    if config.dry_run:
+        asked = startpoints.preview(config.partitions, position, **wanted)
+    else:
+        wanted |= {"replace": config.replace, "by": by, "reason": config.reason}
+        asked = startpoints.request(config.partitions, position, **wanted)
+    for preview in asked.previews:
+        tasks = ", ".join(preview.tasks) or "no task"
+        context.log.info(f"{preview.request.ssp} ({tasks}): from {preview.start or 'nowhere'}; {preview.effect}")
+    for held in asked.replaced:
+        context.log.info(f"takes the place of: {held.summary()}")
+    for table, becomes in asked.tables.items():
+        context.log.info(f"table {table}: {becomes}")
+    for note in asked.notes:
+        context.log.info(note)
+    if asked.written:
+        name = startpoints.app.name
+        sensor = f"{dagster_name(name)}_startpoints"
+        context.log.info(f"asked for; the sensor {sensor}, or the next run of {name}, applies it.")
+    else:
+        context.log.info("dry run: nothing is written.")
+    context.add_output_metadata({"adjunct/startpoints": MetadataValue.json(asked.to_json())})
+
+
+def _take_back(context: OpExecutionContext, startpoints: "Startpoints", config: StartpointConfig, by: str) -> None:
+    from dagster_adjunct.resources.errors import ConfigurationError
+
+    if config.dry_run:
+        raise ConfigurationError(
+            "a dry run takes nothing back.", "See what waits: adjunct startpoint list MODULE:APP.", argument="dry_run"
+        )
+    taken = startpoints.take_back(config.partitions, task=config.task or None, by=by, reason=config.reason)
+    for request in taken.startpoints:
+        context.log.info(request.taken_back())
+    for unread in taken.unreadable:
+        context.log.info(f"taken back unread: {unread.summary()}")
+    for replay in taken.replays:
+        context.log.info(f"replay stopped: {replay.ssp} at offset {replay.next} of {replay.until}")
+    for text in taken.left:
+        context.log.warning(f"stays: {text}")
+    context.add_output_metadata({"adjunct/startpoints": MetadataValue.json(taken.to_json())})
+
+
+class VersionAction(Enum):
+    """What can be done to a version; the launchpad takes the names as they are written here."""
+
+    pin = "pin"
+    unpin = "unpin"
+    rollback = "rollback"
+    withdraw = "withdraw"
+    force = "force"
+    drop = "drop"
+
+
+class VersionActionConfig(Config):
+    """Run configuration of an application's job for versions."""
+
+    dataset: str = Field(description="The dataset's name.")
+    action: VersionAction = Field(description="What to do.")
+    version: str | None = Field(
+        default=None, description="The version's id or name. Not for unpin; rollback takes the one before without it."
+    )
+    reason: str = Field(description="Why; it is kept with the change.")
+    by: str | None = Field(default=None, description="Who does it; this run unless given.")
+    expires_in_hours: float | None = Field(default=None, description="For pin: when it ends; never unless given.")
+    make_current: bool = Field(
+        default=False, description="For force: serve it, also where it does not come after what is served."
+    )
+
+
+class DiscardConfig(Config):
+    """Run configuration of an application's job that discards."""
+
+    dry_run: bool = Field(default=False, description="Only list what would go, and why.")
+
+
+def discard_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinition:
+    """Return the job that discards in these datasets by their policies; its report is the op's metadata."""
+    declared = {member.dataset.name: member.dataset for member in members}
+
+    @op(name=dagster_name(f"discard_{application}"), pool=f"adjunct/discard/{application}")
+    def discard(context: OpExecutionContext, config: DiscardConfig, adjunct_lake: LakeResource) -> None:
+        from dagster_adjunct.orchestration.maintenance.discard import discard_all
+
+        with clear_failures(context):
+            lake = adjunct_lake.open()
+            names = [member.dataset.name for member in advanced_before(context, lake, members)]
+            reports = discard_all(lake, declared, by=context.run.run_id, datasets=names, dry_run=config.dry_run)
+        for report in reports:
+            context.log.info(report.summary())
+        context.add_output_metadata({report.dataset: MetadataValue.json(report.to_json()) for report in reports})
+
+    return job_of(
+        discard,
+        dagster_name(f"{application}_discard"),
+        application=application,
+        description="Discards versions that the datasets' policies let go, and what failed attempts left.",
+    )
+
+
+def discard_schedule(discarding: JobDefinition) -> ScheduleDefinition:
+    """Return a schedule that discards once a day; it is off until somebody switches it on."""
+    return switched_off(discarding, "daily", "17 3 * * *", "Discards versions and leftovers once a day.")
+
+
+def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinition:
+    """Return the job that pins, rolls back, withdraws, forces or drops one version, as its run configuration says.
+
+    What is served then is reported on the dataset's asset by the same run.
+    """
+    known = {member.dataset.name: member for member in members}
+
+    @op(name=dagster_name(f"version_action_{application}"))
+    def act(context: OpExecutionContext, config: VersionActionConfig, adjunct_lake: LakeResource) -> None:
+        from dagster_adjunct.assets.reading.stored_versions import stored_versions
+        from dagster_adjunct.assets.versions.actions import kept_beside
+        from dagster_adjunct.resources.errors import ConfigurationError
+
+        with clear_failures(context):
+            if config.dataset not in known:
+                raise ConfigurationError(
+                    f"there is no dataset {config.dataset!r} here; there are: {', '.join(known)}.",
+                    "Correct the name.",
+                    dataset=config.dataset,
+                )
+            lake = adjunct_lake.open()
+            store = stored_versions(lake, config.dataset)
+            after = _apply(store, config, by=config.by or context.run.run_id)
+            moved = [config.dataset, *(set(store.log.read_all()[1]) - {config.dataset})]
+            served_now = [
+                (known[name], stored_versions(lake, name).require_manifest()) for name in moved if name in known
+            ]
+        served = after.version.id if after.version else "nothing"
+        context.log.info(f"dataset {config.dataset}: {config.action.value} done; {served} is served now.")
+        if note := kept_beside(after):
+            context.log.warning(f"dataset {config.dataset}: {note}.")
+        for member, manifest in served_now:
+            context.log_event(_served_event(context, member, manifest, uri_of(lake, member.dataset)))
+
+    return job_of(
+        act,
+        dagster_name(f"{application}_version_action"),
+        application=application,
+        description="Pins, unpins, rolls back, withdraws, forces or drops a version of a dataset.",
+    )
+
+
+def _apply(store: "StoredVersions", config: VersionActionConfig, *, by: str) -> "BoundedManifest":
+    from dagster_adjunct.resources.errors import ConfigurationError
+
+    action, version, why = config.action, config.version or None, {"reason": config.reason, "by": by}
+    if action is VersionAction.unpin:
+        return store.unpin(**why)
+    if action is VersionAction.rollback:
+        return store.rollback(version, **why)
+    if version is None:
+        raise ConfigurationError(
+            f"{action.value} of dataset {config.dataset!r} names no version.",
+            f"Set version to an id or name; see adjunct dataset versions {config.dataset}.",
+            argument="version",
+            dataset=config.dataset,
+        )
+    if action is VersionAction.pin:
+        hours = config.expires_in_hours
+        expires_at = None if hours is None else utc_now() + timedelta(hours=hours)
+        return store.pin(version, expires_at=expires_at, **why)
+    if action is VersionAction.withdraw:
+        return store.withdraw(version, **why)
+    if action is VersionAction.force:
+        return store.force(version, make_current=config.make_current, **why)
+    return store.drop(version, **why)
+
+
+def _served_event(
+    context: OpExecutionContext, member: DatasetAsset, manifest: "DatasetManifest", uri: str
+) -> AssetMaterialization | AssetObservation:
+    """Return what tells Dagster of the version served now: an observation where it knows of it.
+
+    A partition's own version has not changed by it.
+    """
+    metadata: dict[str, Any] = served_metadata(manifest, uri)
+    partitioned = member.dataset.versions is not None
+    if manifest.version is None or partitioned or known_version(context, member.key) == manifest.version.id:
+        return AssetObservation(member.key, metadata=metadata)
+    return AssetMaterialization(member.key, metadata=metadata, tags={DATA_VERSION_TAG: manifest.version.id})

@@ -1,1 +1,0 @@
-"""Jobs for operators: versions, compaction, Iceberg, startpoints."""

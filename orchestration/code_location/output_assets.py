@@ -1,0 +1,257 @@
+"""The assets of what applications write: materialising them runs the application's step."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dagster import (
+    AssetCheckResult,
+    AssetCheckSpec,
+    AssetExecutionContext,
+    AssetKey,
+    AssetsDefinition,
+    AssetSpec,
+    Config,
+    MetadataValue,
+    multi_asset,
+)
+from pydantic import Field
+
+from dagster_adjunct.orchestration.application.graph import dagster_name
+from dagster_adjunct.orchestration.code_location.checks import (
+    OpRun,
+    join_check_results,
+    join_check_specs,
+    watermark_check_results,
+    watermark_check_specs,
+)
+from dagster_adjunct.orchestration.code_location.dataset_assets import (
+    AssetEvent,
+    check_outputs,
+    observe,
+    report_served,
+    told,
+)
+from dagster_adjunct.orchestration.code_location.metadata import (
+    clear_failures,
+    has_ended,
+    lineage_metadata,
+    lookup_metadata,
+    origins,
+    output_columns,
+    output_metadata,
+    plan_metadata,
+    step_metadata,
+)
+from dagster_adjunct.orchestration.code_location.nodes import VERSION, Outputs, kind_of
+from dagster_adjunct.orchestration.code_location.resources import LakeResource
+from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
+from dagster_adjunct.resources.spark.in_process import starter_of
+from dagster_adjunct.resources.spark.session import SparkResource
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+    from dagster_adjunct.orchestration.step.progress import StepReport
+
+_WAIT_SECONDS = 300.0
+
+
+class StepConfig(Config):
+    """Run configuration of the op that runs an application's batches."""
+
+    take_over: bool = Field(
+        default=False, description="Take over at once from another run of the application, also where it is alive."
+    )
+    adopt: bool = Field(
+        default=False,
+        description="Let a first run write to outputs that another application has written from the same inputs.",
+    )
+    wait_seconds: float = Field(
+        default=_WAIT_SECONDS, description="How long to wait for the end of another run that is alive; 0 fails at once."
+    )
+
+
+def outputs_asset(
+    app: "Application",
+    outputs: Mapping[LineageNode, AssetSpec],
+    inputs: Mapping[str, AssetKey],
+    datasets: Mapping[str, AssetKey],
+    tables: Mapping[str, AssetKey],
+    preview_rows: int = 0,
+) -> AssetsDefinition:
+    """Return the multi-asset of all that an application writes: one run of its step materialises all.
+
+    `inputs` are the assets of its input streams, `datasets` those of its datasets: where one serves another version
+    than Dagster knows of, that is reported. Those that are not marked for bootstrap are followed between batches.
+    `tables` are those of the tables that records are looked up in.
+    `preview_rows` is how many records of each output stream are shown.
+    Before the first batch there is no output to materialise; outputs that no batch has changed are observed.
+    """
+
+    checks = join_check_specs(app, outputs)
+    lags = watermark_check_specs(app, outputs)
+
+    @multi_asset(
+        name=dagster_name(f"{app.name}_step"),
+        specs=[spec.replace_attributes(skippable=True) for spec in outputs.values()],
+        check_specs=[*checks.values(), *lags.values()],
+        # An asset can be asked for without its checks then, as the UI and sensors do.
+        can_subset=bool(checks or lags),
+        pool=f"adjunct/application/{app.name}",
+        description=app.description or None,
+    )
+    def step(
+        context: AssetExecutionContext, config: StepConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
+    ) -> Iterator[AssetEvent | AssetCheckResult]:
+        from dagster_adjunct.orchestration.planner.catalog import systems_for
+
+        if not context.selected_asset_keys:
+            yield from _judged_again(context, adjunct_lake, app, checks, lags)
+            return
+        with clear_failures(context):
+            lake = adjunct_lake.open()
+            op = OpRun(context, lake, systems_for(app, lake))
+            waiting = tell_left_out(op, app)
+            observe(op, inputs)
+            _report_datasets(op, app, datasets)
+            report, planned = _run_batches(op, app, config, adjunct_spark)
+            if report.batches > 1:
+                _report_datasets(op, app, datasets)
+            written = Outputs(lake, op.systems, app, preview_rows, planned.tables)
+            described = _described(written, planned, outputs, {**inputs, **datasets, **tables})
+        if not report.state.batch:
+            context.log.warning(f"{app.name} has run no batch yet: its inputs hold no records.")
+            yield from check_outputs(context, set())
+            return
+        version = hashlib.sha256(f"{app.name}:{report.state.batch}".encode()).hexdigest()[:16]
+        description = f"{app.name}: {report.batches} batches, the last of all is {report.state.batch}"
+        plan = plan_metadata(planned)
+        for node, spec in outputs.items():
+            metadata = (
+                step_metadata(report)
+                | plan
+                | lookup_metadata(report, tables)
+                | output_metadata(report, node.name)
+                | described[node]
+            )
+            if waiting:
+                metadata["adjunct/left_out"] = MetadataValue.json(waiting)
+            yield from told(context, spec.key, metadata.pop(VERSION, version), metadata, description)
+        results = [*join_check_results(context, app, checks, report.counters)]
+        results += watermark_check_results(context, lags, report.watermarks)
+        yield from results
+        yield from check_outputs(context, {(result.asset_key, result.check_name) for result in results})
+
+    return step
+
+
+def _run_batches(
+    op: OpRun, app: "Application", config: StepConfig, spark: SparkResource
+) -> "tuple[StepReport, ExecutionPlan]":
+    """Run the application's step while nobody else runs it; return what it did, and the plan that it had."""
+    from dagster_adjunct.assets.writing.write_generation import Runtime
+    from dagster_adjunct.orchestration.application.table_registry import remembered_tables
+    from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease, checked_wait
+    from dagster_adjunct.orchestration.planner.catalog import plan_application
+    from dagster_adjunct.orchestration.planner.notes import order_notes
+    from dagster_adjunct.orchestration.startpoints.coordinator import hand_out
+    from dagster_adjunct.orchestration.startpoints.other_writers import check_first_run
+    from dagster_adjunct.orchestration.step.context import StepContext
+    from dagster_adjunct.orchestration.step.progress import planned_event
+    from dagster_adjunct.orchestration.step.run import advance_together, follow_meanwhile
+    from dagster_adjunct.orchestration.step.step import run_step
+
+    run, log = op.context.run.run_id, op.context.log
+
+    runtime = Runtime(op.lake, op.systems, starter_of(spark.starter), by=run)
+    follow = partial(follow_meanwhile, runtime, app, on_report=lambda done: log.info(done.summary()))
+    claim = Claim(
+        wait=checked_wait(config.wait_seconds),
+        take_over=config.take_over,
+        dagster=run,
+        finished=partial(has_ended, op.context.instance),
+        say=log.warning,
+    )
+    with RunLease(op.lake, app.name, run, claim) as lease:
+        planned = plan_application(app, op.systems)
+        check_first_run(op.lake, app, adopt=config.adopt)
+        for note in order_notes(planned.tables):
+            log.warning(note)
+        op.tell(planned_event(app))
+        with remembered_tables(op.lake, app, by=run):
+            for dataset in app.datasets:
+                if dataset.is_owned_by(app.name):  # others have assets of their own, which advance them
+                    advance_together(runtime, [dataset])
+            handed = hand_out(runtime, app, planned)
+            step = StepContext(runtime, app, planned, handed, op.tell, between_batches=follow, still_ours=lease.check)
+            return run_step(step), planned
+
+
+def _report_datasets(op: OpRun, app: "Application", datasets: Mapping[str, AssetKey]) -> None:
+    for dataset in app.datasets:
+        if dataset.versions is None and not dataset.is_owned_by(app.name):
+            report_served(op, dataset, datasets[dataset.name])
+
+
+def _judged_again(
+    context: AssetExecutionContext,
+    adjunct_lake: LakeResource,
+    app: "Application",
+    checks: Mapping[str, AssetCheckSpec],
+    lags: Mapping[str, AssetCheckSpec],
+) -> "Iterator[AssetEvent | AssetCheckResult]":
+    """Yield the checks as the last batch has them: with checks selected alone, no batch is run."""
+    from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+    from dagster_adjunct.orchestration.step.progress import input_times
+
+    with clear_failures(context):
+        lake = adjunct_lake.open()
+        state = BatchLog(lake, app.name).read()[1]
+        last, inputs = state.last, input_times(app, state.times, lake.now())
+    results = [*join_check_results(context, app, checks, last.counters if last is not None else {})]
+    results += watermark_check_results(context, lags, inputs)
+    yield from results
+    yield from check_outputs(context, {(result.asset_key, result.check_name) for result in results})
+
+
+def _described(
+    written: Outputs,
+    planned: "ExecutionPlan",
+    outputs: Mapping[LineageNode, AssetSpec],
+    read: Mapping[str, AssetKey],
+) -> dict[LineageNode, dict[str, Any]]:
+    """Return what each output holds and is made of; `read` are the assets of inputs and datasets by their names."""
+
+    def key_of(node: LineageNode) -> AssetKey | None:
+        return outputs[node].key if node in outputs else read.get(node.name)
+
+    made = output_columns(written.app, planned)
+    whence = origins(made)
+    return {
+        node: kind_of(node.kind).output_metadata(written, node.name, whence.get(node, {}))
+        | lineage_metadata(made.get(node, {}), key_of)
+        for node in outputs
+    }
+
+
+def tell_left_out(run: OpRun, app: "Application") -> dict[str, str]:
+    """Say in the log which datasets this run leaves out, because their versions are partitions; return what waits.
+
+    Loudly where a version is delivered that nobody has built: batches go on without it.
+    """
+    from dagster_adjunct.orchestration.application.graph import made_by_partition, partitions_note
+    from dagster_adjunct.orchestration.step.progress import delivered_version
+
+    log, waiting = run.context.log, {}
+    for dataset in (declared for declared in app.datasets if declared.versions is not None):
+        on_demand = made_by_partition(dataset)
+        version, awaited = (None, "") if on_demand else delivered_version(run.lake, run.systems, dataset)
+        note = partitions_note(dataset)
+        if version is not None:
+            log.warning(f"Version {version} of {dataset.name} is delivered, and this run leaves it out. {note}")
+        else:
+            log.info(note)
+        waiting[dataset.name] = f"version {version} is delivered" if version is not None else awaited or "not asked for"
+    return waiting

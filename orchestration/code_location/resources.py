@@ -1,0 +1,147 @@
+"""A key-value table as a Dagster resource, whose secrets stay in the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dagster import ConfigurableResource
+from pydantic import Field, PrivateAttr
+
+from dagster_adjunct.resources.backends.resources import TableResource, variable
+from dagster_adjunct.resources.key_value.serializers import serializer_named
+from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
+    from dagster_adjunct.resources.key_value.serializers import Serializer
+    from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable, KeyValueTable
+    from dagster_adjunct.resources.objects.lake import Lake
+
+
+class KeyValueTableResource(ConfigurableResource):  # type: ignore[type-arg]
+    """A key-value table of a lake, for the bodies of assets and ops: `with states.blocking() as table: …`.
+
+    With `partitions` it is made where it is not there, in its scope, which is made, too; without, it must be there.
+    `backend` says where it is made: {"backend": "postgres", "dsn_env": EnvVar("PLANT_DSN")}, for example. Kept is
+    the variable's name, and who connects reads it. Nothing is opened while a code location is loaded.
+    """
+
+    scope: str
+    table: str
+    lake: str | None = Field(default=None, description="The lake's URL. Default: ADJUNCT_LAKE, else .adjunct/lake.")
+    partitions: int | None = Field(default=None, description="Make the table with so many, where it is not there.")
+    backend: dict[str, Any] | None = Field(default=None, description="Where it is made; no secrets.")
+    key: str = Field(default="text", description="What keys are: text, json, int or bytes.")
+    value: str = Field(default="json", description="What values are: text, json, int or bytes.")
+
+    def __init__(self, **settings: Any) -> None:
+        # Here and not in a validator: Dagster sets the fields again to what it was given.
+        if isinstance(settings.get("backend"), Mapping):
+            settings["backend"] = backend_without_secrets(settings["backend"])
+        for name in ("key", "value"):
+            if name in settings:
+                serializer_named(settings[name])
+        super().__init__(**settings)
+
+    def manager(self) -> KeyValueTableManager:
+        """Return the manager of the lake's key-value tables."""
+        from dagster_adjunct.resources import key_value_backends as _registered  # noqa: F401
+        from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
+        from dagster_adjunct.resources.key_value.segment import backend_from
+        from dagster_adjunct.resources.objects.lake import open_lake
+
+        lake = open_lake(self.lake, create=self.partitions is not None)
+        return KeyValueTableManager(lake, None if self.backend is None else backend_from(self.backend))
+
+    def open(
+        self, *, key: Serializer[Any] | None = None, value: Serializer[Any] | None = None
+    ) -> KeyValueTable[Any, Any]:
+        """Return the table for code that is async; serializers that are given go before those that are named."""
+        from dagster_adjunct.resources.key_value.manager import make_table
+
+        manager = self.manager()
+        if self.partitions is not None:
+            make_table(manager, self.scope, self.table, self.partitions)
+        return manager.open(
+            self.scope, self.table, key=key or serializer_named(self.key), value=value or serializer_named(self.value)
+        )
+
+    def blocking(
+        self, *, key: Serializer[Any] | None = None, value: Serializer[Any] | None = None
+    ) -> BlockingKeyValueTable[Any, Any]:
+        """Return the table for the body of an asset or op, in a `with` block."""
+        from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable
+
+        return BlockingKeyValueTable(self.open(key=key, value=value))
+
+
+def backend_without_secrets(backend: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of a backend with the names of variables in place of `EnvVar`s."""
+    return {name: _without_secret(name, value) for name, value in backend.items()}
+
+
+def _without_secret(name: str, value: object) -> object:
+    """Return a setting of a backend: where it is to name variables, their names; other values are refused there."""
+    if not name.endswith("_env") or value is None:
+        return value
+    if isinstance(value, list | tuple):
+        return [variable(f"backend[{name!r}]", one) for one in value]
+    return variable(f"backend[{name!r}]", value)
+
+
+class KeyValueRowsResource(TableResource):
+    """A table whose records lie in a key-value table, as `KeyValueRows` is declared.
+
+    `stored_in` describes the backend where it is made: {"backend": "postgres", "dsn_env": EnvVar("PLANT_DSN")}, for
+    example. Kept is the variable's name, and who connects reads it.
+    """
+
+    lake: str = Field(description="The lake's URL, or its folder.")
+    scope: str
+    table: str
+    columns: dict[str, str] = Field(description="Types of the columns by name.")
+    family: list[str] = Field(default_factory=list, description="The first of the key's columns that make its family.")
+    create: bool = False
+    partitions: int = Field(default=4, description="How many the table is made with.")
+    stored_in: dict[str, Any] | None = Field(default=None, description="Where it is made; no secrets.")
+
+    def __init__(self, **settings: Any) -> None:
+        if isinstance(settings.get("family"), str):
+            settings["family"] = [settings["family"]]
+        if isinstance(settings.get("stored_in"), Mapping):
+            settings["stored_in"] = backend_without_secrets(settings["stored_in"])
+        super().__init__(**settings)
+
+    def function(self) -> KeyValueRows:
+        return KeyValueRows(
+            self.lake,
+            self.scope,
+            self.table,
+            self.key,
+            columns=self.columns,
+            family=self.family,
+            create=self.create,
+            partitions=self.partitions,
+            stored_in=self.stored_in,
+        )
+
+
+class LakeResource(ConfigurableResource):  # type: ignore[type-arg]
+    """Where streams, datasets and batch logs are. Without a URL: `ADJUNCT_LAKE`, else `.adjunct/lake`.
+
+    Nothing is opened, and no network touched, before `open` is called: loading a code location stays offline.
+    """
+
+    url: str | None = Field(default=None, description="s3://bucket/prefix or a folder.")
+
+    _lake: Any = PrivateAttr(default=None)
+
+    def open(self) -> Lake:
+        """Return the lake; its first opening ever probes the store."""
+        if self._lake is None:
+            from dagster_adjunct.resources.objects.lake import open_lake
+
+            self._lake = open_lake(self.url)
+        lake: Lake = self._lake
+        return lake

@@ -1,1 +1,0 @@
-"""What assets, jobs and sensors share: the lake as a resource, metadata, errors as Dagster shows them."""

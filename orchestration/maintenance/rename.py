@@ -1,0 +1,123 @@
+"""Renames an application: its batch log, startpoints and local tables go on under the new name.
+
+What its outputs know it by stays the old name, as producer of streams, in the marks of remote tables and in the names
+of its tables of state: so what comes next follows what is there (`ApplicationState.writes_as`).
+
+    fence       the log says where the application goes, and no run goes on under the old name
+    startpoints, recorded plans, local tables
+    log         with its whole history; from here on the new name runs
+    leave       nothing is left under the old name but where the application went
+
+Who dies on the way repeats it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.reading.stored_versions import list_datasets
+from dagster_adjunct.assets.unbounded.local_table import give_to
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, LoggedState, list_applications, nearest
+from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
+from dagster_adjunct.orchestration.startpoints.store import StartpointManager
+from dagster_adjunct.resources.errors import ConfigurationError, ObjectExistsError
+from dagster_adjunct.resources.metadata import MetadataStore
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.objects.lake import Lake
+
+
+@dataclass(frozen=True, slots=True)
+class RenameReport:
+    """What was renamed: the application, after so many batches, and the local tables that are the new one's."""
+
+    old: str
+    new: str
+    batches: int
+    local_tables: tuple[str, ...] = ()
+
+    def summary(self) -> str:
+        """Return the report in one line."""
+        tables = f", with {', '.join(self.local_tables)}" if self.local_tables else ""
+        return f"application {self.old} is {self.new} now{tables}: it goes on after batch {self.batches}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON-able values."""
+        return asdict(self)
+
+
+def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) -> RenameReport:
+    """Let an application go on under a new name: with its checkpoint, history, startpoints and local tables.
+
+    Its outputs go on to know it by the old one. Safe to repeat after a crash. Raises ConfigurationError for a name that
+    has never run, for a new one that has, and while a batch is open; ApplicationBusyError while a run is alive.
+    """
+    log, after = BatchLog(lake, old), BatchLog(lake, new)
+    lake.application_prefix(new)
+    if not reason.strip():
+        raise ConfigurationError(
+            f"application {old!r} can't be renamed without a reason.",
+            "Say why (reason=…): it is kept with the change.",
+            argument="reason",
+            application=old,
+        )
+    if old == new:
+        raise _not_renamed(old, new, "it is called so")
+    if log.read().commit is None:
+        raise ConfigurationError(
+            f"application {old!r} has never run in {lake.url}; {nearest(old, list_applications(lake))}.",
+            "Correct the name.",
+            application=old,
+        )
+    claim = Claim(wait=timedelta(0))
+    with RunLease(lake, old, f"rename-{uuid.uuid4().hex[:12]}", claim), RunLease(lake, new, "rename", claim):
+        note = f"renamed from {old} to {new}: {reason}"
+        logged = _fenced(log, after, old, new, by=by, note=note)
+        batches = logged.state.batch
+        tables = [name for name in list_datasets(lake) if give_to(lake, name, new, owner=old, reason=note, by=by)]
+        if logged.state.checkpoint or after.read().commit is None:
+            StartpointManager(MetadataStore(lake), new).continue_from(old, by=by)
+            _copy_recorded(lake, old, new)
+            if after.read().commit is None:
+                after.continue_from(old, by=by, note=note)
+            log.leave(logged, by=by)
+    return RenameReport(old, new, batches, tuple(tables))
+
+
+def _fenced(log: BatchLog, after: BatchLog, old: str, new: str, *, by: str, note: str) -> LoggedState:
+    """Return the old log, which says where its application goes."""
+    logged, there = log.read(), after.read()
+    if logged.state.renamed_to == new:
+        return logged  # begun before
+    if logged.state.renamed_to is not None:
+        raise _not_renamed(old, new, f"it is {logged.state.renamed_to!r} by now")
+    if there.commit is not None:
+        raise _not_renamed(old, new, f"{new!r} has run already")
+    if logged.state.open is not None:
+        raise ConfigurationError(
+            f"application {old!r} can't be renamed while its batch {logged.state.open.batch} is open.",
+            f"Run it once more under its name, or give the batch up (adjunct checkpoint abandon {old} --reason …).",
+            application=old,
+        )
+    return log.fence(logged, new, by=by, note=note)
+
+
+def _not_renamed(old: str, new: str, problem: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"application {old!r} can't be renamed {new!r}: {problem}.",
+        "Name one that has no log in this lake; a name that was given up is not used again.",
+        application=old,
+    )
+
+
+def _copy_recorded(lake: Lake, old: str, new: str) -> None:
+    """Copy the plans of replays that meet recorded versions."""
+    prefix = f"{lake.application_prefix(old)}/recorded/"
+    for item in [*lake.store.list(prefix)]:
+        with suppress(ObjectExistsError):
+            key = f"{lake.application_prefix(new)}/recorded/{item.key.removeprefix(prefix)}"
+            lake.store.put_if_absent(key, lake.store.get(item.key).data)

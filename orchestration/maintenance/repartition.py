@@ -1,0 +1,205 @@
+"""Rewrites a stream into another number of partitions, once everybody who follows it has read all of it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.reading.stored_versions import list_datasets
+from dagster_adjunct.assets.rebucketing.rebucketing import RebucketReport, repartition_table, repartition_versions
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.reports import carry_over, has_read_all
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, list_applications
+from dagster_adjunct.orchestration.maintenance.delete import Readers, followers_of
+from dagster_adjunct.orchestration.maintenance.discard import needed_versions
+from dagster_adjunct.orchestration.startpoints.positions import carried_note, carried_over, waiting_in
+from dagster_adjunct.orchestration.startpoints.store import FAN_OUTS, REQUESTS, waits_on
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    ConfigurationError,
+    MalformedDocumentError,
+    StillReadError,
+)
+from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.streams.lake.readers import list_readers
+from dagster_adjunct.resources.streams.lake.repartition import repartition
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.streams.lake.manifest import StreamState
+
+
+@dataclass(frozen=True, slots=True)
+class RepartitionReport:
+    """What a rewriting did, or (`dry_run`) would do. `rows` are records.
+
+    `carried` are the applications and `datasets` the datasets that go on where they were; `told` find at their next
+    run that the stream is another one, which only a forced rewriting accepts; `holding` are those that no rewriting
+    accepts.
+    """
+
+    name: str
+    before: int
+    partitions: int
+    rows: int
+    carried: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
+    holding: tuple[str, ...] = ()
+    dry_run: bool = False
+    datasets: tuple[str, ...] = ()
+
+    def summary(self) -> str:
+        """Return the report in one line."""
+        verb = "would be rewritten" if self.dry_run else "rewritten"
+        return (
+            f"stream {self.name}: {self.rows:,} records {verb} from {self.before} into {self.partitions} partitions; "
+            f"declare partitions={self.partitions} where it is declared"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON-able values."""
+        return asdict(self)
+
+
+def repartition_stream(
+    lake: Lake, name: str, partitions: int, *, reason: str, by: str, force: bool = False, dry_run: bool = False
+) -> RepartitionReport:
+    """Rewrite a keyed stream of the lake into another number of partitions, in one commit; a crash leaves the old one.
+
+    The order of each key's records stays, and markers stay between the same records. Offsets begin anew: applications,
+    datasets and named readers who had read all of it go on at what comes after. Raises StillReadError while an open
+    batch reads or writes it or a startpoint waits on it, and, unless `force`, while a reader or dataset has not read
+    all of it: these are refused by their next run then, which says what to do. Raises ConfigurationError for a stream
+    without key, or with markers that do not stand in all partitions alike.
+    """
+    streams = LakeStreams(lake)
+    if not reason.strip():
+        raise ConfigurationError(
+            f"stream {name!r} can't be repartitioned without a reason.",
+            "Say why: it is kept.",
+            argument="reason",
+            stream=f"lake.{name}",
+        )
+    _, seen = streams.state(name)
+    rows, before = sum(entry.rows for entry in seen.entries()), seen.declaration.partitions
+    if dry_run:
+        carried, datasets, readers = _readers(lake, name, seen)
+        return RepartitionReport(
+            name, before, partitions, rows, carried, readers.told, readers.holding, dry_run, datasets
+        )
+
+    def check(state: StreamState) -> None:
+        readers = _readers(lake, name, state)[2]
+        if readers.refuse(force=force):
+            step = (
+                "Let them end, give up their batches (adjunct checkpoint abandon), or take startpoints back (adjunct "
+                "startpoint clear), and repeat it."
+            )
+            if not readers.holding:
+                step = (
+                    "Run what has not read all, and repeat it. Or force it (--force, force=True): nothing is lost or "
+                    "doubled by that; they are refused by their next run, which says what to do."
+                )
+            raise StillReadError(
+                f"stream {name!r} can't be repartitioned now: {readers.words()}.",
+                step,
+                stream=f"lake.{name}",
+                readers=(*readers.holding, *readers.told),
+            )
+
+    after = repartition(streams, name, partitions, reason=reason, by=by, check=check)
+    told = _readers(lake, name, seen)[2].told
+    rows = sum(entry.rows for entry in after.entries())
+    carried, datasets = _carry(lake, name, by)
+    return RepartitionReport(name, before, partitions, rows, carried, told, datasets=datasets)
+
+
+def repartition_dataset(
+    lake: Lake, name: str, partitions: int, *, reason: str, by: str, dry_run: bool = False
+) -> RebucketReport:
+    """Rewrite a dataset into another number of partitions, in one commit; `dry_run` says what would be done.
+
+    Of a bounded one every retained version, under a new id; of an unbounded one the served table, while versions before
+    it keep their partitions until they are discarded. Entries, names and offsets stay. A crash leaves the dataset as it
+    was. Readers by lease keep what they read until they leave. Raises StillReadError while an open batch of an
+    application needs a version, DatasetError while a bootstrap is not finished, and ConfigurationError for a broadcast
+    dataset.
+    """
+    manifest = DatasetLog(lake, name).read()[1]
+    rewrite = repartition_table if isinstance(manifest, UnboundedManifest) else repartition_versions
+    return rewrite(
+        lake,
+        name,
+        partitions,
+        reason=reason,
+        by=by,
+        roots=lambda: needed_versions(lake).get(name, {}),
+        dry_run=dry_run,
+    )
+
+
+def _readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[str, ...], tuple[str, ...], Readers]:
+    """Return the applications and the datasets that go on at its end, and who does not."""
+    stream = f"lake.{name}"
+    carried: list[str] = []
+    told: list[str] = []
+    holding: list[str] = []
+    ends = {SystemStreamPartition("lake", name, p): str(offset) for p, offset in enumerate(state.next)}
+    for application in list_applications(lake):
+        known = BatchLog(lake, application).read()[1]
+        mine = {ssp: offset for ssp, offset in known.checkpoint.items() if ssp.qualified_stream == stream}
+        batch = known.open
+        read = batch is not None and any(ssp.qualified_stream == stream for ssp in batch.ranges)
+        if batch is not None and (read or application in state.producers):
+            holding.append(f"batch {batch.batch} of application {application} is open and reads it or writes to it")
+        elif waiting_in(known, stream):
+            holding.append(f"a startpoint of application {application} is being followed in it")
+        elif mine and (mine != ends or known.offsets.streams.get(stream) != state.id):
+            told.append(f"application {application} has not read all of it")
+        elif mine:
+            carried.append(application)
+        for namespace in (REQUESTS, FAN_OUTS):
+            waiting = MetadataStore(lake).namespace(namespace, application).read()
+            if any(waits_on(stream, key, value) for key, value in waiting.items()):
+                # Its offset would be found among other records than those that it was asked for.
+                holding.append(f"a startpoint of application {application} waits on it")
+                break
+    for reader in list_readers(lake, name):
+        if reader.problem or reader.behind or reader.lost:
+            told.append(f"reader {reader.name} has not read all of it")
+    followers, unknown = followers_of(lake, stream)
+    ends_of_stream = tuple(map(str, state.next))
+    level = [dataset for dataset, known in followers.items() if has_read_all(known, state.id, ends_of_stream)]
+    told += [
+        f"dataset {dataset} follows it and has not read all of it, or is being built"
+        for dataset in followers
+        if dataset not in level
+    ]
+    return tuple(carried), tuple(level), Readers(tuple(holding), (*told, *unknown))
+
+
+def _carry(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Commit the positions of those who had read all, and return them; who is missed here does so at its next run."""
+    info = LakeStreams(lake).info(name)
+    carried = []
+    for application in list_applications(lake):
+        log = BatchLog(lake, application)
+        logged = log.read()
+        after = carried_over(logged.state, f"lake.{name}", info) if logged.state.open is None else None
+        if after is None:
+            continue
+        try:
+            log.move(logged, after, by=by, note=carried_note(f"lake.{name}", info))
+        except CommitConflictError:
+            continue
+        carried.append(application)
+    datasets = []
+    for dataset in list_datasets(lake):
+        with suppress(CommitConflictError, MalformedDocumentError):
+            if carry_over(DatasetLog(lake, dataset), f"lake.{name}", info, by=by):
+                datasets.append(dataset)
+    return tuple(carried), tuple(datasets)

@@ -1,0 +1,260 @@
+"""As-of join: records with the columns of the dataset entry that was valid at their own time.
+
+The dataset's side has, of each key, rows whose intervals do not overlap. One of them is met from before the first, too:
+that one, or where it is a deletion and the oldest entry is asked for, the first entry. So a record meets one row of its
+key at most, by an equality on the key, which decides the bucket, and a comparison of times inside it; what it meets
+says whether it came before the history, or when its key was deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, ClassVar
+
+from dagster_adjunct.assets.versions.version import TOMBSTONE
+from dagster_adjunct.orchestration.operators.columns import Types, require, tie_breakers
+from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME, How, Join, On, checked_join
+from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory, Match, OnNullTime
+from dagster_adjunct.orchestration.operators.stream_facts import CURRENT
+from dagster_adjunct.resources.bucketing.write_over_time import FIRST, VALID_FROM, VALID_TO
+from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError
+from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
+from dagster_adjunct.resources.user_code import MASKED, cut
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Row
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.orchestration.operators.batch_context import BatchContext, TimedRows
+    from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext
+
+TIMES = ("timestamp", "date")
+"""The types that a time may have; a date is its midnight in UTC."""
+_FROM, _TO, _FIRST, _ENTRY = "__met_from", "__met_to", "__met_first", "__met_entry"
+_BEGINS = "__met_begins"
+"""When the history of the key begins, in the row that is met from before that; null in others."""
+
+
+@dataclass(frozen=True, slots=True)
+class AsOfJoin(Join):
+    """Records with the columns of the entry that was valid at the time in their column `as_of`.
+
+    What lies before the history of its key meets nothing, the oldest entry, or fails the batch (`before_history`); a
+    record without a time meets nothing or fails it (`on_null_time`).
+    """
+
+    kind: ClassVar[str] = "join"
+    as_of: str = field(kw_only=True)
+    before_history: BeforeHistory = field(kw_only=True)
+    on_null_time: OnNullTime = field(kw_only=True)
+
+    @property
+    def match(self) -> Match:
+        return Match(
+            self.dataset,
+            self.min_match_rate,
+            as_of=AsOf(self.as_of, self.before_history, self.on_null_time),
+        )
+
+    def summary(self) -> str:
+        return f"{Join.summary(self)} as of {self.as_of}"
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        require(
+            context.operator,
+            "the stream",
+            (self.as_of,),
+            flow.columns,
+            "Correct as_of=, or join before the column is dropped.",
+        )
+        return Join.flow(self, context, arriving)
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        (types,) = arriving
+        self._check_time(context.operator, (types or {}).get(self.as_of))
+        return Join.types(self, context, arriving)
+
+    def _check_time(self, operator: str, kind: str | None) -> None:
+        if kind is None or kind in TIMES:
+            return
+        raise PlanningError(
+            f"{operator}: the stream's {self.as_of!r} is {kind}, which is no time: expected timestamp or date.",
+            f'Make it one first: .with_columns({self.as_of}="cast({self.as_of} as timestamp)").'
+            if kind in ("string", "timestamp_ntz")
+            else f'Make it one first: .with_columns({self.as_of}="timestamp_millis({self.as_of})"), say.',
+            column=self.as_of,
+            dataset=self.dataset,
+            operator=operator,
+        )
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+        if batch.reading == CURRENT:
+            return Join.compile(self, operator, frames, batch)
+        (frame,) = frames
+        over = batch.over_time(self.dataset)
+        types = dict(frame.dtypes)
+        self._check_types(operator, types, over.schema)
+        self._check_time(operator, types.get(self.as_of))
+        keys = [f"__key_{index}" for index in range(len(self.on))]
+        met = self._met(frame, keys, over, batch.app.dataset(self.dataset))
+        if self.before_history == "error" or self.on_null_time == "fail":
+            met = batch.computed_once(operator, met)
+            self._refuse(operator, met, batch)
+        counted = batch.matched(operator, self.dataset, met)
+        kept = counted.filter(MATCHED) if self.how == "inner" else counted
+        return kept.drop(*keys, _FROM, _TO, _BEGINS, _ENTRY, BEFORE_HISTORY, NO_TIME, MATCHED)
+
+    def _met(self, frame: DataFrame, keys: Sequence[str], over: TimedRows, dataset: AdjunctDataset) -> DataFrame:
+        """Return the records with the row that each meets, and with what is to be said of it.
+
+        `__matched` is null where it is no entry. One join, whatever is to be told apart.
+        """
+        from pyspark.sql import functions as F
+
+        added = self.selection(over.schema.names)
+        side = self._side(over, keys, scattered=not dataset.partition_by)
+        side = F.broadcast(side) if dataset.broadcast else side.hint("merge")
+        stream = [frame[quoted(name)] for name, _ in self.on]
+        same = reduce(and_, [mine == side[key] for mine, key in zip(stream, keys, strict=True)])
+        at = frame[quoted(self.as_of)].cast("timestamp")
+        during = (at >= side[_FROM]) & (side[_TO].isNull() | (at < side[_TO]))
+        joined = frame.join(side, same & (during | (at < side[_BEGINS])), "left")
+        time, row = column(self.as_of).cast("timestamp"), F.col(_ENTRY)
+        early = row.isNotNull() & (time < F.col(_FROM))
+        entry = row & (F.lit(True) if self.before_history == "oldest" else ~early)
+        there = {chosen.name for chosen in added}
+        return joined.select(
+            *[F.when(entry, column(name)).alias(name) if name in there else column(name) for name in joined.columns],
+            F.when(entry, True).alias(MATCHED),
+            F.coalesce(early | self._pruned(row, time, over), F.lit(False)).alias(BEFORE_HISTORY),
+            time.isNull().alias(NO_TIME),
+        )
+
+    def _side(self, over: TimedRows, keys: Sequence[str], *, scattered: bool) -> DataFrame:
+        """Return the rows over time under names that no record has; those of a key lie anywhere where `scattered`."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        side = over.frame.select(
+            *[column(entry).alias(key) for (_, entry), key in zip(self.on, keys, strict=True)],
+            *[column(chosen.column).alias(chosen.name) for chosen in self.selection(over.schema.names)],
+            F.col(VALID_FROM).alias(_FROM),
+            F.col(VALID_TO).alias(_TO),
+            F.col(FIRST).alias(_FIRST),
+            (~F.col(TOMBSTONE)).alias(_ENTRY),
+        )
+        begins = F.when(F.col(_FIRST), F.col(_FROM))
+        if self.before_history == "oldest":
+            side = side.coalesce(1) if scattered else side
+            of_key = Window.partitionBy(*keys)
+            met = F.coalesce(F.min(F.when(F.col(_ENTRY), F.col(_FROM))).over(of_key), F.min(_FROM).over(of_key))
+            begins = F.when(F.col(_FROM) == met, F.min(begins).over(of_key))
+        return side.withColumn(_BEGINS, begins).drop(_FIRST)
+
+    def _pruned(self, row: Column, time: Column, over: TimedRows) -> Column:
+        """Whether a record whose key has no rows is of a time whose rows were dropped, with those of its key maybe."""
+        from pyspark.sql import functions as F
+
+        if over.known_from is None:
+            return F.lit(False)
+        known = reduce(and_, [column(name).isNotNull() for name, _ in self.on])
+        return row.isNull() & known & (time < F.lit(over.known_from))
+
+    def _refuse(self, operator: str, met: DataFrame, batch: BatchContext) -> None:
+        """Fail the batch over the first record, by its position, that must not be there, before anything is written."""
+        from pyspark.sql import functions as F
+
+        early, timeless = self.before_history == "error", self.on_null_time == "fail"
+        wrong = (F.col(BEFORE_HISTORY) & F.lit(early)) | (F.col(NO_TIME) & F.lit(timeless))
+        wrong_record = batch.first(met.where(wrong).orderBy(PARTITION, OFFSET, *tie_breakers(met)))
+        if wrong_record is not None:
+            raise self._refused(operator, wrong_record, batch)
+
+    def _refused(self, operator: str, record: Row, batch: BatchContext) -> OperatorFailedError:
+        secret = {name.lower() for name in batch.sensitive(operator)}
+        masked = {name.lower() for name in batch.app.dataset(self.dataset).sensitive}
+
+        def told(name: str, entry: str = "") -> str:
+            hidden = name.lower() in secret or entry.lower() in masked
+            return f"{name} = {MASKED if hidden else cut(str(record[name]))}"
+
+        key = ", ".join(told(stream, entry) for stream, entry in self.on)
+        stream, partition, offset = batch.stream_of(operator), record[PARTITION], record[OFFSET]
+        place = "" if stream is None else f" (at {stream}.{partition} offset {offset})"
+        about = {"operator": operator, "stream": stream, "partition": partition, "offset": str(offset)}
+        if record[NO_TIME]:
+            return OperatorFailedError(
+                f"{operator}: a record of {key} has no time: {self.as_of} is null{place}, and dataset {self.dataset} "
+                "is joined as of it.",
+                'Mend the record, or let such records meet nothing: on_null_time="null".',
+                **about,
+            )
+        return OperatorFailedError(
+            f"{operator}: a record of {key} is of a time before the history of dataset {self.dataset}: "
+            f"{told(self.as_of)}{place}.",
+            'Load what was valid then, or say what such records meet: before_history="null", or "oldest".',
+            **about,
+        )
+
+
+def checked_asof_join(
+    operator: str,
+    dataset: AdjunctDataset,
+    on: On,
+    how: How,
+    select: Sequence[str] | None,
+    prefix: str,
+    min_match_rate: float | None,
+    as_of: str,
+    before_history: BeforeHistory,
+    on_null_time: OnNullTime,
+) -> AsOfJoin:
+    """Return the join that a user's arguments ask for; `operator` is the id that it will have."""
+    join = checked_join(operator, dataset, on, how, select, prefix, min_match_rate)
+    if not isinstance(as_of, str) or not as_of:
+        raise ConfigurationError(
+            f"{operator} has as_of={as_of!r}: expected the name of a column of the stream.",
+            "Name the column that says when the record was: a timestamp or a date.",
+            argument="as_of",
+            operator=operator,
+        )
+    for argument, value, choices in (
+        ("before_history", before_history, ("null", "oldest", "error")),
+        ("on_null_time", on_null_time, ("null", "fail")),
+    ):
+        if value not in choices:
+            raise ConfigurationError(
+                f"{operator} has {argument}={value!r}: expected {' or '.join(choices)}.",
+                "Choose one of them.",
+                argument=argument,
+                operator=operator,
+            )
+    _check_history(operator, dataset)
+    return AsOfJoin(
+        join.dataset, join.on, join.how, join.select, join.prefix, join.min_match_rate,
+        as_of=as_of, before_history=before_history, on_null_time=on_null_time,
+    )  # fmt: skip
+
+
+def _check_history(operator: str, dataset: AdjunctDataset) -> None:
+    """Refuse a dataset that does not say what was valid when."""
+    if dataset.following.history is not None or dataset.valid_from is not None:
+        return
+    if dataset.is_local:
+        problem = "is a local table, which keeps what is current only"
+        step = "Join it without as_of=, or keep what was valid when in an unbounded dataset with history=."
+    elif dataset.follows_changes:
+        problem, step = "keeps no history", 'Declare it with history=timedelta(days=…), or "all".'
+    else:
+        problem, step = "does not say from when on its versions are valid", 'Declare it with valid_from="name", say.'
+    raise PlanningError(
+        f"{operator}: dataset {dataset.name!r} is joined as of a time, and {problem}.",
+        step,
+        dataset=dataset.name,
+        operator=operator,
+    )

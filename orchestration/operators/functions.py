@@ -1,0 +1,466 @@
+"""Functions of the application that are called with one record at a time, in Spark's tasks.
+
+They take records as dictionaries, with the values that Arrow gives, and return dictionaries of declared columns. All of
+them are called in `_results`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+
+from dagster_adjunct.orchestration.operators.arguments import called, column_names
+from dagster_adjunct.orchestration.operators.columns import (
+    ORDINAL,
+    Types,
+    carried,
+    ordinal,
+    ordinal_text,
+    plain_column,
+    require,
+    split_alias,
+    types_of,
+)
+from dagster_adjunct.orchestration.operators.operator import Spec
+from dagster_adjunct.orchestration.operators.records import WithColumns
+from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    OperatorFailedError,
+    PlanningError,
+    SchemaMismatchError,
+)
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.schema import Schema, exact_array
+from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
+from dagster_adjunct.resources.spark.errors import wrapped
+from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
+from dagster_adjunct.resources.sql.checking import checked_expression
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
+from dagster_adjunct.resources.user_code import check_plain_function, failed, failure_of, place_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
+    from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext
+    from dagster_adjunct.orchestration.operators.stream_facts import LineageContext, Made
+
+
+def flow_of_results(
+    operator: str, flow: Flow, function: Callable[..., object], schema: Schema, *, keeps_partitioning: bool
+) -> Flow:
+    """Return the flow behind a function that makes records of `schema`: where they lie is known by promise only.
+
+    Raises PlanningError where it is promised of columns that the results don't have.
+    """
+    made = replace(flow, columns=schema.names)
+    if not flow.partitioned_by:
+        return made
+    if not keeps_partitioning:
+        return replace(made, partitioned_by=(), partitioner=UNKNOWN, lost_at=operator)
+    side = f"what {called(function)} returns with keeps_partitioning=True"
+    next_step = f"The records are partitioned by {', '.join(flow.partitioned_by)}: return these, too."
+    require(operator, side, flow.partitioned_by, made.columns, next_step)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedFunction:
+    """A function as bytes, and the folders that its module may be imported from in the process that it is of."""
+
+    pickled: bytes
+    path: tuple[str, ...]
+
+    def here(self) -> Callable[..., Any]:
+        """Return the function, in the process of a task."""
+        # The module that the function is in may be imported from a folder of that process only, such as a script's.
+        sys.path.extend(place for place in self.path if place not in sys.path)
+        function: Callable[..., Any] = pickle.loads(self.pickled)
+        return function
+
+
+def shipped_function(operator: str, function: Callable[..., Any]) -> ShippedFunction:
+    """Return a function as it can travel; ConfigurationError where it can't."""
+    from pyspark import cloudpickle
+
+    pickling: Any = cloudpickle
+    try:
+        pickled = bytes(pickling.dumps(function))
+    except Exception as error:  # whatever an object of somebody's says that can't be pickled
+        raise ConfigurationError(
+            f"{operator}: {called(function)} can't be sent to tasks: {type(error).__name__}: {error}.",
+            "Have it make what it needs itself, connections and locks above all, at its first call, say.",
+            argument="function",
+            operator=operator,
+        ) from error
+    return ShippedFunction(pickled, tuple(place or str(Path.cwd()) for place in sys.path))
+
+
+Record: TypeAlias = "dict[str, Any]"
+RecordFunction: TypeAlias = "Callable[..., Any]"
+_ROWS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCall:
+    """How the operator `operator` calls `function`: with a record, and with the struct in the column `entry` if there
+    is one, for a dictionary of the columns `made`; or, with `several`, for any number of them. None is no result.
+    Errors tell the position of the record in its `stream`, and no values of `sensitive` columns."""
+
+    operator: str
+    function: RecordFunction
+    made: Schema
+    several: bool = False
+    entry: str | None = None
+    stream: str | None = None
+    sensitive: frozenset[str] = frozenset()
+
+
+def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> DataFrame:
+    """Return a record for each result of the function: the columns `kept` of that it is made of, and its own.
+
+    Where one record may have several results, the ordinal of each is told.
+    """
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    fields = [frame.schema[name] for name in kept if not (call.several and name == ORDINAL)]
+    names = [field.name for field in fields]
+    if call.several:
+        fields.append(StructField(ORDINAL, StringType()))
+    made = cast("StructType", StructType.fromDDL(call.made.ddl()))
+    return map_in_arrow(frame, _task(call, names), StructType([*fields, *made.fields]))
+
+
+def checked_function(what: str, function: object, schema: object, *given: str) -> None:
+    """Raise ConfigurationError where this is no function of what it is `given`, or nothing says which columns its
+    results have."""
+    if not callable(function):
+        raise ConfigurationError(f"{what} got {function!r}.", "Pass a function.", argument="function")
+    check_plain_function(what, function, "function", *given)
+    if not isinstance(schema, Schema) or not schema.fields:
+        raise ConfigurationError(
+            f"{what}: nothing says which columns the results of {called(function)} have; schema is {schema!r}.",
+            'Declare them: schema=Schema.of(word="string", length="int").',
+            argument="schema",
+        )
+
+
+def _task(call: RecordCall, kept: Sequence[str]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    shipped = shipped_function(call.operator, call.function)
+    unshipped = replace(call, function=_not_here)
+
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        here = replace(unshipped, function=shipped.here())
+        yield from wrapped(made for batch in batches for made in _made(batch, here, kept))
+
+    return task
+
+
+def _not_here(record: Record) -> None:
+    """Stand for the function on its way to the tasks."""
+
+
+def _made(batch: pa.RecordBatch, call: RecordCall, kept: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    names = batch.schema.names
+    check_given(batch, call.operator, called(call.function), call.stream, call.sensitive)
+    records = batch.select([name for name in names if not name.startswith("__")]).to_pylist()
+    entries = batch.column(call.entry).to_pylist() if call.entry else None
+    before = batch.column(ORDINAL).to_pylist() if call.several and ORDINAL in names else [None] * len(records)
+    rows: list[int] = []
+    ordinals: list[str] = []
+    results: list[Record] = []
+    for row, record in enumerate(records):
+        arguments = (record,) if entries is None else (record, entries[row])
+        for number, result in enumerate(_told(call, arguments, batch, row)):
+            rows.append(row)
+            ordinals.append(ordinal_text(before[row], number))
+            results.append(result)
+            if len(rows) == _ROWS:
+                yield _batch(batch, call, kept, rows, ordinals, results)
+                rows, ordinals, results = [], [], []
+    if rows:
+        yield _batch(batch, call, kept, rows, ordinals, results)
+
+
+def check_given(
+    records: pa.RecordBatch, operator: str, function: str, stream: str | None, sensitive: Collection[str]
+) -> None:
+    """Raise OperatorFailedError for a record that Python can't hold, before a `function` gets it: its column is wrong,
+    and not the function."""
+    found = first_unreadable(records, [name for name in records.schema.names if not name.startswith("__")])
+    if found is None:
+        return
+    record = {name: readable_value(records.column(name)[found.row]) for name in records.schema.names}
+    hidden = found.column.lower() in {name.lower() for name in sensitive}
+    problem = f"{operator}: {found.problem(f'a record for {function}', hidden=hidden)}"
+    place = _position(records, found.row, stream)
+    told = failed(problem, None, record, sensitive, operator=operator, **place)
+    step = "Make another value of it before, or null; or leave the record, or the column, out: filter(…), select(…)."
+    raise told.reworded(told.problem, step)
+
+
+def _told(call: RecordCall, arguments: tuple[Any, ...], batch: pa.RecordBatch, row: int) -> Iterator[Record]:
+    """Yield the results of one record; what the function raises is told with the record and where it stands."""
+    try:
+        yield from _results(call, arguments)
+    except SchemaMismatchError as error:
+        raise _misfit(call, error.problem, error.next_step, arguments[0], batch, row) from None
+    except AdjunctError:
+        raise
+    except Exception as error:  # noqa: BLE001 - it is a user's function
+        raise failure_of(
+            call.operator,
+            called(call.function),
+            call.function,
+            error,
+            record=arguments[0],
+            sensitive=call.sensitive,
+            **_position(batch, row, call.stream),
+        ) from (None if call.sensitive else error)
+
+
+def _position(batch: pa.RecordBatch, row: int, stream: str | None) -> dict[str, Any]:
+    place = {name: batch.column(name)[row].as_py() for name in (PARTITION, OFFSET) if name in batch.schema.names}
+    offset = str(place[OFFSET]) if OFFSET in place else None
+    return {"stream": stream, "partition": place.get(PARTITION), "offset": offset}
+
+
+def _misfit(
+    call: RecordCall, problem: str, step: str, record: Record, batch: pa.RecordBatch, row: int
+) -> OperatorFailedError:
+    """Return the error for a result that is not as declared, with the record that it is made of."""
+    place = place_of(call.function)
+    about = {"operator": call.operator, **_position(batch, row, call.stream)}
+    error = failed(problem.rstrip("."), place, record, call.sensitive, **about)
+    return error.reworded(error.problem, step)
+
+
+def _results(call: RecordCall, arguments: tuple[Any, ...]) -> Iterator[Record]:
+    """Yield what the function makes of one record: user code runs here and nowhere else."""
+    given = call.function(*arguments)
+    if given is None:
+        return
+    if call.several and (isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__")):
+        raise SchemaMismatchError(
+            f"{call.operator}: {called(call.function)} returned {type(given).__name__} for a record: expected any "
+            "number of dictionaries, one for each record that it makes.",
+            "Return a list of dictionaries, or yield them.",
+            operator=call.operator,
+        )
+    names = call.made.names
+    for result in given if call.several else (given,):
+        if not isinstance(result, Mapping) or set(result) != set(names):
+            columns = "other columns" if call.sensitive else f"the columns {', '.join(map(str, result))}"
+            result_columns = columns if isinstance(result, Mapping) and result else repr(type(result))
+            raise SchemaMismatchError(
+                f"{call.operator}: a result of {called(call.function)} has {result_columns}; its schema says "
+                f"{', '.join(names)}.",
+                "Return a dictionary of exactly these, None where there is no value; or correct schema=.",
+                operator=call.operator,
+            )
+        yield dict(result)
+
+
+def _batch(
+    batch: pa.RecordBatch,
+    call: RecordCall,
+    kept: Sequence[str],
+    rows: Sequence[int],
+    ordinals: Sequence[str],
+    results: Sequence[Record],
+) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    taken = batch.select(list(kept)).take(pa.array(rows, pa.int64()))
+    arrays, names = list(taken.columns), list(kept)
+    if call.several:
+        arrays.append(pa.array(ordinals, pa.string()))
+        names.append(ORDINAL)
+    for field in call.made.to_arrow():
+        try:
+            arrays.append(exact_array([result[field.name] for result in results], field.type))
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            wrong = (at for at, result in enumerate(results) if not _fits(result[field.name], field.type))
+            at = next(wrong, 0)
+            (record,) = (
+                batch.select([name for name in batch.schema.names if not name.startswith("__")])
+                .slice(rows[at], 1)
+                .to_pylist()
+            )
+            raise _misfit(
+                call,
+                f"{call.operator}: {called(call.function)} gave column {field.name!r} a value that is no "
+                f"{call.made.field(field.name).type}{'' if call.sensitive else f': {error}'}",
+                "Return values of this type, or correct schema=.",
+                record,
+                batch,
+                rows[at],
+            ) from (None if call.sensitive else error)
+        names.append(field.name)
+    return pa.RecordBatch.from_arrays(arrays, names)
+
+
+def _fits(value: object, kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    try:
+        exact_array([value], kind)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        return False
+    return True
+
+
+_NUMBER, _ELEMENT = "__number", "__element"
+
+
+@dataclass(frozen=True, slots=True)
+class Elements(Spec):
+    """A record for each element of an array or map: all columns, and the element as `name`, in place of one so called.
+
+    A record without elements is gone, or with `keep_empty` goes on with null.
+    """
+
+    kind: ClassVar[str] = "flat-map"
+    expression: str
+    name: str
+    keep_empty: bool = False
+
+    def summary(self) -> str:
+        return f"each of {self.expression} as {self.name}" + (", or null" if self.keep_empty else "")
+
+    @property
+    def sql(self) -> Sequence[str]:
+        return (self.expression,)
+
+    @property
+    def _as_columns(self) -> WithColumns:
+        """What it does to columns: as if it gave one more, which is none of those that arrive."""
+        return WithColumns(((self.name, f"explode({self.expression})"),))
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        checked_expression(context.operator, self.expression, flow.columns)
+        return self._as_columns.flow(context, arriving)
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        (types,) = arriving
+        if types is not None:
+            kind = checked_expression(context.operator, self.expression, tuple(types), types)
+            if kind is not None and not kind.startswith(("array<", "map<")):
+                raise self._no_elements(context.operator, kind)
+            if kind is not None and kind.startswith("array<") and "…" not in kind:
+                return (self._as_columns.types(context, arriving) or {}) | {self.name: kind[6:-1]}
+        return self._as_columns.types(context, arriving)
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        return self._as_columns.column_sources(context, arriving)
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+        from pyspark.sql import functions as F
+        from pyspark.sql.types import ArrayType, MapType
+
+        (frame,) = frames
+        values = F.expr(self.expression)
+        kind = frame.select(values).schema.fields[0].dataType
+        if not isinstance(kind, ArrayType | MapType):
+            raise self._no_elements(operator, kind.simpleString())
+        values = F.map_entries(values) if isinstance(kind, MapType) else values
+        exploded = (F.posexplode_outer if self.keep_empty else F.posexplode)(values)
+        made = frame.select("*", exploded.alias(_NUMBER, _ELEMENT))
+        number = F.coalesce(F.col(_NUMBER), F.lit(0))
+        there = {name.lower() for name in frame.columns}
+        columns = [
+            F.col(_ELEMENT).alias(self.name) if name.lower() == self.name.lower() else column(name)
+            for name in frame.columns
+            if name != ORDINAL
+        ]
+        if self.name.lower() not in there:
+            columns.append(F.col(_ELEMENT).alias(self.name))
+        return made.select(*columns, ordinal(frame, number).alias(ORDINAL))
+
+    def _no_elements(self, operator: str, kind: str) -> PlanningError:
+        return PlanningError(
+            f"{operator}: {self.expression} is {kind}, which has no elements: expected an array or a map.",
+            "Make one of it, with split(words, ' ') or from_json(text, 'array<string>'), say.",
+            operator=operator,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FlatMap(Spec):
+    """The records that a `function` makes of each record, with the columns of `schema`."""
+
+    kind: ClassVar[str] = "flat-map"
+    function: RecordFunction
+    schema: Schema
+    keeps_partitioning: bool = False
+
+    @property
+    def promises_partitioning(self) -> bool:
+        return self.keeps_partitioning
+
+    def summary(self) -> str:
+        return called(self.function)
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        kept = self.keeps_partitioning
+        return flow_of_results(context.operator, flow, self.function, self.schema, keeps_partitioning=kept)
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        return types_of(self.schema)
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+        (frame,) = frames
+        return call_in_tasks(
+            frame,
+            RecordCall(
+                operator,
+                self.function,
+                self.schema,
+                several=True,
+                stream=batch.stream_of(operator),
+                sensitive=batch.sensitive(operator),
+            ),
+            carried(frame),
+        )
+
+
+def checked_flat_map(
+    after: str, what: str | RecordFunction, schema: Schema | None, keep_empty: bool, keeps_partitioning: bool
+) -> Elements | FlatMap:
+    """Return the operator that a user's arguments ask for, behind the operator `after`."""
+    called_so = f"flat_map after {after}"
+    if isinstance(what, str):
+        if schema is not None or keeps_partitioning:
+            raise ConfigurationError(
+                f"{called_so} has an expression, and schema= or keeps_partitioning=, which are for functions.",
+                "Leave them out.",
+                argument="schema",
+            )
+        expression, alias = split_alias(what)
+        name = alias or plain_column(expression)
+        if not expression or name is None:
+            raise ConfigurationError(
+                f"{called_so} got {what!r}: nothing says how an element is called.",
+                "Write flat_map(\"split(words, ' ') as word\"), say.",
+                argument="what",
+            )
+        column_names(called_so, name)
+        return Elements(expression, name, bool(keep_empty))
+    checked_function(called_so, what, schema, "record")
+    assert schema is not None
+    if keep_empty:
+        raise ConfigurationError(
+            f"{called_so} has a function, and keep_empty=, which is for expressions.",
+            "Leave it out: the function says itself what it makes of a record.",
+            argument="keep_empty",
+        )
+    return FlatMap(what, schema, bool(keeps_partitioning))

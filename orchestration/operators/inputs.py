@@ -1,0 +1,224 @@
+"""Input: records enter from a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from dagster_adjunct.orchestration.operators.columns import (
+    ORDINAL,
+    TASK,
+    Columns,
+    Types,
+    ordinal,
+    plain_column,
+    types_of,
+)
+from dagster_adjunct.orchestration.operators.operator import Flow, Spec, StreamEdge
+from dagster_adjunct.orchestration.operators.stream_facts import TASK_NUMBER, UNKNOWN, LineageNode, facts_of, whole
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
+    from dagster_adjunct.orchestration.operators.event_time import EventTime
+    from dagster_adjunct.orchestration.operators.operator import PlanContext, Role
+    from dagster_adjunct.orchestration.operators.stream_facts import LineageContext, Made
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast(Spec):
+    """All the records for each task, with the task's number in the column `task`."""
+
+    kind: ClassVar[str] = "broadcast"
+    stream: str
+    task: str
+
+    @property
+    def role(self) -> Role:
+        return "broadcast"
+
+    def summary(self) -> str:
+        return f"all of it for each {self.task}"
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        columns = columns_with_task(context.operator, "the stream", flow.columns, self.task, "broadcast")
+        return Flow(context.operator, columns, (self.task,), TASK_NUMBER)
+
+    def edge(self, context: PlanContext, flow: Flow, partitions: int) -> StreamEdge:
+        told = "one for each task"
+        return StreamEdge(self.stream, self.role, partitions, (self.task,), TASK_NUMBER, told, context.operator)
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        (types,) = arriving
+        return None if types is None else types | {self.task: "int"}
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        (made,) = arriving
+        return made
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+        (frame,) = frames
+        return for_each_task(frame, self.task, batch.tasks)
+
+
+def columns_with_task(operator: str, what: str, columns: Columns, task: str, method: str) -> Columns:
+    """Return the columns with that of the task's number; refuses one that is there."""
+    if columns is None:
+        return None
+    if task.lower() in map(str.lower, columns):
+        raise PlanningError(
+            f"{operator}: {what} has a column {task!r}, as the number of the task is called.",
+            f'Call that otherwise: {"task" if method == "broadcast" else "broadcast"}="task_number" of {method}().',
+            column=task,
+            operator=operator,
+        )
+    return (*columns, task)
+
+
+def checked_broadcast(after: str, stream: str, task: str) -> Broadcast:
+    """Return the broadcast that a user's argument asks for, as the stream of this name, behind the operator `after`."""
+    if not isinstance(task, str) or plain_column(task) != task or task.startswith("__"):
+        raise ConfigurationError(
+            f"broadcast after {after} has task={task!r}: expected the name of a column.",
+            'Leave it out for the column "task", or choose another plain name.',
+            argument="task",
+        )
+    return Broadcast(stream, task)
+
+
+def for_each_task(records: DataFrame, name: str, tasks: int) -> DataFrame:
+    """Return all the records once for each task, those of task n in partition n, with its number in the column `name`.
+
+    The number is there a second time, hidden: it orders the copies of one record where they come together again, so
+    that a batch that is repeated sends the same bytes. Of what is a copy already, the ordinal tells of which task.
+    """
+    from pyspark.sql import functions as F
+
+    if TASK in records.columns:
+        records = records.withColumn(ORDINAL, ordinal(records, F.col(TASK))).drop(TASK)
+    numbers = records.sparkSession.range(0, tasks, 1, tasks).select(F.col("id").cast("int").alias(TASK))
+    # The numbers stay where they are, and each of their partitions gets all records.
+    return numbers.crossJoin(F.broadcast(records)).select(*records.columns, F.col(TASK).alias(name), TASK)
+
+
+DefaultOffset = Literal["oldest", "upcoming"]
+OnLost = Literal["fail", "oldest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Input(Spec):
+    """Records of an input stream, as they are stored, and where reading begins where no checkpoint says so.
+
+    With `broadcast`, every task reads all of them; it names the column with the number of the task. With an
+    `event_time`, each carries when it happened, and whether it is behind.
+    """
+
+    kind: ClassVar[str] = "input"
+    stream: str
+    default_offset: DefaultOffset | None = None
+    reset_offset: bool = False
+    on_lost: OnLost = "fail"
+    broadcast: str | None = None
+    event_time: EventTime | None = None
+
+    @property
+    def sql(self) -> Sequence[str]:
+        return () if self.event_time is None else self.event_time.sql
+
+    @property
+    def says_time(self) -> bool:
+        return self.event_time is not None
+
+    @property
+    def role(self) -> Role:
+        return "input" if self.broadcast is None else "broadcast-input"
+
+    @property
+    def reads(self) -> str:
+        return self.stream
+
+    def summary(self) -> str:
+        return self.stream if self.broadcast is None else f"{self.stream}, all of it for each {self.broadcast}"
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        facts = facts_of(context.catalog, self.stream, context.operator)
+        if self.event_time is not None:
+            known = None if facts.schema is None else types_of(facts.schema)
+            self.event_time.check(context.operator, facts.columns, known)
+        if self.broadcast is None:
+            return Flow(context.operator, facts.columns, facts.key, facts.partitioner if facts.key else UNKNOWN)
+        what = f"stream {self.stream}"
+        columns = columns_with_task(context.operator, what, facts.columns, self.broadcast, "input_stream")
+        return Flow(context.operator, columns, (self.broadcast,), TASK_NUMBER)
+
+    def declared_partitions(self, context: PlanContext) -> int | None:
+        # A broadcast one is in as many as there are tasks, which the others decide: see `counts.with_broadcast`.
+        facts = facts_of(context.catalog, self.stream, context.operator)
+        return facts.partitions if self.broadcast is None else None
+
+    def edge(self, context: PlanContext, flow: Flow, partitions: int) -> StreamEdge:
+        if self.broadcast is None:
+            by, partitioner = flow.partitioned_by, flow.partitioner
+        else:
+            facts = facts_of(context.catalog, self.stream, context.operator)
+            partitions, by, partitioner = facts.partitions, facts.key, facts.partitioner
+        return StreamEdge(self.stream, self.role, partitions, by, partitioner, "input", context.operator)
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        facts = context.catalog.get(self.stream)
+        if facts is None or facts.schema is None:
+            return None
+        return types_of(facts.schema) | ({} if self.broadcast is None else {self.broadcast: "int"})
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        return whole(LineageNode("stream", self.stream), context.after or ())
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+        records = batch.read(self.stream)
+        return records if self.broadcast is None else for_each_task(records, self.broadcast, batch.tasks)
+
+
+def checked_input(
+    stream: str,
+    default_offset: DefaultOffset | None,
+    reset_offset: bool,
+    on_lost: OnLost,
+    broadcast: bool | str,
+    event_time: EventTime | None = None,
+) -> Input:
+    """Return the input that a user's arguments ask for."""
+    split_stream_name(stream)
+    if default_offset not in (None, "oldest", "upcoming"):
+        raise ConfigurationError(
+            f"input stream {stream!r} has default_offset={default_offset!r}: expected oldest or upcoming.",
+            "Choose one, or leave it out.",
+            argument="default_offset",
+            stream=stream,
+        )
+    if on_lost not in ("fail", "oldest"):
+        raise ConfigurationError(
+            f"input stream {stream!r} has on_lost={on_lost!r}: expected fail or oldest.",
+            "Choose one, or leave it out to fail.",
+            argument="on_lost",
+            stream=stream,
+        )
+    return Input(stream, default_offset, bool(reset_offset), on_lost, _task_column(stream, broadcast), event_time)
+
+
+def _task_column(stream: str, broadcast: bool | str) -> str | None:
+    """Return the name of the column with the task's number, None for an input that tasks share."""
+    if isinstance(broadcast, bool):
+        return "task" if broadcast else None
+    if not isinstance(broadcast, str) or plain_column(broadcast) != broadcast or broadcast.startswith("__"):
+        raise ConfigurationError(
+            f"input stream {stream!r} has broadcast={broadcast!r}: expected True, or the name of a column.",
+            'Write broadcast=True for the column "task", or a plain name for another one.',
+            argument="broadcast",
+            stream=stream,
+        )
+    return broadcast

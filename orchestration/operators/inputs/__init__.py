@@ -1,1 +1,0 @@
-"""Operators that records enter by."""

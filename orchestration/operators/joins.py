@@ -1,0 +1,428 @@
+"""Join: records with the columns of their dataset entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+
+from dagster_adjunct.assets.sources.changes import stored_schema
+from dagster_adjunct.orchestration.operators.arguments import called, column_names, first_double
+from dagster_adjunct.orchestration.operators.columns import (
+    Columns,
+    Types,
+    check_names,
+    plain_column,
+    require,
+    split_alias,
+    types_of,
+)
+from dagster_adjunct.orchestration.operators.functions import RecordCall, call_in_tasks, checked_function
+from dagster_adjunct.orchestration.operators.operator import ComparedColumn, Flow, Match, Requirement, Spec
+from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
+from dagster_adjunct.resources.schemas.schema import Schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
+    from dagster_adjunct.orchestration.operators.functions import RecordFunction
+    from dagster_adjunct.orchestration.operators.operator import Declarations, PlanContext
+    from dagster_adjunct.orchestration.operators.stream_facts import Catalog, LineageContext, Made
+
+MATCHED = "__matched"
+"""True where a joined record has met an entry, null where it has not."""
+BEFORE_HISTORY, NO_TIME = "__before_history", "__no_time"
+"""Whether a record that is joined as of its time lies before what is known of its key, or has no time."""
+
+How = Literal["inner", "left"]
+On: TypeAlias = str | Sequence[str] | Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """A dataset's `column`, and the `name` that it has in the joined record."""
+
+    column: str
+    name: str
+
+
+def check_how(operator: str, how: str, rate: float | None) -> None:
+    """Refuse another `how=` than inner or left, and a `min_match_rate=` that is no fraction."""
+    if how not in ("inner", "left"):
+        raise PlanningError(
+            f"{operator} has how={how!r}: expected inner or left.", "Choose one of them.", operator=operator
+        )
+    if rate is None:
+        return
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
+        raise ConfigurationError(
+            f"{operator} has min_match_rate={rate!r}: expected 0 to 1.",
+            "It is a fraction: 0.95 is 95 %.",
+            argument="min_match_rate",
+            operator=operator,
+        )
+
+
+def key_pairs(
+    operator: str, kind: Literal["dataset", "table"], name: str, key: Sequence[str], on: On
+) -> tuple[tuple[str, str], ...]:
+    """Return pairs (stream column, key column) in the order of the key of this dataset or table."""
+    if isinstance(on, Mapping):
+        pairs = [(str(stream), str(entry)) for stream, entry in on.items()]
+    else:
+        pairs = [(column, column) for column in column_names(f"{operator}: on=", on)]
+    shown = ", ".join(key)
+    by_column: dict[str, str] = {}
+    for stream, entry in pairs:
+        if entry in by_column:
+            raise PlanningError(
+                f"{operator}: on= compares {kind} column {entry!r} twice.",
+                "Keep one of them.",
+                column=entry,
+                operator=operator,
+            )
+        if entry not in key:
+            raise PlanningError(
+                f"{operator}: on= names {entry!r}, which is not in the key of {kind} {name!r} ({shown}).",
+                f"Join on the key; for other names on the stream write on={{stream column: {key[0]!r}}}.",
+                dataset=name if kind == "dataset" else None,
+                operator=operator,
+            )
+        by_column[entry] = stream
+    missing = ", ".join(repr(part) for part in key if part not in by_column)
+    if missing:
+        raise PlanningError(
+            f"{operator}: on= lacks {missing} of the key of {kind} {name!r} ({shown}), "
+            "so a record could meet several entries.",
+            "Name every column of the key in on=.",
+            dataset=name if kind == "dataset" else None,
+            operator=operator,
+        )
+    column_names(f"{operator}: on=", list(by_column.values()))
+    return tuple((by_column[part], part) for part in key)
+
+
+def selected(operator: str, select: Sequence[str] | None, prefix: str) -> tuple[Selected, ...] | None:
+    """Return what `select` asks for: "year as plane_year" as it says, plain names after `prefix`."""
+    if select is None:
+        return None
+    if isinstance(select, str):
+        raise ConfigurationError(
+            f"{operator}: select={select!r} is one string: expected a list.",
+            f"Write select=[{select!r}].",
+            argument="select",
+            operator=operator,
+        )
+    chosen = []
+    for item in select:
+        what, alias = split_alias(str(item))
+        name = plain_column(what)
+        if name is None:
+            raise ConfigurationError(
+                f"{operator}: select names {item!r}: expected a column, or 'column as name'.",
+                "Compute other values with map() after the join.",
+                argument="select",
+                operator=operator,
+            )
+        chosen.append(Selected(name, alias or prefix + name))
+    double = first_double([item.name for item in chosen])
+    if double:
+        raise PlanningError(
+            f"{operator}: select gives two columns the name {double!r}.",
+            f"Rename one: '{double} as other_name'.",
+            operator=operator,
+        )
+    return tuple(chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Join(Spec):
+    """Records with the columns of their dataset entry.
+
+    `on` pairs (stream column, dataset column), in the order of the dataset's key. `select` None means
+    all columns of the dataset besides its key, each with `prefix` before its name. `min_match_rate` is the fraction of
+    records that have to meet an entry, None where none is demanded.
+    """
+
+    kind: ClassVar[str] = "join"
+    dataset: str
+    on: tuple[tuple[str, str], ...]
+    how: How
+    select: tuple[Selected, ...] | None
+    prefix: str = ""
+    min_match_rate: float | None = None
+
+    def stream_column(self, dataset_column: str) -> str:
+        """Return the stream's column that is compared with this column of the dataset's key."""
+        return next(stream for stream, dataset in self.on if dataset == dataset_column)
+
+    def selection(self, dataset_columns: Iterable[str]) -> tuple[Selected, ...]:
+        """Return what the join adds, for a dataset that has these columns."""
+        if self.select is not None:
+            return self.select
+        keys = {dataset for _, dataset in self.on}
+        return tuple(Selected(name, self.prefix + name) for name in dataset_columns if name not in keys)
+
+    @property
+    def match(self) -> Match:
+        return Match(self.dataset, self.min_match_rate)
+
+    def summary(self) -> str:
+        on = ", ".join(stream if stream == name else f"{stream} = {name}" for stream, name in self.on)
+        return f"{self.how} join {self.dataset} on {on}"
+
+    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
+        dataset = app.dataset(self.dataset)
+        if dataset.partitions is None:  # every task reads all of it
+            return ()
+        columns = tuple(map(self.stream_column, dataset.partition_by))
+        return (Requirement(dataset.name, dataset.partitions, columns),)
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        dataset = context.app.dataset(self.dataset)
+        stored = _stored_columns(dataset, context.catalog)
+        return replace(flow, columns=self._columns(context.operator, dataset, flow.columns, stored))
+
+    def _columns(self, operator: str, dataset: AdjunctDataset, stream: Columns, stored: Columns) -> Columns:
+        """Return the columns after it; both sides must have what it names, and no name may come twice."""
+        require(
+            operator, "the stream", tuple(name for name, _ in self.on), stream,
+            f"Correct on=, or join before the column is dropped; the key of dataset {dataset.name} is "
+            f"{', '.join(dataset.key)}.",
+        )  # fmt: skip
+        side = f"dataset {dataset.name} (input {dataset.input})"
+        require(operator, side, tuple(name for _, name in self.on), stored, "Correct the dataset's key=.")
+        if self.select is not None:
+            require(operator, side, tuple(item.column for item in self.select), stored, "Correct select=.")
+        elif stored is None:
+            return None
+        added = [item.name for item in self.selection(stored or ())]
+        there = {name.lower() for name in stream or ()}
+        taken = [name for name in added if name.lower() in there]
+        if taken:
+            raise PlanningError(
+                f"{operator}: the stream and dataset {dataset.name} both bring a column {taken[0]!r}; the stream's "
+                f"columns there are {', '.join(stream or ())}.",
+                f'Rename the added one: select=["… as {dataset.name}_{taken[0]}"], or prefix="{dataset.name}_".',
+                dataset=dataset.name,
+                operator=operator,
+            )
+        check_names(operator, added, "Rename one with 'column as name'.")
+        return None if stream is None else (*stream, *added)
+
+    def compared(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
+        (types,) = arriving
+        entries = self._entry_types(context) or {}
+        return [
+            ComparedColumn(
+                stream, (types or {}).get(stream), f"{entry!r} of dataset {self.dataset}", entries.get(entry)
+            )
+            for stream, entry in self.on
+        ]
+
+    def _entry_types(self, context: PlanContext) -> Types:
+        dataset = context.app.dataset(self.dataset)
+        records = _records_of(dataset, context.catalog)
+        try:
+            return None if records is None else types_of(stored_schema(dataset, records))
+        except AdjunctError:  # which the plan itself tells
+            return None
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        (types,) = arriving
+        entries = self._entry_types(context)
+        if types is None or entries is None:
+            return None
+        return types | {chosen.name: entries.get(chosen.column) for chosen in self.selection(tuple(entries))}
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        (made,) = arriving
+        node = LineageNode("dataset", self.dataset)
+        if self.select is not None:
+            return made | {chosen.name: ((node, chosen.column),) for chosen in self.select}
+        (before,) = context.before
+        added = [name for name in context.after or () if name not in (before or ())]
+        return made | {name: ((node, name.removeprefix(self.prefix)),) for name in added}
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+        (frame,) = frames
+        entries, schema = batch.entries(self.dataset)
+        self._check_types(operator, dict(frame.dtypes), schema)
+        added = [column(chosen.column).alias(chosen.name) for chosen in self.selection(schema.names)]
+        return self._joined(operator, frame, entries, added, batch)
+
+    def _joined(
+        self, operator: str, frame: DataFrame, entries: DataFrame, added: Sequence[Column], batch: BatchContext
+    ) -> DataFrame:
+        """Return the records with these columns of their entries."""
+        from pyspark.sql import functions as F
+
+        keys = [f"__key_{index}" for index in range(len(self.on))]
+        side = entries.select(
+            *[column(entry).alias(key) for (_, entry), key in zip(self.on, keys, strict=True)],
+            *added,
+            F.lit(True).alias("__matched"),
+        )
+        condition: Column | None = None
+        for (stream, _), key in zip(self.on, keys, strict=True):
+            equal = frame[quoted(stream)] == side[key]
+            condition = equal if condition is None else condition & equal
+        side = F.broadcast(side) if batch.app.dataset(self.dataset).broadcast else side.hint("merge")
+        # An inner join is a left one without what has met no entry, which is counted before it goes.
+        counted = batch.matched(operator, self.dataset, frame.join(side, condition, "left"))
+        kept = counted.filter("__matched") if self.how == "inner" else counted
+        return kept.drop(*keys, "__matched")
+
+    def _check_types(self, operator: str, types: Mapping[str, str], schema: Schema) -> None:
+        """Say which side lacks a column before Spark does, in the application's own words."""
+        for stream, entry in self.on:
+            if stream not in types:
+                raise PlanningError(
+                    f"{operator}: the stream has no column {stream!r} to join on; it has "
+                    f"{', '.join(name for name in types if not name.startswith('__'))}.",
+                    "Correct on=, or add the column with map().",
+                    column=stream,
+                    operator=operator,
+                )
+            expected = schema.field(entry, f"dataset {self.dataset}").type
+            if types[stream] != expected:
+                raise PlanningError(
+                    f"{operator}: the stream's {stream!r} is {types[stream]} and {entry!r} of dataset "
+                    f"{self.dataset} is {expected}; equal values of different types lie in different buckets.",
+                    f'Cast it first: .map("*", "cast({stream} as {expected}) as {stream}_key").',
+                    dataset=self.dataset,
+                    operator=operator,
+                )
+        for chosen in self.selection(schema.names):
+            schema.field(chosen.column, f"dataset {self.dataset}")
+            if chosen.name in types:
+                raise PlanningError(
+                    f"{operator}: the stream and dataset {self.dataset} both have a column {chosen.name!r}.",
+                    f'Rename one: select=["{chosen.column} as …"] or prefix="{self.dataset}_".',
+                    dataset=self.dataset,
+                    column=chosen.name,
+                    operator=operator,
+                )
+
+
+def checked_join(
+    operator: str,
+    dataset: AdjunctDataset,
+    on: On,
+    how: How,
+    select: Sequence[str] | None,
+    prefix: str,
+    min_match_rate: float | None,
+) -> Join:
+    """Return the join that a user's arguments ask for; `operator` is the id that it will have."""
+    check_how(operator, how, min_match_rate)
+    pairs = key_pairs(operator, "dataset", dataset.name, dataset.key, on)
+    return Join(dataset.name, pairs, how, selected(operator, select, prefix), prefix, min_match_rate)
+
+
+def _records_of(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
+    """Return the columns of the records that a dataset is made from, None where they are not known."""
+    if not isinstance(dataset.input, str):
+        return dataset.input.schema
+    facts = catalog.get(dataset.input)
+    return facts.schema if facts else None
+
+
+def _stored_columns(dataset: AdjunctDataset, catalog: Catalog) -> Columns:
+    """Return the columns that a dataset stores; its input must have them where both are known."""
+    records = _records_of(dataset, catalog)
+    if records is None:
+        return dataset.columns
+    try:
+        return stored_schema(dataset, records).names
+    except SchemaMismatchError as error:
+        raise PlanningError(
+            error.problem, "Correct key=, columns= or the extractor of the dataset.", dataset=dataset.name
+        ) from error
+
+
+_ENTRY = "__entry"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinFunction(Join):
+    """Records with the columns that `function(record, entry)` gives; None drops the record.
+
+    An inner join calls it for records that meet an entry, a left one for all: the entry is None then.
+    """
+
+    kind: ClassVar[str] = "join"
+    function: RecordFunction = field(kw_only=True)
+    made: Schema = field(kw_only=True)
+
+    def summary(self) -> str:
+        return f"{Join.summary(self)}, by {called(self.function)}"
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        flow = Join.flow(self, context, arriving)
+        there = {name.lower() for name in flow.columns or ()}
+        taken = next((name for name in self.made.names if name.lower() in there), None)
+        if taken is not None:
+            raise PlanningError(
+                f"{context.operator}: the stream and {called(self.function)} both bring a column {taken!r}; the "
+                f"stream's columns there are {', '.join(flow.columns or ())}.",
+                "Call it otherwise in schema=, and put it in the place of the other with select() behind the join.",
+                operator=context.operator,
+                column=taken,
+            )
+        return replace(flow, columns=None if flow.columns is None else (*flow.columns, *self.made.names))
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        types = Join.types(self, context, arriving)
+        return None if types is None else types | types_of(self.made)
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        (frame,) = frames
+        entries, schema = batch.entries(self.dataset)
+        self._check_types(operator, dict(frame.dtypes), schema)
+        entry = F.struct(*[column(name) for name in schema.names]).alias(_ENTRY)
+        joined = self._joined(operator, frame, entries, [entry], batch)
+        return call_in_tasks(
+            joined,
+            RecordCall(
+                operator,
+                self.function,
+                self.made,
+                entry=_ENTRY,
+                stream=batch.stream_of(operator),
+                sensitive=batch.sensitive(operator),
+            ),
+            frame.columns,
+        )
+
+
+def checked_join_function(
+    operator: str,
+    dataset: AdjunctDataset,
+    on: On,
+    how: How,
+    function: RecordFunction | None,
+    schema: Schema | None,
+    min_match_rate: float | None,
+    others: bool,
+) -> JoinFunction:
+    """Return the join that a user's arguments ask for; `others` says whether they select columns, too."""
+    if others:
+        raise ConfigurationError(
+            f"{operator} has a function, and select= or prefix=, which say what a join without one adds.",
+            "Leave them out: the function gets the whole entry, and schema= says what it adds.",
+            argument="select",
+            operator=operator,
+        )
+    checked_function(operator, function, schema, "record", "entry")
+    assert function is not None
+    assert schema is not None
+    join = checked_join(operator, dataset, on, how, (), "", min_match_rate)
+    return JoinFunction(join.dataset, join.on, join.how, (), "", join.min_match_rate, function=function, made=schema)

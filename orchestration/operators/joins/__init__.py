@@ -1,1 +1,0 @@
-"""Joins with datasets and with tables that are looked up."""

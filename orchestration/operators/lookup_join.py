@@ -1,0 +1,174 @@
+"""LookupJoin: records with the columns of their key's record in a remote table, asked once for each key of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from dagster_adjunct.orchestration.operators.batch_context import (
+    Answer,
+    TableLookup,
+    answer_types,
+    check_key_types,
+    check_lookup,
+    column_types,
+)
+from dagster_adjunct.orchestration.operators.columns import Columns, Types, check_names, require
+from dagster_adjunct.orchestration.operators.joins import How, On, Selected, check_how, key_pairs, selected
+from dagster_adjunct.orchestration.operators.operator import Call, ComparedColumn, Flow, Match, Spec
+from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
+from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.schemas.schema import Field
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
+    from dagster_adjunct.orchestration.operators.operator import Declarations, KeyedTable, PlanContext
+    from dagster_adjunct.orchestration.operators.stream_facts import LineageContext, Made
+
+
+@dataclass(frozen=True, slots=True)
+class LookupJoin(Spec):
+    """Records with the columns of their key's record in a remote table.
+
+    `on` pairs (stream column, table column), in the order of the table's key. `select` None means all columns that the
+    table declares besides its key, each with `prefix` before its name. `types` are of columns whose types the table
+    does not declare. Records stay where they lie.
+    """
+
+    kind: ClassVar[str] = "join"
+    table: str
+    on: tuple[tuple[str, str], ...]
+    how: How
+    select: tuple[Selected, ...] | None
+    types_given: tuple[tuple[str, str], ...] = ()
+    prefix: str = ""
+    args: tuple[object, ...] = ()
+    min_match_rate: float | None = None
+
+    @property
+    def match(self) -> Match:
+        return Match(None, self.min_match_rate, self.table)
+
+    def summary(self) -> str:
+        on = ", ".join(stream if stream == name else f"{stream} = {name}" for stream, name in self.on)
+        return f"{self.how} lookup in table {self.table} on {on}"
+
+    def call(self, app: Declarations) -> Call:
+        table = app.tables[self.table]
+        kept = "" if getattr(table, "cache", None) is None else ", if the table's cache does not know it"
+        return Call(
+            "lookup",
+            self.table,
+            f"each key once a batch{kept}; a batch that is run again has the same answers",
+            recorded=True,
+        )
+
+    def lookup(self, operator: str, table: KeyedTable) -> TableLookup:
+        """Return what is asked of the table, with the types of the answers.
+
+        Raises PlanningError for a column that the table does not have, or whose type is not known.
+        """
+        chosen = self.select
+        if chosen is None:
+            declared = column_types(table)
+            if declared is None:
+                raise PlanningError(
+                    f"{operator}: table {table.name} declares no columns, and the join names none.",
+                    'Name those to add, with their types: select={"seats": "int"}; or declare the columns of the '
+                    "table's function.",
+                    operator=operator,
+                )
+            keys = {entry for _, entry in self.on}
+            chosen = tuple(Selected(name, self.prefix + name) for name in declared if name not in keys)
+        types = answer_types(operator, table, tuple(item.column for item in chosen), dict(self.types_given))
+        answers = tuple(Answer(item.column, item.name, types[item.column]) for item in chosen)
+        return TableLookup(self.table, tuple(stream for stream, _ in self.on), answers, self.args)
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        table = context.app.tables[self.table]
+        check_lookup(context.operator, table, self.args)
+        lookup = self.lookup(context.operator, table)
+        require(
+            context.operator, "the stream", lookup.keys, flow.columns,
+            f"Correct on=, or join before the column is dropped; the key of table {self.table} is "
+            f"{', '.join(table.key)}.",
+        )  # fmt: skip
+        return replace(flow, columns=self._columns(context.operator, lookup, flow.columns))
+
+    def _columns(self, operator: str, lookup: TableLookup, stream: Columns) -> Columns:
+        added = [answer.name for answer in lookup.answers]
+        check_names(operator, added, "Rename one with 'column as name'.")
+        there = {name.lower() for name in stream or ()}
+        taken = next((name for name in added if name.lower() in there), None)
+        if taken is not None:
+            raise PlanningError(
+                f"{operator}: the stream and table {self.table} both bring a column {taken!r}; the stream's columns "
+                f"there are {', '.join(stream or ())}.",
+                f'Rename the added one: select=["… as {self.table}_{taken}"], or prefix="{self.table}_".',
+                column=taken,
+                operator=operator,
+            )
+        return None if stream is None else (*stream, *added)
+
+    def declared_types(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
+        (types,) = arriving
+        declared = column_types(context.app.tables[self.table]) or {}
+        return [
+            ComparedColumn(stream, (types or {}).get(stream), f"table {self.table}", declared[entry])
+            for stream, entry in self.on
+            if entry in declared
+        ]
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        (types,) = arriving
+        table = context.app.tables[self.table]
+        check_key_types(context.operator, table, self.on, types)
+        added: dict[str, str | None] = {
+            answer.name: answer.type for answer in self.lookup(context.operator, table).answers
+        }
+        return None if types is None else types | added
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        (made,) = arriving
+        node = LineageNode("table", self.table)
+        answers = self.lookup(self.kind, context.app.tables[self.table]).answers
+        return made | {answer.name: ((node, answer.column),) for answer in answers}
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+        (frame,) = frames
+        table = batch.app.tables[self.table]
+        types: Types = dict(frame.dtypes)
+        columns = tuple(name for name in frame.columns if not name.startswith("__"))
+        lookup = self.lookup(operator, table)
+        require(operator, "the stream", lookup.keys, columns, "Correct on=, or add the column with map().")
+        self._columns(operator, lookup, columns)
+        check_key_types(operator, table, self.on, types)
+        joined = batch.looked_up(operator, frame, lookup)
+        kept = joined.filter("__matched") if self.how == "inner" else joined
+        return kept.drop("__matched")
+
+
+def checked_lookup_join(
+    operator: str,
+    table: str,
+    key: Sequence[str],
+    on: On,
+    how: How,
+    select: Sequence[str] | Mapping[str, str] | None,
+    prefix: str,
+    args: Sequence[object],
+    min_match_rate: float | None,
+) -> LookupJoin:
+    """Return the lookup that a user's arguments ask for; `operator` is the id that it will have."""
+    check_how(operator, how, min_match_rate)
+    pairs = key_pairs(operator, "table", table, key, on)
+    chosen = selected(operator, list(select) if isinstance(select, Mapping) else select, prefix)
+    types: dict[str, str] = {}
+    if isinstance(select, Mapping):
+        for item, kind in zip(chosen or (), select.values(), strict=True):
+            types[item.column] = Field(item.column, kind).type
+    return LookupJoin(table, pairs, how, chosen, tuple(types.items()), prefix, tuple(args), min_match_rate)

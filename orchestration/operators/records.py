@@ -1,0 +1,536 @@
+"""Map: records with other columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TYPE_CHECKING, ClassVar
+
+from dagster_adjunct.orchestration.operators.arguments import called, column_names, partition_count
+from dagster_adjunct.orchestration.operators.columns import (
+    FINAL,
+    Columns,
+    Types,
+    carried,
+    check_names,
+    plain_column,
+    require,
+    split_alias,
+)
+from dagster_adjunct.orchestration.operators.operator import Flow, PassesRecords, Spec, StreamEdge, agreed
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, UNKNOWN, add, expression_sources, sources_of
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.sql.checking import checked_condition, checked_expression, checked_list
+from dagster_adjunct.resources.sql.parser import parsed, struct_fields, true_only_with
+from dagster_adjunct.resources.sql.types import differ, type_of
+from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
+from dagster_adjunct.resources.user_code import check_plain_function
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
+    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
+    from dagster_adjunct.orchestration.operators.operator import PlanContext, Role
+    from dagster_adjunct.orchestration.operators.stream_facts import LineageContext, Made
+
+
+@dataclass(frozen=True, slots=True)
+class Filter(PassesRecords):
+    """The records that meet a Spark SQL condition, or that a DataFrame function lets pass, which leaves their columns
+    as they are and may promise that it leaves them where they are, too."""
+
+    kind: ClassVar[str] = "filter"
+    condition: str | DataFrameFunction
+    keeps_partitioning: bool = False
+
+    @property
+    def promises_partitioning(self) -> bool:
+        return self.keeps_partitioning
+
+    def summary(self) -> str:
+        return self.condition if isinstance(self.condition, str) else called(self.condition)
+
+    @property
+    def sql(self) -> Sequence[str]:
+        return (self.condition,) if isinstance(self.condition, str) else ()
+
+    @property
+    def asks_final(self) -> bool:
+        return isinstance(self.condition, str) and true_only_with(self.condition, FINAL)
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        if isinstance(self.condition, str):
+            checked_condition(context.operator, self.condition, flow.columns)
+        if isinstance(self.condition, str) or self.keeps_partitioning or not flow.partitioned_by:
+            return flow
+        return replace(flow, partitioned_by=(), partitioner=UNKNOWN, lost_at=context.operator)
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        (types,) = arriving
+        if types is None or not isinstance(self.condition, str):
+            return types
+        checked_condition(context.operator, self.condition, tuple(types), types)
+        return types
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+        (frame,) = frames
+        if isinstance(self.condition, str):
+            return frame.filter(self.condition)
+        passed = batch.call(operator, self.condition, frame)
+        _check_columns(operator, self.condition, dict(frame.dtypes), dict(passed.dtypes))
+        return passed
+
+
+def _check_columns(
+    operator: str, function: DataFrameFunction, before: Mapping[str, str], after: Mapping[str, str]
+) -> None:
+    """Refuse a function that changes columns: what comes after a filter is planned with those that came to it."""
+    changed = [name for name in (*before, *after) if before.get(name) != after.get(name)]
+    if not changed:
+        return
+    name = changed[0]
+    was, made = before.get(name), after.get(name)
+    what = f"adds the column {name!r}" if was is None else f"drops the column {name!r}"
+    if was is not None and made is not None:
+        what = f"makes the column {name!r}, which is {was}, {made}"
+    raise PlanningError(
+        f"{operator}: {called(function)} {what}: a filter leaves the columns of records as they are.",
+        "Change columns with map(function), and filter by them behind it.",
+        operator=operator,
+        column=name,
+    )
+
+
+def checked_filter(after: str, condition: str | DataFrameFunction, keeps_partitioning: bool) -> Filter:
+    """Return the filter that a user's argument asks for, behind the operator `after`."""
+    if isinstance(condition, str):
+        if not condition.strip():
+            raise ConfigurationError(f"filter after {after} is empty.", "Write a condition.", argument="condition")
+        if keeps_partitioning:
+            raise ConfigurationError(
+                f"filter after {after} has keeps_partitioning=True with a condition.",
+                "Leave it out: a condition leaves records where they are.",
+                argument="keeps_partitioning",
+            )
+    elif not callable(condition):
+        raise ConfigurationError(
+            f"filter after {after} got {condition!r}.",
+            "Pass a Spark SQL condition or a function.",
+            argument="condition",
+        )
+    else:
+        check_plain_function(f"filter after {after}", condition, "condition", "frame")
+    return Filter(condition, bool(keeps_partitioning))
+
+
+@dataclass(frozen=True, slots=True)
+class Map(Spec):
+    """Records with other columns: either Spark SQL `expressions`, or one DataFrame `function`."""
+
+    kind: ClassVar[str] = "map"
+    expressions: tuple[str, ...] = ()
+    function: DataFrameFunction | None = None
+    keeps_partitioning: bool = False
+
+    @property
+    def promises_partitioning(self) -> bool:
+        return self.keeps_partitioning
+
+    def summary(self) -> str:
+        return called(self.function) if self.function else ", ".join(self.expressions)
+
+    @property
+    def sql(self) -> Sequence[str]:
+        return self.expressions
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        kept = self._partitioning(flow.partitioned_by)
+        flow = replace(flow, columns=self._columns(context.operator, flow.columns))
+        if kept == flow.partitioned_by or not flow.partitioned_by:
+            return flow
+        if kept is not None:
+            return replace(flow, partitioned_by=kept)
+        return replace(flow, partitioned_by=(), partitioner=UNKNOWN, lost_at=context.operator)
+
+    def _columns(self, operator: str, columns: Columns) -> Columns:
+        """Return the columns that are left; None when one of them has no name that can be read off."""
+        if self.function is not None:
+            return None
+        result: list[str] = []
+        known = True
+        for item in checked_list(operator, self.expressions, columns):
+            if item.expression.star:
+                known = known and columns is not None
+                result.extend(item.stars(columns or ()))
+            else:
+                known = known and item.expression.name is not None
+                result.append(item.expression.name or "")
+        named = [name for name in result if name]
+        check_names(operator, named, "List the columns to keep instead of '*', or choose another name.")
+        return tuple(result) if known else None
+
+    def _partitioning(self, partitioned_by: tuple[str, ...]) -> tuple[str, ...] | None:
+        """Return the names that the partition columns have after it, None when one of them is lost.
+
+        A plain name, a plain name with another ("dest as faa") and "*" pass a column on unchanged.
+        """
+        if self.function is not None:
+            return partitioned_by if self.keeps_partitioning else None
+        passed: dict[str, str] = {}
+        lost: set[str] = set()
+        star = False
+        for expression in map(parsed, self.expressions):
+            if expression.star:
+                star = True
+                lost |= {name.lower() for name in expression.excepted}
+            elif expression.column is not None:
+                passed.setdefault(expression.column.lower(), expression.name or expression.column)
+            elif expression.alias is not None:
+                lost.add(expression.alias.lower())
+        kept = []
+        for each in partitioned_by:
+            if star and each.lower() not in lost:
+                kept.append(each)
+            elif each.lower() in passed:
+                kept.append(passed[each.lower()])
+            else:
+                return None
+        return tuple(kept)
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        (types,) = arriving
+        if types is None or self.function is not None:
+            return None
+        result: dict[str, str | None] = {}
+        for item in checked_list(context.operator, self.expressions, tuple(types), types):
+            name = item.expression.name
+            if item.expression.star:
+                result |= {column: types[column] for column in item.stars(tuple(types))}
+                continue
+            if name is None:
+                return None
+            result[name] = item.type
+            if name in (UPDATE, DEFAULT):
+                result |= {f"{name}.{field}": type_of(value, types) for field, value in struct_fields(item.expression)}
+        return result
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        (columns,) = arriving
+        made: Made = {}
+        named: Made = {}
+        for expression in map(parsed, self.expressions):
+            if expression.star:
+                gone = {name.lower() for name in expression.excepted}
+                made |= {name: sources for name, sources in columns.items() if name.lower() not in gone}
+                continue
+            fields = struct_fields(expression) if expression.name in (UPDATE, DEFAULT) else ()
+            for name, value in fields:
+                made[f"{expression.name}.{name}"] = expression_sources(value, columns, named)
+            if expression.name is not None and not fields:
+                made[expression.name] = expression_sources(expression, columns, named)
+                named[expression.name] = made[expression.name]
+        return made
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+        (frame,) = frames
+        if self.function is not None:
+            return batch.call(operator, self.function, frame)
+        hidden = [] if any(parsed(text).star for text in self.expressions) else [f"`{name}`" for name in carried(frame)]
+        return frame.selectExpr(*hidden, *self.expressions)
+
+
+def checked_map(after: str, expressions: Sequence[str | DataFrameFunction], keeps_partitioning: bool) -> Map:
+    """Return the map that a user's arguments ask for, behind the operator `after`."""
+    functions = [item for item in expressions if callable(item)]
+    texts = tuple(item for item in expressions if isinstance(item, str))
+    if functions:
+        if len(expressions) > 1:
+            raise ConfigurationError(
+                f"map after {after} mixes a function with other arguments.",
+                "Pass the function alone.",
+                argument="expressions",
+            )
+        check_plain_function(f"map after {after}", functions[0], "expressions", "frame")
+        return Map((), functions[0], keeps_partitioning)
+    if not texts or len(texts) < len(expressions) or not all(text.strip() for text in texts):
+        raise ConfigurationError(
+            f"map after {after} got {expressions!r}: expected Spark SQL expressions or one function.",
+            'Write for example map("tailnum", "upper(model) as model").',
+            argument="expressions",
+        )
+    if keeps_partitioning:
+        raise ConfigurationError(
+            f"map after {after} has keeps_partitioning=True with expressions.",
+            "Leave it out: for expressions the planner sees itself what is kept.",
+            argument="keeps_partitioning",
+        )
+    return Map(texts)
+
+
+@dataclass(frozen=True, slots=True)
+class Merge(Spec):
+    """The records of all inputs, which have the same columns of the same types; they stand in the first one's order.
+
+    `inputs` are the ids of the operators whose records they are.
+    """
+
+    kind: ClassVar[str] = "merge"
+    inputs: tuple[str, ...]
+
+    def summary(self) -> str:
+        return f"of {', '.join(self.inputs)}"
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        first, *others = arriving
+        for source, other in zip(self.inputs[1:], others, strict=True):
+            if first.columns is not None and other.columns is not None:
+                self._check_names(context.operator, first.columns, source, other.columns)
+        flow = agreed(context, arriving)
+        if flow.partitioner == SPARK or not flow.partitioned_by:
+            return flow
+        # Another system's client has chosen the partition, and several tasks may read one: nothing lies by it here.
+        return replace(flow, partitioned_by=(), partitioner=UNKNOWN, lost_at=context.operator)
+
+    def _check_names(self, operator: str, first: Sequence[str], source: str, other: Sequence[str]) -> None:
+        missing = [name for name in first if name not in other]
+        more = [name for name in other if name not in first]
+        if not missing and not more:
+            return
+        lacks = f"has no {', '.join(map(repr, missing))}" if missing else ""
+        has = f"has {', '.join(map(repr, more))}" if more else ""
+        kept = ", ".join(f'"{name}"' for name in first if name in other) or '"…"'
+        raise PlanningError(
+            f"{operator}: its inputs have different columns: {source} {' and '.join(filter(None, (lacks, has)))}, "
+            f"unlike {self.inputs[0]}.",
+            f"Give all of them the same: .select({kept}) of each, or .with_columns(…) for what is missing.",
+            operator=operator,
+            column=(missing or more)[0],
+        )
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        known = [(source, types) for source, types in zip(self.inputs, arriving, strict=True) if types is not None]
+        if len(known) < len(self.inputs):
+            return None
+        for source, types in known[1:]:
+            self._check_types(context.operator, known[0][1], source, types)
+        return {
+            name: next((types[name] for _, types in known if types.get(name) is not None), None) for name in known[0][1]
+        }
+
+    def _check_types(
+        self, operator: str, first: Mapping[str, str | None], source: str, other: Mapping[str, str | None]
+    ) -> None:
+        for name, kind in first.items():
+            there = other.get(name)
+            if kind is not None and there is not None and differ(kind, there):
+                raise PlanningError(
+                    f"{operator}: its inputs have different types of {name!r}: {there} in {source}, {kind} in "
+                    f"{self.inputs[0]}; equal values of different types would lie in different partitions.",
+                    f'Cast it in one of them: .with_columns({name}="cast({name} as {kind})").',
+                    operator=operator,
+                    column=name,
+                )
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        result: Made = {}
+        for made in arriving:
+            for name, sources in made.items():
+                add(result, name, sources)
+        return {name: sources for name, sources in result.items() if all(name in made for made in arriving)}
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+        own = [{name: kind for name, kind in frame.dtypes if not name.startswith("__")} for frame in frames]
+        for source, types in zip(self.inputs[1:], own[1:], strict=True):
+            self._check_names(operator, tuple(own[0]), source, tuple(types))
+            self._check_types(operator, own[0], source, types)
+        by = batch.lying_by(operator)
+        first, *others = frames
+        if by:
+            # Spark puts partition i of all inputs together where they lie alike. It compares them by the names that the
+            # columns have in their files, unless these are columns of the frame's own: that needs more than an alias.
+            first = first.withColumns({name: column(name).alias(name, metadata={"merged": 1}) for name in by})
+        # Of the hidden columns some have only what one input has been through: the others have null there.
+        merged = reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), others, first)
+        if not by:
+            return merged
+        partitions = batch.partitions_at(operator)
+        if partitions == 1:
+            return merged.coalesce(1)
+        # Where Spark sees that they lie so, it leaves this out.
+        return merged.repartition(partitions, *map(column, by))
+
+
+def checked_merge(after: str, others: Sequence[str]) -> Merge:
+    """Return the merge of the operator `after` and these others."""
+    return Merge((after, *others))
+
+
+_NAMED = re.compile(r"\sas\s", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionBy(PassesRecords):
+    """An intermediate stream: the records spread anew by `columns`. `partitions` None: inferred."""
+
+    kind: ClassVar[str] = "partition-by"
+    stream: str
+    columns: tuple[str, ...]
+    partitions: int | None = None
+
+    @property
+    def role(self) -> Role:
+        return "intermediate"
+
+    def summary(self) -> str:
+        return f"by {', '.join(self.columns)}"
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        next_step = 'Name columns that it has; an expression needs a name: partition_by("upper(city) as city_key").'
+        require(context.operator, "the stream", self.columns, flow.columns, next_step)
+        return Flow(context.operator, flow.columns, self.columns, SPARK)
+
+    def declared_partitions(self, context: PlanContext) -> int | None:
+        return self.partitions
+
+    def edge(self, context: PlanContext, flow: Flow, partitions: int) -> StreamEdge:
+        declared = "" if self.partitions is None else f"partition_by(partitions={self.partitions})"
+        return StreamEdge(self.stream, self.role, partitions, self.columns, SPARK, declared, context.operator)
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+        (frame,) = frames
+        return batch.together(frame).repartition(
+            batch.partitions_at(operator), *[column(name) for name in self.columns]
+        )
+
+
+def checked_partition_by(after: str, stream: str, columns: Sequence[str], partitions: int | None) -> PartitionBy:
+    """Return the intermediate stream of this name that a user's arguments ask for, behind the operator `after`."""
+    what = f"partition_by after {after}"
+    names = column_names(what, columns)
+    if not names:
+        raise ConfigurationError(f"{what} names no column.", "Name the columns to partition by.", argument="columns")
+    return PartitionBy(stream, names, partition_count(f"{what}: partitions", partitions))
+
+
+def key_columns(columns: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the names of the columns to partition by, and the expressions of those that have to be computed first."""
+    # A column may be called "loud name": only "as" names an expression here.
+    split = [split_alias(item) if _NAMED.search(str(item)) else (item, None) for item in columns]
+    computed = {alias: what for what, alias in split if alias is not None}
+    return tuple(alias or item for item, (_, alias) in zip(columns, split, strict=True)), computed
+
+
+@dataclass(frozen=True, slots=True)
+class Select(Map):
+    """Records with exactly these columns: a map in which each expression has a name that can be read off."""
+
+    kind: ClassVar[str] = "select"
+
+
+def checked_select(after: str, columns: Sequence[str]) -> Select:
+    """Return the selection that a user's arguments ask for, behind the operator `after`."""
+    if not columns:
+        raise ConfigurationError(f"select after {after} names no column.", "Name those to keep.", argument="columns")
+    for item in columns:
+        text = item if isinstance(item, str) else ""
+        what, name = split_alias(text)
+        if not text.strip() or (name is None and plain_column(what) is None):
+            raise ConfigurationError(
+                f"select after {after} got {item!r}: expected a column, 'column as name', or 'expression as name'.",
+                'Give the expression a name, "upper(shop) as shop"; to keep all columns, use with_columns().',
+                argument="columns",
+            )
+    return Select(tuple(columns))
+
+
+@dataclass(frozen=True, slots=True)
+class WithColumns(Spec):
+    """All columns, and these: pairs (name, Spark SQL expression over the columns that arrive).
+
+    A column whose name is there is replaced in its place; names ignore case, as Spark's do.
+    """
+
+    kind: ClassVar[str] = "with-columns"
+    columns: tuple[tuple[str, str], ...]
+
+    def summary(self) -> str:
+        return ", ".join(f"{expression} as {name}" for name, expression in self.columns)
+
+    @property
+    def sql(self) -> Sequence[str]:
+        return tuple(expression for _, expression in self.columns)
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        for _, expression in self.columns:
+            checked_expression(context.operator, expression, flow.columns)
+        moved = replace(flow, columns=self._columns(flow.columns))
+        kept = tuple(self._kept(column) for column in flow.partitioned_by)
+        if all(kept):
+            return replace(moved, partitioned_by=tuple(name for name in kept if name))
+        return replace(moved, partitioned_by=(), partitioner=UNKNOWN, lost_at=context.operator)
+
+    def _columns(self, columns: Columns) -> Columns:
+        if columns is None:
+            return None
+        given = {name.lower(): name for name, _ in self.columns}
+        there = set(map(str.lower, columns))
+        added = (name for name, _ in self.columns if name.lower() not in there)
+        kept = columns if there.isdisjoint(given) else tuple(given.get(name.lower(), name) for name in columns)
+        return (*kept, *added)
+
+    def _kept(self, column: str) -> str | None:
+        """Return the name that a column has after it, None where another one stands in its place."""
+        for name, expression in self.columns:
+            if name.lower() == column.lower():
+                return name if (plain_column(expression) or "").lower() == column.lower() else None
+        return column
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        (types,) = arriving
+        if types is None:
+            return None
+        known = {
+            name: checked_expression(context.operator, expression, tuple(types), types)
+            for name, expression in self.columns
+        }
+        columns = self._columns(tuple(types)) or ()
+        if columns[: len(types)] == tuple(types):  # none is replaced under another spelling
+            return types | known
+        return {name: types.get(name) for name in columns} | known
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        (made,) = arriving
+        given = {name: sources_of(expression, made) for name, expression in self.columns}
+        replaced = {name.lower() for name in given}
+        kept = {name: sources for name, sources in made.items() if name.lower() not in replaced}
+        return kept | {name: sources for name, sources in given.items() if sources}
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        (frame,) = frames
+        return frame.withColumns({name: F.expr(expression) for name, expression in self.columns})
+
+
+def checked_with_columns(after: str, columns: Mapping[str, str]) -> WithColumns:
+    """Return the columns that a user's arguments ask for, behind the operator `after`."""
+    what = f"with_columns after {after}"
+    if not columns:
+        raise ConfigurationError(f"{what} names no column.", 'Write gross="spent * 1.2", say.', argument="columns")
+    column_names(what, list(columns))
+    for name, expression in columns.items():
+        if not isinstance(expression, str) or not expression.strip():
+            raise ConfigurationError(
+                f"{what} got {name}={expression!r}: expected a Spark SQL expression.",
+                f'Write {name}="spent * 1.2", say; a text is {name}="\'text\'".',
+                argument=name,
+            )
+    return WithColumns(tuple(columns.items()))

@@ -1,0 +1,419 @@
+"""SendToLocal: records kept in a local table of the application, beside the way on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dagster_adjunct.assets.declaration.sources import OwnedBy
+from dagster_adjunct.orchestration.operators.arguments import called
+from dagster_adjunct.orchestration.operators.columns import Types, require, types_of
+from dagster_adjunct.orchestration.operators.functions import flow_of_results
+from dagster_adjunct.orchestration.operators.operator import (
+    Call,
+    ComparedColumn,
+    Exchange,
+    Flow,
+    PassesRecords,
+    Requirement,
+    Spec,
+    StreamEdge,
+)
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    SPARK,
+    UNKNOWN,
+    LineageNode,
+    StreamFacts,
+    new_streams_in,
+    partitioner_of_output,
+    whole,
+)
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.sql.checking import checked_condition
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.user_code import check_plain_function
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.orchestration.operators.arguments import OnNullKey
+    from dagster_adjunct.orchestration.operators.batch_context import BatchContext, SinkFunction
+    from dagster_adjunct.orchestration.operators.operator import Declarations, PlanContext, Reason, Role
+    from dagster_adjunct.orchestration.operators.stream_facts import LineageContext, Made
+
+
+def before_stream(operator: str, reason: Reason, stream: StreamFacts, flow: Flow, lying: int) -> Exchange | None:
+    """Return the exchange that writing to a stream needs, for records that lie in `lying` partitions."""
+    key, partitions = stream.key, stream.partitions
+    if not key:
+        if flow.partitioned_by and lying == partitions:
+            return None
+        return Exchange(operator, reason, (), partitions, f"{stream.name} has {partitions} partitions and no key")
+    if stream.partitioner == SPARK:
+        right = flow.partitioned_by == key and flow.partitioner == SPARK and lying == partitions
+    else:
+        # The system's own client chooses the partition; only the order of one key's records is ours to keep.
+        right = _one_task_per_key(flow, key)
+    if right:
+        return None
+    why = f"{stream.name} has {partitions} partitions by ({', '.join(key)}); {_where(flow, lying)}"
+    return Exchange(operator, reason, key, partitions, why)
+
+
+def before_table(operator: str, table: str, key: tuple[str, ...], flow: Flow, lying: int) -> Exchange | None:
+    """Return the exchange that writing to a remote table needs, for records that lie in `lying` partitions."""
+    if _one_task_per_key(flow, key):
+        return None
+    why = f"records of one {', '.join(key)} have to meet in one task for table {table}; {_where(flow, lying)}"
+    return Exchange(operator, "remote table", key, lying, why)
+
+
+def before_local(
+    operator: str, table: str, by: tuple[str, ...], partitions: int, flow: Flow, lying: int
+) -> Exchange | None:
+    """Return the exchange that brings records, which lie in `lying` partitions, to the buckets of a local table."""
+    if flow.partitioned_by == by and flow.partitioner == SPARK and lying == partitions:
+        return None
+    why = f"local table {table} has {partitions} buckets by ({', '.join(by)}); {_where(flow, lying)}"
+    return Exchange(operator, "local table", by, partitions, why)
+
+
+def _one_task_per_key(flow: Flow, key: tuple[str, ...]) -> bool:
+    # A partition of another system's stream may be read by several tasks.
+    return bool(flow.partitioned_by) and flow.partitioner == SPARK and set(flow.partitioned_by) <= set(key)
+
+
+def _where(flow: Flow, partitions: int) -> str:
+    if not flow.partitioned_by:
+        since = f" since {flow.lost_at}" if flow.lost_at else ""
+        return f"the records are in {partitions} partitions by nothing that is known{since}"
+    return f"the records are in {partitions} by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
+
+
+class AppendsToOutput(Spec):
+    """Begins the output stream `stream`, in whose partitions its records lie from then on."""
+
+    __slots__ = ()
+    stream: str
+
+    @property
+    def role(self) -> Role:
+        return "output"
+
+    @property
+    def writes(self) -> str:
+        return self.stream
+
+    def target(self, app: Declarations) -> LineageNode:
+        return LineageNode("stream", self.stream)
+
+    def appended(self, context: PlanContext, columns: tuple[str, ...] | None, what: str, why: str) -> Flow:
+        """Return the records in the output stream; refused where `what` lacks its key, or it exists as another."""
+        output = context.app.outputs[self.stream]
+        require(context.operator, what, output.key, columns, why)
+        facts = context.catalog.get(output.name)
+        if facts is not None and (facts.partitions, facts.key) != (output.partitions, output.key):
+            raise PlanningError(
+                f"output stream {output.name!r} exists with {facts.partitions} partitions and key "
+                f"({', '.join(facts.key)}); it is declared with {output.partitions} and ({', '.join(output.key)}).",
+                "Declare it as it is, or choose another name. A lake stream's partitions can be changed: adjunct "
+                f"stream repartition {split_stream_name(output.name)[1]} --partitions {output.partitions} --reason ….",
+                stream=output.name,
+            )
+        needs_key = new_streams_in(context.catalog, output.name).needs_key
+        if facts is None and needs_key and not output.key and output.partitions > 1:
+            raise PlanningError(
+                f"{context.operator}: output stream {output.name!r} is declared with {output.partitions} partitions "
+                "and without a key: nothing says in which of them a record belongs.",
+                'Declare key="…", or partitions=1.',
+                operator=context.operator,
+                stream=output.name,
+            )
+        partitioner = partitioner_of_output(context.catalog, output.name) if output.key else UNKNOWN
+        return Flow(context.operator, columns, output.key, partitioner)
+
+    def declared_partitions(self, context: PlanContext) -> int:
+        return context.app.outputs[self.stream].partitions
+
+    def edge(self, context: PlanContext, flow: Flow, partitions: int) -> StreamEdge:
+        by, partitioner = flow.partitioned_by, flow.partitioner
+        return StreamEdge(self.stream, self.role, partitions, by, partitioner, "output", context.operator)
+
+    def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
+        output = context.app.outputs[self.stream]
+        partitioner = partitioner_of_output(context.catalog, output.name)
+        stream = StreamFacts(output.name, output.partitions, output.key, partitioner)
+        return before_stream(context.operator, "output", stream, flow, partitions)
+
+
+# Of each refused record: the table, what was asked of it ("put", "update", "delete"), key and record as JSON, and why.
+LETTER = {"table": "string", "kind": "string", "key": "string", "record": "string", "problem": "string"}
+
+
+@dataclass(frozen=True, slots=True)
+class SendDeadLetters(AppendsToOutput):
+    """What the table of the operator before refused, in the output stream `stream`: at most `at_most` of a batch."""
+
+    kind: ClassVar[str] = "dead-letters"
+    stream: str
+    at_most: int
+
+    def summary(self) -> str:
+        return f"up to {self.at_most} refused records of a batch to {self.stream}"
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        return self.appended(context, tuple(LETTER), "a dead letter", "Correct the output stream's key=.")
+
+    def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
+        letters = Flow(context.operator, tuple(LETTER), (), UNKNOWN)  # they come from the driver, not from partitions
+        return AppendsToOutput.exchange_before(self, context, letters, partitions)
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        return dict(LETTER)
+
+    def written_types(self, arriving: Types) -> Types:
+        return dict(LETTER)
+
+    def written_columns(self, arriving: Made) -> Made:
+        return {}
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+        output = batch.app.outputs[self.stream]
+        letters = batch.letters(operator)
+        batch.send_letters(operator, letters, self.stream, key=output.key, partitions=output.partitions)
+        return letters
+
+
+@dataclass(frozen=True, slots=True)
+class SendToLocal(PassesRecords):
+    """Records kept by key in a local table with these columns; those that meet the expression `deleted` delete."""
+
+    kind: ClassVar[str] = "send-to-table"
+    table: str
+    schema: Schema
+    deleted: str | None = None
+    on_null_key: OnNullKey = "fail"
+
+    @property
+    def sql(self) -> Sequence[str]:
+        return () if self.deleted is None else (self.deleted,)
+
+    @property
+    def writes(self) -> str:
+        return self.table
+
+    @property
+    def feeds(self) -> str:
+        return self.table
+
+    def target(self, app: Declarations) -> LineageNode:
+        return LineageNode("dataset", self.table)
+
+    def summary(self) -> str:
+        deleted = f", deleted where {self.deleted}" if self.deleted is not None else ""
+        return f"local table {self.table} ({', '.join(self.schema.names)}){deleted}"
+
+    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
+        return (Requirement(self.table, app.dataset(self.table).partitions, None, feeds=True),)
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        names = self.schema.names
+        require(context.operator, "the stream", names, flow.columns, f"They are the columns of table {self.table}.")
+        if self.deleted is not None:
+            checked_condition(context.operator, self.deleted, flow.columns)
+        return flow
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        (types,) = arriving
+        self.check_types(context.operator, types)
+        if self.deleted is not None and types is not None:
+            checked_condition(context.operator, self.deleted, tuple(types), types)
+        return types
+
+    def declared_types(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
+        (types,) = arriving
+        what, known = f"local table {self.table}", types or {}
+        return [ComparedColumn(field.name, known.get(field.name), what, field.type) for field in self.schema.fields]
+
+    def check_types(self, operator: str, types: Types) -> None:
+        """Refuse columns of other types than the table's, as far as types are known."""
+        for field in self.schema.fields:
+            known = None if types is None else types.get(field.name)
+            if known is not None and known != field.type:
+                raise PlanningError(
+                    f"{operator}: column {field.name!r} is {known}, and local table {self.table} is declared with "
+                    f"{field.type}.",
+                    f'Cast it before: .map("*", …) with cast({field.name} as {field.type}); or declare the column so.',
+                    column=field.name,
+                    operator=operator,
+                )
+
+    def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
+        dataset = context.app.dataset(self.table)
+        assert dataset.partitions is not None, "a local table has buckets"
+        return before_local(context.operator, self.table, dataset.partition_by, dataset.partitions, flow, partitions)
+
+    def written_types(self, arriving: Types) -> Types:
+        return None if arriving is None else {name: arriving.get(name) for name in self.schema.names}
+
+    def written_columns(self, arriving: Made) -> Made:
+        return {name: sources for name, sources in arriving.items() if name in self.schema}
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+        """Keep the records; what goes on are the records as they came, computed once."""
+        (frame,) = frames
+        self.check_types(operator, dict(frame.dtypes))
+        if batch.goes_on(operator):
+            frame = batch.computed_once(operator, frame)
+        batch.keep(operator, frame, self.table, deleted=self.deleted, on_null_key=self.on_null_key)
+        return frame
+
+
+def checked_send_to_local(
+    application: str, after: str, table: AdjunctDataset, deleted: str | None, on_null_key: OnNullKey
+) -> SendToLocal:
+    """Return what a user's arguments ask for; `after` is the operator before it."""
+    owned = table.input
+    assert isinstance(owned, OwnedBy), "it is a local table"
+    if owned.application != application:
+        raise PlanningError(
+            f"send_to after {after}: local table {table.name!r} belongs to application {owned.application!r}, which "
+            "alone writes it.",
+            "Send to a stream that the other application reads. Joining the table is fine.",
+            dataset=table.name,
+            operator=after,
+        )
+    if on_null_key not in ("fail", "skip"):
+        raise ConfigurationError(
+            f"send_to after {after} has on_null_key={on_null_key!r}.", "Write fail or skip.", argument="on_null_key"
+        )
+    if deleted is not None and (not isinstance(deleted, str) or not deleted.strip()):
+        raise ConfigurationError(
+            f"send_to after {after} has deleted={deleted!r}: expected a Spark SQL condition.",
+            'Write what marks an entry that goes: deleted="visits = 0", say.',
+            argument="deleted",
+        )
+    return SendToLocal(table.name, owned.schema, deleted, on_null_key)
+
+
+@dataclass(frozen=True, slots=True)
+class SendToStream(AppendsToOutput, PassesRecords):
+    """Records appended to an output stream."""
+
+    kind: ClassVar[str] = "send-to"
+    stream: str
+
+    def summary(self) -> str:
+        return self.stream
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        why = f"They are the key of output {context.app.outputs[self.stream].name}."
+        return self.appended(context, flow.columns, "the stream", why)
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        (made,) = arriving
+        return whole(LineageNode("stream", self.stream), made)
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+        """Append to the output stream and go on with what it holds of this batch, where its system can tell."""
+        (frame,) = frames
+        output = batch.app.outputs[self.stream]
+        system = batch.system_of(self.stream)
+        goes_on = batch.goes_on(operator)
+        if goes_on and not system.appends_alone:
+            # Others may write between these records: go on with those that were sent, computed once.
+            frame = batch.computed_once(operator, frame)
+        result = batch.send(operator, frame, self.stream, key=output.key, partitions=output.partitions)
+        if result is None or not goes_on or not system.appends_alone:
+            return frame
+        system_name, stream = split_stream_name(self.stream)
+        ranges = {
+            SystemStreamPartition(system_name, stream, partition): OffsetRange(start, result.next[partition])
+            for partition, start in result.first.items()
+        }
+        # The positions in the input go on with the records, not their new ones.
+        more: dict[str, Any] = {"positions": True} if system.keeps_positions else {}
+        return system.read(frame.sparkSession, ranges, **more)
+
+
+@dataclass(frozen=True, slots=True)
+class Sink(Spec):
+    """Records handed to `function`, in Spark's tasks. With `returns` its results go on, else the records do."""
+
+    kind: ClassVar[str] = "sink"
+    function: SinkFunction
+    returns: Schema | None = None
+    keeps_partitioning: bool = False
+
+    @property
+    def promises_partitioning(self) -> bool:
+        return self.keeps_partitioning
+
+    @property
+    def writes(self) -> str:
+        return called(self.function)
+
+    def target(self, app: Declarations) -> LineageNode:
+        return LineageNode("sink", f"{app.name}/{called(self.function).removesuffix('()')}")
+
+    def summary(self) -> str:
+        return called(self.function) if self.returns is None else f"what {called(self.function)} returns"
+
+    def call(self, app: Declarations) -> Call:
+        once = "at least once for each record of a batch"
+        if self.returns is None:
+            return Call(
+                "sink", called(self.function), f"{once}, and again where the batch is run again", recorded=False
+            )
+        return Call("sink", called(self.function), f"{once}; not again once its results are recorded", recorded=True)
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        if self.returns is None:
+            return flow
+        kept = self.keeps_partitioning
+        return flow_of_results(context.operator, flow, self.function, self.returns, keeps_partitioning=kept)
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        (types,) = arriving
+        return types if self.returns is None else types_of(self.returns)
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        (made,) = arriving
+        return made if self.returns is None else {}
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+        (frame,) = frames
+        if self.returns is not None:
+            return batch.results_of(operator, frame, self.function, self.returns)
+        if batch.goes_on(operator):
+            frame = batch.computed_once(operator, frame)
+        batch.hand_to(operator, frame, self.function)
+        return frame
+
+
+def checked_sink(after: str, function: object, returns: object, keeps_partitioning: bool) -> Sink:
+    """Return the sink that a user's arguments ask for, behind the operator `after`."""
+    what = f"sink after {after}"
+    if not callable(function):
+        raise ConfigurationError(f"{what} got {function!r}.", "Pass a function.", argument="function")
+    check_plain_function(what, function, "function", "records", "context")
+    if returns is not None and (not isinstance(returns, Schema) or not returns.fields):
+        raise ConfigurationError(
+            f"{what} has returns={returns!r}: expected the columns of its results.",
+            'Declare them: returns=Schema.of(order="bigint", state="string"); or leave it out.',
+            argument="returns",
+        )
+    if keeps_partitioning and returns is None:
+        raise ConfigurationError(
+            f"{what} has keeps_partitioning=True without returns=: the records go on as they were.",
+            "Leave it out.",
+            argument="keeps_partitioning",
+        )
+    return Sink(function, returns, keeps_partitioning)

@@ -1,1 +1,0 @@
-"""Operators that write: to streams, tables, local tables and functions of users."""

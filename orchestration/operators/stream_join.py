@@ -1,0 +1,608 @@
+"""StreamJoin: records of two streams that meet within a time, each kept as long as a partner may come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+
+from dagster_adjunct.assets.unbounded.local_table import StateSpec
+from dagster_adjunct.orchestration.operators.arguments import LONGEST, column_names
+from dagster_adjunct.orchestration.operators.columns import (
+    AGAIN,
+    BEHIND,
+    EVENT_TIME,
+    Columns,
+    Types,
+    check_kept,
+    check_names,
+    require,
+)
+from dagster_adjunct.orchestration.operators.event_time import (
+    LAST,
+    as_late,
+    held_back,
+    made_records,
+    place_in,
+    place_of,
+)
+from dagster_adjunct.orchestration.operators.joins import On, Selected, selected
+from dagster_adjunct.orchestration.operators.operator import ComparedColumn, Flow, Requirement, Spec, agreed
+from dagster_adjunct.resources.common import check_name, microseconds
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.streams.system import TOMBSTONE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from dagster_adjunct.orchestration.operators.batch_context import BatchContext, Watermarks
+    from dagster_adjunct.orchestration.operators.operator import Declarations, PlanContext
+    from dagster_adjunct.orchestration.operators.stream_facts import LineageContext, Made
+
+# What a stream-stream join does to records: which of them count, which meet, and which have met none in time.
+#
+# Rows of both sides are scanned where they are kept, those of the batch among them. Time is cut into spans as long as
+# the
+# bound, so that a row is compared with those of two spans only, also where one key has most of the records.
+
+
+WHY = "__why"
+"""Why a record is not kept: one of the words below; null where it is."""
+READ_AGAIN, DELETED, LATE, NULL_TIME, NULL_KEY = "again", "tombstone", "late", "null time", "null key"
+APART = (NULL_TIME, NULL_KEY)
+"""What can meet nothing, and is known to at once."""
+RECORD, AT, EXPIRES = "record$", "at$", "expires$"
+"""Of a kept row: which record it was, its event time, and when it is not needed any more."""
+NEW = "__new"
+KIND, FIRST, SECOND, TIME = "__kind", "__first", "__second", "__time"
+"""Of a result: "both", "left" or "right"; the records that it is made of; its event time, in microseconds."""
+LIMIT = "__limit"
+"""The watermark that a result is behind: that of a record that has met nothing, and came late."""
+BOTH = "both"
+_SPAN = "__span"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Which times meet, in microseconds: left - before <= right <= left + after."""
+
+    before: int
+    after: int
+
+    @property
+    def width(self) -> int:
+        """How long a span of time is."""
+        return max(self.before + self.after, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side: its name, the columns of the key, those of the key by which it lies, and those that are kept.
+
+    `outer` says that rows come out that meet nothing. `ahead` is how far above a row's time a partner of it may be, in
+    microseconds.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    lying: tuple[str, ...]
+    columns: tuple[str, ...]
+    outer: bool
+    ahead: int
+
+
+def judged(frame: DataFrame, side: Side, watermarks: Watermarks, keeps_for: int) -> DataFrame:
+    """Return the records with WHY they are not kept; `keeps_for` microseconds must not lead out of the year 9999.
+
+    A record's own partition decides whether it is late, up to the record alone: however batches were cut, it is the
+    same. The watermark that the batch began with is above that only where idle partitions were not waited for.
+    """
+    from pyspark.sql import functions as F
+
+    time = F.unix_micros(EVENT_TIME)
+    late = F.col(BEHIND).isNotNull()
+    if watermarks.before is not None:
+        late = late | (time < F.lit(microseconds(watermarks.before)))
+    no_key = reduce(lambda one, other: one | other, [column(name).isNull() for name in side.keys])
+    reasons = [(F.col(AGAIN), READ_AGAIN)] if AGAIN in frame.columns else []
+    reasons += [
+        (F.col(TOMBSTONE), DELETED),
+        (time.isNull() | (time > LAST - keeps_for), NULL_TIME),
+        (no_key, NULL_KEY),
+        (late, LATE),
+    ]
+    return frame.withColumn(WHY, F.coalesce(*[F.when(condition, F.lit(why)) for condition, why in reasons]))
+
+
+def kept_rows(frame: DataFrame, side: Side, needed: int, batch: BatchContext) -> DataFrame:
+    """Return the rows to keep of judged records; each is needed so many microseconds from its time on."""
+    from pyspark.sql import functions as F
+
+    expires = F.timestamp_micros(F.unix_micros(EVENT_TIME) + F.lit(needed))
+    return frame.where(F.col(WHY).isNull()).select(
+        *[column(name) for name in side.columns],
+        place_in(frame, batch).alias(RECORD),
+        F.col(EVENT_TIME).alias(AT),
+        expires.alias(EXPIRES),
+    )
+
+
+def apart_rows(frame: DataFrame, side: Side) -> DataFrame:
+    """Return results of the judged records that can meet nothing."""
+    from pyspark.sql import functions as F
+
+    named = [column(name).alias(_own(side, name)) for name in side.columns]
+    return frame.where(F.col(WHY).isin(*APART)).select(
+        *named,
+        F.lit(side.name).alias(KIND),
+        place_of(frame).alias(FIRST),
+        F.lit("apart").alias(SECOND),
+        F.unix_micros(EVENT_TIME).alias(TIME),
+        F.col(BEHIND).alias(LIMIT),
+    )
+
+
+def matches(left: DataFrame, right: DataFrame, sides: tuple[Side, Side], bound: Bound, since: int | None) -> DataFrame:
+    """Return the pairs that this batch makes: its new rows of the left with all of the right, and of the right with the
+    older ones of the left. No new row is from before `since`."""
+    from pyspark.sql import functions as F
+
+    lefts, rights = (_named(rows, side) for rows, side in zip((left, right), sides, strict=True))
+    if since is not None:
+        lefts = lefts.where(_at(sides[0]) >= since - bound.after)
+        rights = rights.where(_at(sides[1]) >= since - bound.before)
+    new_left = _spread(lefts.where(_new(sides[0])), [_first_span(sides[0], bound), _next_span(sides[0], bound)])
+    any_right = rights.withColumn(_SPAN, _span(_at(sides[1]), bound))
+    old_left = lefts.where(~_new(sides[0])).withColumn(_SPAN, _first_span(sides[0], bound))
+    met = [_met(new_left, any_right, sides, bound, "inner")]
+    met += [_met(old_left, _spread_right(rights.where(_new(sides[1])), sides[1], bound), sides, bound, "inner")]
+    both = [
+        pairs.withColumns(
+            {
+                KIND: F.lit(BOTH),
+                FIRST: F.col(_own(sides[0], RECORD)),
+                SECOND: F.col(_own(sides[1], RECORD)),
+                TIME: F.greatest(_at(sides[0]), _at(sides[1])),
+            }
+        )
+        for pairs in met
+    ]
+    return both[0].unionByName(both[1])
+
+
+def unmatched(
+    left: DataFrame, right: DataFrame, sides: tuple[Side, Side], bound: Bound, of: Side, watermarks: Watermarks
+) -> DataFrame:
+    """Return the rows of one side that have met nothing when the watermark passed the last time of a partner."""
+    from pyspark.sql import functions as F
+
+    assert watermarks.after is not None, "nothing has passed"
+    until = microseconds(watermarks.after) - of.ahead
+    lefts, rights = (_named(rows, side) for rows, side in zip((left, right), sides, strict=True))
+    since = None if watermarks.before is None else microseconds(watermarks.before) - of.ahead
+    # A row's last partner is `ahead` later than it; the watermark has passed that where it is above.
+    passed = _at(of) < F.lit(until)
+    passed = passed if since is None else passed & (_at(of) >= F.lit(since))
+    if of is sides[0]:
+        spread = _spread_right(_around(rights, sides[1], since, until, bound.before, bound.after), sides[1], bound)
+        alone = _met(lefts.where(passed).withColumn(_SPAN, _first_span(of, bound)), spread, sides, bound, "left_anti")
+    else:
+        near = _around(lefts, sides[0], since, until, bound.after, bound.before)
+        spread = _spread(near, [_first_span(sides[0], bound), _next_span(sides[0], bound)])
+        alone = _met(rights.where(passed).withColumn(_SPAN, _span(_at(of), bound)), spread, sides, bound, "left_anti")
+    return alone.withColumns({KIND: F.lit(of.name), FIRST: F.col(_own(of, RECORD)), SECOND: F.lit(""), TIME: _at(of)})
+
+
+def as_results(
+    parts: Sequence[DataFrame], sides: tuple[Side, Side], types: Sequence[dict[str, str]], added: Sequence[Selected]
+) -> DataFrame:
+    """Return all results with the columns of the left and those `added` of the right, null where there is no row.
+
+    The key stands in the columns of the left, whichever side it is of.
+    """
+    from pyspark.sql import functions as F
+
+    left, right = sides
+    results = []
+    for part in parts:
+        there = set(part.columns)
+
+        def value(side: Side, name: str, kind: str, there: set[str] = there) -> Column:
+            own = _own(side, name)
+            return column(own) if own in there else F.lit(None).cast(kind)
+
+        keys = dict(zip(left.keys, right.keys, strict=True))
+        columns = []
+        for name in left.columns:
+            other = name in keys and _own(left, name) not in there
+            key_value = value(right, keys[name], types[0][name]) if other else value(left, name, types[0][name])
+            columns.append(key_value.alias(name))
+        columns += [value(right, selected.column, types[1][selected.column]).alias(selected.name) for selected in added]
+        limit = F.col(LIMIT) if LIMIT in there else F.lit(None).cast("timestamp").alias(LIMIT)
+        results.append(part.select(*columns, *[F.col(name) for name in (KIND, FIRST, SECOND, TIME)], limit))
+    return reduce(lambda one, other: one.unionByName(other), results)
+
+
+# -- rows of one side
+
+
+def _own(side: Side, name: str) -> str:
+    return f"__{side.name}_{name}"
+
+
+def _at(side: Side) -> Column:
+    return column(_own(side, AT))
+
+
+def _new(side: Side) -> Column:
+    return column(_own(side, NEW))
+
+
+def _named(rows: DataFrame, side: Side) -> DataFrame:
+    """Return kept rows with names that the other side has not; their time in microseconds."""
+    from pyspark.sql import functions as F
+
+    named = [column(name).alias(_own(side, name)) for name in (*side.columns, RECORD, NEW)]
+    return rows.select(*named, F.unix_micros(column(AT)).alias(_own(side, AT)))
+
+
+def _around(rows: DataFrame, side: Side, since: int | None, until: int, earlier: int, later: int) -> DataFrame:
+    """Return the rows that may meet others from `since` to `until`."""
+    rows = rows.where(_at(side) <= until + later)
+    return rows if since is None else rows.where(_at(side) >= since - earlier)
+
+
+# -- spans of time
+
+
+def _span(time: Column, bound: Bound) -> Column:
+    """Return the begin of the span that a time is in."""
+    from pyspark.sql import functions as F
+
+    return time - F.pmod(time, F.lit(bound.width))
+
+
+def _first_span(left: Side, bound: Bound) -> Column:
+    """Return the span of the earliest partner of a left row; the latest one is in that or in the next."""
+    return _span(_at(left) - bound.before, bound)
+
+
+def _next_span(left: Side, bound: Bound) -> Column:
+    return _first_span(left, bound) + bound.width
+
+
+def _spread(rows: DataFrame, spans: Sequence[Column]) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    return rows.withColumn(_SPAN, F.explode(F.array(*spans)))
+
+
+def _spread_right(rows: DataFrame, right: Side, bound: Bound) -> DataFrame:
+    """Return right rows in the first spans of all left ones that they may meet."""
+    span = _span(_at(right), bound)
+    return _spread(rows, [span, span - bound.width])
+
+
+def _met(one: DataFrame, other: DataFrame, sides: tuple[Side, Side], bound: Bound, how: str) -> DataFrame:
+    left, right = sides
+    pairs = [column(_own(left, a)) == column(_own(right, b)) for a, b in zip(left.keys, right.keys, strict=True)]
+    one, other = one.withColumnRenamed(_SPAN, "__one"), other.withColumnRenamed(_SPAN, "__other")
+    pairs += [column("__one") == column("__other")]
+    near = (_at(right) >= _at(left) - bound.before) & (_at(right) <= _at(left) + bound.after)
+    return one.join(other.hint("merge"), reduce(and_, [*pairs, near]), how).drop("__one", "__other")
+
+
+HowStreams = Literal["inner", "left", "right", "full"]
+_MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamJoin(Spec):
+    """Records of the left and the right input with equal keys, whose times are within `before` and `after`.
+
+    `on` pairs (left column, right column); both streams lie by `partition_by`, some of the left columns of these.
+    `select` None means all columns of the right besides its key, each with `prefix` before its name. What is kept is
+    kept under `name`.
+    """
+
+    kind: ClassVar[str] = "stream-join"
+    name: str
+    on: tuple[tuple[str, str], ...]
+    partition_by: tuple[str, ...]
+    before: timedelta
+    after: timedelta
+    how: HowStreams
+    select: tuple[Selected, ...] | None
+    prefix: str = ""
+
+    @property
+    def bound(self) -> Bound:
+        """Which times meet."""
+        return Bound(self.before // _MICROSECOND, self.after // _MICROSECOND)
+
+    @property
+    def takes_partition_by(self) -> bool:
+        return True
+
+    @property
+    def over_time(self) -> str:
+        return self.name
+
+    @property
+    def states(self) -> Sequence[str]:
+        return (f"{self.name}-left", f"{self.name}-right")
+
+    @property
+    def leaves_out(self) -> bool:
+        return True
+
+    @property
+    def makes_records(self) -> bool:
+        return True
+
+    @property
+    def holds_back(self) -> timedelta:
+        """A row that has met nothing comes out when its last partner's time has passed."""
+        left = self.after if self._outer("left") else timedelta(0)
+        return max(left, self.before if self._outer("right") else timedelta(0))
+
+    @property
+    def keeps_for(self) -> timedelta:
+        return self.before + self.after + _MICROSECOND
+
+    def summary(self) -> str:
+        on = ", ".join(left if left == right else f"{left} = {right}" for left, right in self.on)
+        return f"{self.how} join on {on}, from {self.before} before to {self.after} after"
+
+    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
+        return [Requirement(None, None, lying) for lying in self._lying]
+
+    @property
+    def _lying(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The columns by which the left and the right stream lie."""
+        theirs = dict(self.on)
+        return self.partition_by, tuple(theirs[name] for name in self.partition_by)
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        left, right = arriving
+        to_left = {theirs: ours for ours, theirs in self.on}
+        renamed = tuple(to_left.get(name, name) for name in right.partitioned_by)
+        together = agreed(context, [left, replace(right, partitioned_by=renamed)])
+        return replace(together, columns=self._columns(context.operator, left.columns, right.columns))
+
+    def selection(self, columns: Sequence[str]) -> tuple[Selected, ...]:
+        """Return what is taken of a right side with these columns."""
+        if self.select is not None:
+            return self.select
+        keys = {theirs for _, theirs in self.on}
+        return tuple(Selected(name, self.prefix + name) for name in columns if name not in keys)
+
+    def _columns(self, operator: str, left: Columns, right: Columns) -> Columns:
+        require(operator, "the left stream", tuple(a for a, _ in self.on), left, "Correct on=.")
+        require(operator, "the right stream", tuple(b for _, b in self.on), right, "Correct on=.")
+        if self.select is not None:
+            require(operator, "the right stream", tuple(item.column for item in self.select), right, "Correct select=.")
+        elif right is None:
+            return None
+        added = [item.name for item in self.selection(right or ())]
+        there = {name.lower() for name in left or ()}
+        taken = [name for name in added if name.lower() in there]
+        if taken:
+            raise PlanningError(
+                f"{operator}: both streams bring a column {taken[0]!r}; the left one's columns there are "
+                f"{', '.join(left or ())}.",
+                f'Rename the added one: select=["{taken[0]} as right_{taken[0]}"], or prefix="right_".',
+                operator=operator,
+                column=taken[0],
+            )
+        check_names(operator, added, "Rename one with 'column as name'.")
+        return None if left is None else (*left, *added)
+
+    def compared(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
+        left, right = (types or {} for types in arriving)
+        return [ComparedColumn(a, left.get(a), f"{b!r} of the right stream", right.get(b)) for a, b in self.on]
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        left, right = arriving
+        if left is not None:
+            check_kept(context.operator, left, left, [a for a, _ in self.on])
+        if right is None:
+            return None
+        added = [chosen.column for chosen in self.selection(tuple(right))]
+        check_kept(context.operator, right, added, [b for _, b in self.on])
+        if left is None:
+            return None
+        return left | {chosen.name: right.get(chosen.column) for chosen in self.selection(tuple(right))}
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        left, right = arriving
+        chosen = self.selection(tuple(right))
+        return left | {selected.name: right[selected.column] for selected in chosen if selected.column in right}
+
+    # -- the batch
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        sides, added = self._sides(operator, frames)
+        watermarks = batch.watermarks(self.name)
+        taken = [
+            self._taken(operator, frame, side, watermarks, batch) for frame, side in zip(frames, sides, strict=True)
+        ]
+        rows = [self._kept(operator, frame, side, watermarks, batch) for frame, side in zip(taken, sides, strict=True)]
+        left, right = rows
+        since = None if watermarks.before is None else microseconds(watermarks.before)
+        parts = [matches(left, right, sides, self.bound, since)]
+        outer = [(frame, side) for frame, side in zip(taken, sides, strict=True) if side.outer]
+        if watermarks.after is not None:
+            parts += [unmatched(left, right, sides, self.bound, side, watermarks) for _, side in outer]
+        parts += [apart_rows(frame, side) for frame, side in outer]
+        results = as_results(parts, sides, [dict(frame.dtypes) for frame in frames], added)
+        conditions = {"matched": F.col(KIND) == BOTH, "unmatched": F.col(KIND) != BOTH}
+        results = batch.counted(operator, results, conditions)
+        return self._made(operator, results, batch)
+
+    def _sides(self, operator: str, frames: Sequence[DataFrame]) -> tuple[tuple[Side, Side], Sequence[Selected]]:
+        """Return both sides, of the right with what is added only, and that."""
+        own = [[name for name in frame.columns if not name.startswith("__")] for frame in frames]
+        self._columns(operator, tuple(own[0]), tuple(own[1]))
+        types = [dict(frame.dtypes) for frame in frames]
+        for a, b in self.on:
+            if types[0][a] != types[1][b]:
+                raise PlanningError(
+                    f"{operator}: {a!r} of the left stream is {types[0][a]} and {b!r} of the right one is "
+                    f"{types[1][b]}; equal values of different types lie in different partitions.",
+                    f'Cast one of them before: .with_columns({b}="cast({b} as {types[0][a]})").',
+                    operator=operator,
+                    column=a,
+                )
+        chosen = self.selection(own[1])
+        check_kept(operator, types[0], own[0], [a for a, _ in self.on])
+        check_kept(operator, types[1], [selected.column for selected in chosen], [b for _, b in self.on])
+        keys = [tuple(pair[number] for pair in self.on) for number in (0, 1)]
+        added = tuple(dict.fromkeys(item.column for item in chosen if item.column not in keys[1]))
+        bound = self.bound
+        lying = self._lying
+        left = Side("left", keys[0], lying[0], tuple(own[0]), self._outer("left"), bound.after)
+        right = Side("right", keys[1], lying[1], (*keys[1], *added), self._outer("right"), bound.before)
+        return (left, right), chosen
+
+    def _outer(self, side: str) -> bool:
+        return self.how in (side, "full")
+
+    def _taken(
+        self, operator: str, frame: DataFrame, side: Side, watermarks: Watermarks, batch: BatchContext
+    ) -> DataFrame:
+        """Return the judged records of one side; what is left out is handed over where somebody wants it."""
+        from pyspark.sql import functions as F
+
+        frame = judged(frame, side, watermarks, self.keeps_for // _MICROSECOND)
+        late = batch.late_wanted(operator)
+        if side.outer or late:  # they are read more than once
+            frame = batch.computed_once(operator, frame)
+        if late:
+            gone = frame.where(F.col(WHY).isin(LATE, *(() if side.outer else APART)))
+            batch.leave_out(operator, as_late(gone, F.col(WHY), self.holds_back, side.name))
+        return frame
+
+    def _kept(
+        self, operator: str, frame: DataFrame, side: Side, watermarks: Watermarks, batch: BatchContext
+    ) -> DataFrame:
+        """Keep the records of one side; return all rows of it that are kept."""
+        from pyspark.sql import functions as F
+
+        counts = {
+            LATE: LATE,
+            READ_AGAIN: READ_AGAIN,
+            NULL_TIME: "null_times",
+            NULL_KEY: "null_keys",
+            DELETED: "tombstones",
+        }
+        conditions = {name: F.col(WHY) == why for why, name in counts.items()}
+        counted = batch.counted(operator, frame, conditions | {side.name: F.col(WHY).isNull()})
+        rows = kept_rows(counted, side, self._needed(side), batch)
+        own = Schema.from_spark(frame.select(*[column(name) for name in side.columns]).schema)
+        more = (Field(RECORD, "string"), Field(AT, "timestamp"), Field(EXPIRES, "timestamp"))
+        spec = StateSpec(
+            schema=Schema((*own.fields, *more)),
+            key=(*side.keys, RECORD),
+            partition_by=side.lying,
+            partitions=batch.partitions_at(operator),
+            expires=EXPIRES,
+            append_only=True,
+            kept_for=self.summary(),
+        )
+        table = batch.state(f"{self.name}-{side.name}", spec, of=self.name)
+        table.write(rows, lying=True)
+        return table.with_written()
+
+    def _needed(self, side: Side) -> int:
+        """Return how long a row is needed from its time on: while partners may come, and while one is judged."""
+        bound = self.bound
+        judges = self._outer("right" if side.name == "left" else "left")
+        return (bound.before + bound.after if judges else side.ahead) + 1
+
+    def _made(self, operator: str, results: DataFrame, batch: BatchContext) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        partitions, by = batch.partitions_at(operator), self.partition_by
+        made = made_records(
+            results,
+            batch,
+            by=by,
+            partitions=partitions,
+            ordinal=F.concat_ws("|", F.col(KIND), F.col(FIRST), F.col(SECOND)),
+            event_time=F.timestamp_micros(F.col(TIME)),
+            behind=held_back(F.col(LIMIT), F.col(TIME), self.holds_back),
+        )
+        lying = batch.lying_by(operator)
+        if not lying:
+            return made
+        # Where Spark sees that they lie so, it leaves this out; of a single partition it never sees it.
+        return made.repartition(partitions, *map(column, lying)) if partitions > 1 else made.coalesce(1)
+
+
+Within: TypeAlias = timedelta | tuple[timedelta, timedelta]
+_KINDS = ("inner", "left", "right", "full")
+
+
+def checked_stream_join(
+    operator: str,
+    name: str,
+    on: On,
+    within: Within,
+    how: HowStreams,
+    select: Sequence[str] | None,
+    prefix: str,
+    partition_by: str | Sequence[str] | None,
+) -> StreamJoin:
+    """Return the join that a user's arguments ask for; `operator` is the id that it will have."""
+    check_name("stream join", name)
+    if how not in _KINDS:
+        raise PlanningError(
+            f"{operator} has how={how!r}: expected {', '.join(_KINDS[:-1])} or {_KINDS[-1]}.",
+            "Choose one of them.",
+            operator=operator,
+        )
+    before, after = _bound(operator, within)
+    if isinstance(on, Mapping):
+        pairs = tuple((str(left), str(right)) for left, right in on.items())
+    else:
+        pairs = tuple((column, column) for column in column_names(f"{operator}: on=", on))
+    if not pairs:
+        raise ConfigurationError(
+            f"{operator}: on= names no column.", "Name what is equal in both streams.", argument="on", operator=operator
+        )
+    column_names(f"{operator}: on=", [right for _, right in pairs])
+    key = tuple(left for left, _ in pairs)
+    lying = key if partition_by is None else column_names(f"{operator}: partition_by=", partition_by)
+    if not lying or set(lying) - set(key):
+        raise ConfigurationError(
+            f"{operator} has partition_by={partition_by!r}: expected some of this stream's columns in on= "
+            f"({', '.join(key)}).",
+            "Name columns of the key, so that all records of a key lie together; or leave it out for all of them.",
+            argument="partition_by",
+            operator=operator,
+        )
+    return StreamJoin(name, pairs, lying, before, after, how, selected(operator, select, prefix), prefix)
+
+
+def _bound(operator: str, within: Within) -> tuple[timedelta, timedelta]:
+    bound = within if isinstance(within, tuple) else (within, within)
+    if len(bound) != 2 or not all(
+        isinstance(distance, timedelta) and timedelta(0) <= distance <= LONGEST for distance in bound
+    ):
+        raise ConfigurationError(
+            f"{operator} has within={within!r}: expected a timedelta, or two (before, after), none below 0, and of 100 "
+            "years at most.",
+            "Write how far apart the times may be: within=timedelta(minutes=10), say; or (before, after) of the left "
+            "record's time.",
+            argument="within",
+            operator=operator,
+        )
+    return bound[0], bound[1]

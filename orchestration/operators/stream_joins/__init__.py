@@ -1,1 +1,0 @@
-"""Joins of two streams within a time."""

@@ -1,0 +1,140 @@
+"""Where tumbling and sliding windows begin and end, in microseconds since 1970, as expressions of Spark.
+
+Windows by the clocks of a zone begin where its clocks first show the multiple of their length that they begin at. Where
+clocks are put forward over it, that is the moment at which they are. With an hour for the length, a window also begins
+wherever clocks show a whole hour once more.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
+
+from dagster_adjunct.orchestration.operators.windows.aggregates import Sliding, Tumbling, micros
+from dagster_adjunct.resources.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+_HOUR = 3_600_000_000
+_BEGINNING = datetime(1970, 1, 1)
+
+
+def start_of(time: Column, kind: Tumbling) -> Column:
+    """Return the begin of the window that a time is in."""
+    from pyspark.sql import functions as F
+
+    if kind.zone is None or kind.local is None:
+        assert kind.size is not None
+        return time - F.pmod(time, F.lit(micros(kind.size)))
+    zone, length = kind.zone, micros(kind.local)
+    _check_known_to_spark(zone)
+    label = _floor(_clock(time, zone), length)
+    # Clocks that are put back show times again, and those that are put forward leave some out: the label may be that
+    # of the window before or after.
+    begin, following = _moment(label, zone, length), _moment(label + length, zone, length)
+    begun = (
+        F.when(time < begin, _moment(label - length, zone, length)).when(time >= following, following).otherwise(begin)
+    )
+    if length != _HOUR:
+        return begun
+    again = time - (_clock(time, zone) - label)
+    return F.when(_clock(again, zone) == label, again).otherwise(begun)
+
+
+def end_of(start: Column, kind: Tumbling | Sliding) -> Column:
+    """Return the end, exclusive, of the window that begins there."""
+    from pyspark.sql import functions as F
+
+    if isinstance(kind, Sliding) or kind.zone is None or kind.local is None:
+        assert kind.size is not None
+        return start + micros(kind.size)
+    zone, length = kind.zone, micros(kind.local)
+    end = _moment(_floor(_clock(start, zone), length) + length, zone, length)
+    if length != _HOUR:
+        return end
+    later = start + length
+    again = F.pmod(_clock(later, zone), F.lit(length)) == 0
+    return F.when(again & ((later < end) | (end <= start)), later).otherwise(end)
+
+
+@cache
+def _check_known_to_spark(zone: str) -> None:
+    """Refuse a zone that Java does not know, whose database is another one than Python's, before there is a batch."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    asked = "select from_utc_timestamp(timestamp'1970-01-01 00:00:00', :zone)"
+    try:
+        SparkSession.active().sql(asked, args={"zone": zone}).collect()
+    except PySparkException as error:
+        if "INVALID_TIMEZONE" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"Tumbling has zone={zone!r}, which Spark's Java does not know.",
+            'Write another name of the same clocks, such as "Asia/Taipei" for "ROC", or update Java.',
+            argument="zone",
+        ) from error
+
+
+def _floor(clock: Column, length: int) -> Column:
+    from pyspark.sql import functions as F
+
+    return clock - F.pmod(clock, F.lit(length))
+
+
+def _clock(moment: Column, zone: str) -> Column:
+    """Return what clocks of the zone show, in microseconds since they showed 1970-01-01T00:00."""
+    from pyspark.sql import functions as F
+
+    return F.unix_micros(F.from_utc_timestamp(F.timestamp_micros(moment), zone))
+
+
+def _moment(clock: Column, zone: str, length: int) -> Column:
+    """Return when clocks of the zone first show this multiple of `length`, or are put forward over it."""
+    from pyspark.sql import functions as F
+
+    moment = F.unix_micros(F.to_utc_timestamp(F.timestamp_micros(clock), zone))
+    # Spark adds by how much clocks were put forward; where they were not at such a multiple before, that is too late.
+    for skipped, put_forward in skipped_multiples(zone, length):
+        moment = F.when(clock == skipped, put_forward).otherwise(moment)
+    return moment
+
+
+@cache
+def skipped_multiples(zone: str, length: int) -> tuple[tuple[int, int], ...]:
+    """Return the multiples of `length` that clocks of the zone jumped over on their way, each with when they did.
+
+    In St. John's, say, clocks were put forward at 00:01 until 2011, and never showed 01:00 that day.
+    """
+    found = []
+    for moment, before, after in _changes(zone):
+        shown, next_shown = moment + before, moment + after
+        first = (shown // length + 1) * length
+        found += [(multiple, moment) for multiple in range(first, next_shown, length)]
+    return tuple(found)
+
+
+@cache
+def _changes(zone: str) -> tuple[tuple[int, int, int], ...]:
+    """Return when clocks of the zone were, or will be, put forward or back, with their offsets before and after it."""
+    clocks, step = ZoneInfo(zone), timedelta(days=3)  # no zone has changed twice in that time
+
+    def offset(moment: datetime) -> timedelta:
+        return clocks.utcoffset(moment.replace(tzinfo=UTC).astimezone(clocks)) or timedelta(0)
+
+    changes, time = [], datetime(1850, 1, 1)
+    before = offset(time)
+    while time < datetime(2100, 1, 1):
+        after = offset(time + step)
+        if after != before:
+            low, high = time, time + step
+            while high - low > timedelta(seconds=1):
+                middle = low + (high - low) // 2
+                low, high = (middle, high) if offset(middle) == before else (low, middle)
+            moment = high.replace(microsecond=0)
+            changes.append(tuple(span // timedelta(microseconds=1) for span in (moment - _BEGINNING, before, after)))
+        time, before = time + step, after
+    return tuple((moment, before, after) for moment, before, after in changes)

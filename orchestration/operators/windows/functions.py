@@ -1,0 +1,173 @@
+"""Functions of users over all the records of a window: the records that are kept for them, and the calls in tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from dagster_adjunct.orchestration.operators.functions import shipped_function
+from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate, Session, micros
+from dagster_adjunct.orchestration.operators.windows.bounds import end_of
+from dagster_adjunct.orchestration.operators.windows.rows import (
+    BEGIN,
+    CLOSING,
+    END,
+    EXPIRES,
+    PLACE,
+    START,
+    TIME,
+    TOUCHED,
+    Windows,
+    in_windows,
+    joined_rows,
+    with_starts,
+)
+from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
+from dagster_adjunct.resources.schemas.schema import Field, Schema, exact_array
+from dagster_adjunct.resources.schemas.values import first_unreadable
+from dagster_adjunct.resources.spark.errors import wrapped
+from dagster_adjunct.resources.spark.map_arrow import apply_in_arrow
+from dagster_adjunct.resources.user_code import failure_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+KEPT_TIME, LIMIT = "time$", "behind$"
+"""Of a kept record: its event time, and the watermark of its partition when it came, where it was behind that."""
+
+
+def record_schema(windows: Windows) -> Schema:
+    """Return the columns of the records that are kept for functions."""
+    names = dict.fromkeys(name for _, made in windows.functions for name in made.of or windows.types)
+    taken = [Field(name, windows.types[name]) for name in dict.fromkeys([*windows.by, *names])]
+    own = {PLACE: "string", KEPT_TIME: "timestamp", LIMIT: "timestamp", EXPIRES: "timestamp"}
+    return Schema((*taken, *(Field(name, kind) for name, kind in own.items())))
+
+
+def kept_records(records: DataFrame, windows: Windows) -> DataFrame:
+    """Return records that count as they are kept; EXPIRES is that of the last window that they are in.
+
+    Of sessions it is of the record's own, and moves with the session (`session_records`).
+    """
+    from pyspark.sql import functions as F
+
+    schema = record_schema(windows)
+    if isinstance(windows.kind, Session):
+        last = F.col(TIME) + micros(windows.kind.gap + windows.lateness)
+    else:
+        last = end_of(F.col("__last_start"), windows.kind) + micros(windows.lateness)
+    own = {KEPT_TIME: F.timestamp_micros(TIME), LIMIT: F.timestamp_micros("__limit"), EXPIRES: F.timestamp_micros(last)}
+    return records.withColumns(own).select(*map(column, schema.names))
+
+
+def all_records(kept: DataFrame, new: DataFrame, windows: Windows) -> DataFrame:
+    """Return the records of before and of the batch, as they are kept."""
+    from pyspark.sql import functions as F
+
+    key = (*windows.by, PLACE)
+    both, keys = joined_rows(kept, new, key)
+    others = [name for name in record_schema(windows).names if name not in key]
+    there = F.col(f"new.{quoted(PLACE)}").isNotNull()
+    values = [
+        F.when(there, F.col(f"new.{quoted(name)}")).otherwise(F.col(f"old.{quoted(name)}")).alias(name)
+        for name in others
+    ]
+    return both.select(*keys, *values)
+
+
+def session_records(records: DataFrame, rows: DataFrame, windows: Windows) -> DataFrame:
+    """Return the records of the sessions `rows`, with BEGIN of theirs, and its EXPIRES in place of their own."""
+    from pyspark.sql import functions as F
+
+    sessions = rows.select(*map(column, (*windows.by, START, END, EXPIRES)), TOUCHED, CLOSING).alias("session")
+    pairs = F.col(f"record.{quoted(KEPT_TIME)}") >= F.col(f"session.{START}")
+    pairs = pairs & (F.col(f"record.{quoted(KEPT_TIME)}") < F.col(f"session.{END}"))
+    for name in windows.by:
+        pairs = pairs & (F.col(f"record.{quoted(name)}") == F.col(f"session.{quoted(name)}"))
+    theirs = [F.col(f"record.{quoted(name)}") for name in record_schema(windows).names if name != EXPIRES]
+    marks = [F.col(f"session.{quoted(name)}") for name in (EXPIRES, TOUCHED, CLOSING)]
+    begin = F.col(f"session.{START}").alias(BEGIN)
+    return records.alias("record").join(sessions.hint("merge"), pairs).select(*theirs, begin, *marks)
+
+
+def window_records(records: DataFrame, rows: DataFrame, windows: Windows) -> DataFrame:
+    """Return a record for each of the windows `rows` of one size that it is in, with the window's BEGIN."""
+    from pyspark.sql import functions as F
+
+    times = {TIME: F.unix_micros(column(KEPT_TIME)), "__limit": F.unix_micros(column(LIMIT))}
+    placed = in_windows(with_starts(records.withColumns(times), windows), windows)
+    asked = rows.select(*map(column, (*windows.by, START))).alias("asked")
+    condition = F.col(f"record.{BEGIN}") == F.col(f"asked.{START}")
+    for name in windows.by:
+        condition = condition & (F.col(f"record.{quoted(name)}") == F.col(f"asked.{quoted(name)}"))
+    return placed.alias("record").join(asked.hint("merge"), condition, "left_semi")
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCall:
+    """What a task does with the records of one window."""
+
+    operator: str
+    aggregates: tuple[tuple[str, Aggregate], ...]
+    key: tuple[str, ...]
+    given: tuple[str, ...]
+    made: Schema
+    sensitive: frozenset[str]
+
+    def __call__(self, records: pa.Table) -> pa.Table:
+        import pyarrow as pa
+
+        key = records.select(list(self.key)).slice(0, 1)
+        shown = records.sort_by(PLACE).select(list(self.given))
+        if (found := first_unreadable(shown)) is not None:
+            place = f"a record for {self.aggregates[0][1].words()}"
+            raise found.error(self.operator, place, hidden=bool(self.sensitive), operator=self.operator)
+        arrays = [self._value(name, made, shown) for name, made in self.aggregates]
+        return pa.table([*key.columns, *arrays], names=self.made.names)
+
+    def _value(self, name: str, made: Aggregate, records: pa.Table) -> pa.Array:
+        import pyarrow as pa
+
+        try:
+            value = made.value_of(records)
+        except Exception as error:  # noqa: BLE001 - it is a user's function
+            failed = failure_of(self.operator, made.words(), made.function, error, sensitive=self.sensitive)
+            raise failed from (None if self.sensitive else error)
+        kind = self.made.to_arrow().field(name).type
+        try:
+            value = value.as_py() if isinstance(value, pa.Scalar) else value
+            return exact_array([value], kind)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            raise SchemaMismatchError(
+                f"{self.operator}: {made.words()} returned {type(value).__name__} for {name!r}, which "
+                f"{'does not fit into' if isinstance(value, int | float) else 'is no'} {made.returns}"
+                f"{'' if self.sensitive else f': {str(error).splitlines()[0]}'}.",
+                "Return one value of that type, or None; or correct returns=.",
+                column=name,
+                operator=self.operator,
+            ) from (None if self.sensitive else error)
+
+
+def called_of_windows(operator: str, records: DataFrame, windows: Windows, sensitive: frozenset[str]) -> DataFrame:
+    """Return what the functions make of the records of each window: its key and START, and their values."""
+    from pyspark.sql.types import StructType
+
+    names = windows.functions
+    keys = [Field(name, windows.types[name]) for name in windows.by]
+    made = Schema((*keys, Field(START, "timestamp"), *(Field(name, function.returns) for name, function in names)))
+    key, given = (*windows.by, BEGIN), tuple(record_schema(windows).names[: -len((PLACE, KEPT_TIME, LIMIT, EXPIRES))])
+    call = WindowCall(operator, names, key, given, made, sensitive)
+    schema = cast("StructType", StructType.fromDDL(made.ddl()))
+    return apply_in_arrow(records, key, _task(operator, call), schema)
+
+
+def _task(operator: str, call: Callable[[pa.Table], pa.Table]) -> Callable[[Any], Any]:
+    shipped = shipped_function(operator, call)
+
+    def task(records: pa.Table) -> pa.Table:
+        return next(wrapped(map(shipped.here(), [records])))
+
+    return task

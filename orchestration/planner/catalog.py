@@ -1,0 +1,78 @@
+"""Reads what the planner needs to know of the streams: the edge between pure planning and the world."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.orchestration.operators.stream_facts import Catalog, FoundStreams, StreamFacts
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.streams.system import StreamSystem
+
+
+def systems_for(app: Application, lake: Lake) -> dict[str, StreamSystem]:
+    """Return the stream systems that an application names, by name."""
+    return _open(_streams(app), lake)
+
+
+def systems_of(datasets: Iterable[AdjunctDataset], lake: Lake) -> dict[str, StreamSystem]:
+    """Return the stream systems that datasets are made from, by name."""
+    return _open((dataset.stream for dataset in datasets if dataset.stream), lake)
+
+
+def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catalog:
+    """Return the facts of every stream that the application names and that exists."""
+    facts: dict[str, StreamFacts] = {}
+    missing: dict[str, str] = {}
+    for name in sorted(_streams(app)):
+        system, stream = split_stream_name(name)
+        if system not in systems:
+            raise ConfigurationError(
+                f"application {app.name!r} reads {name}, and no stream system {system!r} is given: there are "
+                f"{', '.join(systems) or 'none'}.",
+                "Pass what systems_for(app, lake) returns.",
+                application=app.name,
+            )
+        try:
+            info = systems[system].info(stream)
+        except StreamNotFoundError as error:
+            missing[name] = error.problem
+            continue
+        facts[name] = StreamFacts(
+            name,
+            info.partitions,
+            info.key,
+            info.partitioner,
+            info.schema,
+            systems[system].evolves,
+            systems[system].numbered_offsets,
+        )
+
+    def size_of(stream: str) -> int | None:
+        system, name = split_stream_name(stream)
+        return systems[system].stored_bytes(name)
+
+    return FoundStreams(facts, missing, size_of, {name: system.new_streams for name, system in systems.items()})
+
+
+def plan_application(app: Application, systems: Mapping[str, StreamSystem]) -> ExecutionPlan:
+    """Return the application's plan over the streams as they are now, or raise PlanningError."""
+    return plan(app, read_catalog(app, systems))
+
+
+def _open(streams: Iterable[str], lake: Lake) -> dict[str, StreamSystem]:
+    from dagster_adjunct.resources.streams.registry import open_system
+
+    return {name: open_system(name, lake) for name in {split_stream_name(stream)[0] for stream in streams}}
+
+
+def _streams(app: Application) -> set[str]:
+    return {*app.inputs, *app.outputs, *(dataset.stream for dataset in app.datasets if dataset.stream)}

@@ -1,1 +1,0 @@
-"""Partition counts: which streams need equal ones, what follows, what conflicts, and what mends that."""

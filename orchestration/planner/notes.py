@@ -1,0 +1,500 @@
+"""What order the records of one key have on their way into a remote table, and what a replay does to it.
+
+A stream has an order within a partition. Where the columns that choose the partition of an input are in a table's key,
+unchanged, all records of one key come from one partition and the table gets them in its order, wherever they have to
+move. Else they come from several, between which there is none but time. Sums alone need none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.orchestration.operators.operator import Flow, Operator, PlanContext
+from dagster_adjunct.orchestration.operators.stream_facts import watermark_inputs
+from dagster_adjunct.orchestration.planner.columns import placed
+from dagster_adjunct.orchestration.planner.plan import FedJoin, JoinByTime, PlannedState, PlannedTable
+from dagster_adjunct.resources.errors import PlanningError
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.batch_context import ChangedColumns, TableSend
+    from dagster_adjunct.orchestration.operators.columns import Types
+    from dagster_adjunct.orchestration.operators.stream_facts import Catalog
+
+
+def joins_by_time(app: Application) -> tuple[JoinByTime, ...]:
+    """Return the joins by time, in the order of their definition."""
+    joins = []
+    for operator in app.operators:
+        match = operator.spec.match
+        if match is not None and match.dataset is not None and match.as_of is not None:
+            by, known = match.as_of, _known(app.dataset(match.dataset))
+            joins.append(JoinByTime(operator.id, match.dataset, by.column, by.before_history, by.on_null_time, known))
+    return tuple(joins)
+
+
+def _known(dataset: AdjunctDataset) -> str:
+    history = dataset.following.history
+    if history is None:
+        return "its retained versions"
+    return "all that it has had" if history == "all" else f"{_words(history)} below its newest change"
+
+
+def _words(span: timedelta) -> str:
+    return str(span).removesuffix(", 0:00:00")
+
+
+# What joins meet of the datasets that the application itself writes: what this batch sends, or those before it.
+#
+# A local table is written while the batch runs: a join that is defined after a send meets its records in the same
+# batch,
+# and one that is defined before it, which the send may be made of, meets them in the next. A dataset with a stream
+# takes
+# its changes in between batches.
+
+
+REPLAY = (
+    "A startpoint that goes back sends its records to it again, on top of what it holds: what counts counts them "
+    "again. A bounded replay (until) sends it nothing."
+)
+
+
+def fed_joins(app: Application) -> tuple[FedJoin, ...]:
+    """Return, for each join with a dataset that the application writes, in which batch it meets what is sent there."""
+    first: dict[str, str] = {}
+    last: dict[str, str] = {}
+    for operator in app.operators:
+        if operator.spec.feeds is not None:
+            first.setdefault(operator.spec.feeds, operator.id)
+            last[operator.spec.feeds] = operator.id
+    sent: dict[str, str] = {}
+    joins = []
+    for operator in app.operators:
+        match, feeds = operator.spec.match, operator.spec.feeds
+        if match is not None and match.dataset in last:
+            met = sent.get(match.dataset) if app.dataset(match.dataset).is_local else None
+            if met is None:
+                joins.append(FedJoin(operator.id, match.dataset, "next batch", None))
+            else:
+                whole = met == last[match.dataset]
+                joins.append(FedJoin(operator.id, match.dataset, "this batch" if whole else "both", met))
+        if feeds is not None:
+            sent[feeds] = operator.id
+    return tuple(joins)
+
+
+def planned_state(app: Application) -> tuple[PlannedState, ...]:
+    """Return the local tables that the application writes, with where, and what a replay does to each."""
+    sends: dict[str, list[str]] = {}
+    for operator in app.operators:
+        feeds = operator.spec.feeds
+        if feeds is not None and app.dataset(feeds).is_owned_by(app.name):
+            sends.setdefault(feeds, []).append(operator.id)
+    return tuple(PlannedState(table, tuple(operators), REPLAY) for table, operators in sends.items())
+
+
+def check_state_names(app: Application) -> None:
+    """Raise PlanningError where an operator would keep its state under the name of a dataset of the application."""
+    datasets = {dataset.name for dataset in app.datasets}
+    for operator in app.operators:
+        for state in operator.spec.states:
+            name = f"{app.name}-{state}"
+            if name in datasets:
+                error = PlanningError(
+                    f"{operator.id} keeps its state in the table {name!r}, and application {app.name!r} has a dataset "
+                    "of that name.",
+                    "Give the operator, or the dataset, another name.",
+                    operator=operator.id,
+                )
+                raise placed(error, operator)
+
+
+def state_over_time(app: Application) -> Iterator[str]:
+    """Yield a note for each operator that keeps state: under which names, and up to which watermark."""
+    spans = watermark_inputs(app.operators)
+    for operator in app.operators:
+        name = operator.spec.over_time
+        if name is None:
+            continue
+        tables = ", ".join(f"{app.name}-{state}" for state in operator.spec.states) or "no table"
+        sources = " and ".join(_source(app, stream, span) for stream, span in spans[name].items())
+        yield (
+            f"{operator.id} keeps state under the name {name} ({tables}), each row until its watermark has passed it: "
+            f"the lowest of all partitions of {sources}."
+        )
+        for window in _updating(app, operator):
+            problem = (
+                f"{operator.id} gets a window of {window} again with each update of it, and takes each for a record of "
+                "its own."
+            )
+            if app.strict:
+                error = PlanningError(
+                    f"{problem} The application is strict.",
+                    'Let only what is final through: .filter("final") before it.',
+                    operator=operator.id,
+                )
+                raise placed(error, operator)
+            yield f'{problem} Let only what is final through: .filter("final").'
+
+
+def _updating(app: Application, operator: Operator) -> list[str]:
+    """Return the windows whose updates reach an operator as they are, with no filter of what is final between."""
+    updating, waiting, seen = [], list(operator.inputs), set[str]()
+    while waiting:
+        before = app.operator(waiting.pop())
+        if before.id in seen or before.spec.asks_final:
+            continue
+        seen.add(before.id)
+        if before.spec.gives_updates:
+            updating.append(before.id)
+        elif before.spec.over_time is None:
+            waiting.extend(before.inputs)
+    return sorted(updating)
+
+
+def _source(app: Application, stream: str, span: timedelta) -> str:
+    declared = app.inputs[stream].event_time if stream in app.inputs else None
+    words = "no event time" if declared is None else declared.words()
+    return f"{stream} ({words}{f', held back by {span}' if span else ''})"
+
+
+def writers_of(app: Application, writer: str) -> dict[str, str]:
+    """Return who writes at each send to a remote table, for its marks: `writer`, and which send it is, unless it is
+    the first without a name. A send is called by its `marks_as`, or else by its number among those without.
+
+    Marks are of the store: sends to two tables over one store's table are told apart like sends to one table.
+    PlanningError where two have one name, or the table keeps no marks that could be named.
+    """
+    names: dict[str, str] = {}
+    unnamed: Counter[str] = Counter()
+    taken: dict[tuple[str, str], str] = {}
+    for operator in app.operators:
+        send = operator.spec.sends
+        if send is None:
+            continue
+        store = store_of(app, send.table)
+        if send.marks_as is None:
+            unnamed[store] += 1
+        elif not keeps_marks(app.tables[send.table]):
+            raise PlanningError(
+                f"{operator.id}: its marks are named {send.marks_as!r}, and table {send.table} keeps none: it is "
+                "declared without idempotent and newest_by.",
+                "Leave marks_as out, or declare the table with idempotent=True or newest_by.",
+                operator=operator.id,
+            )
+        number = unnamed[store]
+        name = writer if send.marks_as is None and number == 1 else f"{writer}#{send.marks_as or number}"
+        names[operator.id] = name
+        other = taken.setdefault((store, name), operator.id)
+        if other != operator.id:
+            raise PlanningError(
+                f"{operator.id}: table {send.table} would keep its marks as {name!r}, as it does those of {other}: "
+                "each would skip what the other has had.",
+                'Give one of them another name: marks_as="…".',
+                operator=operator.id,
+            )
+    return names
+
+
+def store_of(app: Application, table: str) -> str:
+    """What two tables have in common that lie in one table of a store: how its function is shown."""
+    return repr(getattr(app.tables[table], "write_function", None) or table)
+
+
+def keeps_marks(table: object) -> bool:
+    return bool(getattr(table, "idempotent", False)) or getattr(table, "newest_by", None) is not None
+
+
+def marks_notes(app: Application) -> list[str]:
+    """Return a warning for each idempotent table whose marks go by the order of an application's sends."""
+    sends: dict[str, list[str]] = {}
+    names: dict[str, str] = {}
+    for operator in app.operators:
+        send = operator.spec.sends
+        if send is not None and send.marks_as is None and getattr(app.tables[send.table], "idempotent", False):
+            store = store_of(app, send.table)
+            names.setdefault(store, send.table)
+            sends.setdefault(store, []).append(operator.id)
+    return [
+        f"Table {names[store]} knows {' and '.join(operators)} apart by their order: where one is added or taken away "
+        'in front, the others get its marks. Name all but the first: marks_as="…".'
+        for store, operators in sends.items()
+        if len(operators) > 1
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Of the records after an operator: the columns that choose the partition of their input, as they are called there,
+    and the input streams. `keyed` are the columns as the input calls them, `lost_at` the operator that makes others of
+    them; `why` says why there are none. `renumbered` is the output whose positions they have, where these don't tell
+    those of the inputs."""
+
+    flow: Flow
+    streams: frozenset[str]
+    why: str = ""
+    partitions: int = 0
+    keyed: tuple[str, ...] = ()
+    lost_at: str = ""
+    renumbered: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A send to a table: the columns that it changes, None for all; the other `ways` there that change them, too, so
+    that it matters which comes last; and those that are `apart`, which set other columns of the same records. `mixed`:
+    it or one of the ways adds or appends there."""
+
+    changed: ChangedColumns | None
+    ways: Sequence[str] = ()
+    apart: Sequence[str] = ()
+    mixed: bool = False
+
+    @property
+    def only_sums(self) -> bool:
+        return self.changed is not None and self.changed.only_sums and not self.ways
+
+
+def planned_tables(app: Application, catalog: Catalog, types: Mapping[str, Types]) -> tuple[PlannedTable, ...]:
+    """Return each send to a remote table with the order that it keeps; refuses marks where offsets are no numbers.
+
+    `types` are those of the records after each operator. With `strict`, PlanningError for a table whose order holds per
+    source partition only, or that keeps what is newest and so loses what a late record brings.
+    """
+    read: dict[str, _Read] = {}
+    tables = []
+    sent, writers = _sent_to_tables(app, types), writers_of(app, app.name)
+    for operator in app.operators:
+        read[operator.id] = _after(operator, app, catalog, read)
+        send = operator.spec.sends
+        if send is None:
+            continue
+        (source,) = operator.inputs
+        before = read[source]
+        planned = _planned(operator, app, send, before, sent[operator.id])
+        _check_offsets(planned, app, catalog, before)
+        _check_recognised(planned, app, before)
+        if app.strict and planned.harm:
+            raise PlanningError(
+                f"{operator.id}: table {planned.table}: {planned.why}: {planned.harm}, and application {app.name!r} is "
+                "strict.",
+                planned.mends,
+                operator=operator.id,
+            )
+        tables.append(replace(planned, marks=writers[operator.id]) if keeps_marks(app.tables[send.table]) else planned)
+    return tuple(tables)
+
+
+def _sent_to_tables(app: Application, types: Mapping[str, Types]) -> dict[str, _Sent]:
+    """Return what each operator that sends to a remote table changes there, and who else does."""
+    to_tables: dict[str, dict[str, ChangedColumns | None]] = {}
+    for operator in app.operators:
+        if operator.spec.sends is not None:
+            (source,) = operator.inputs
+            changed = operator.spec.changed(app, types[source])
+            to_tables.setdefault(store_of(app, operator.spec.sends.table), {})[operator.id] = changed
+    sent = {}
+    for sends in to_tables.values():
+        for one, changed in sends.items():
+            others = {other: theirs for other, theirs in sends.items() if other != one}
+            ways = [other for other, theirs in others.items() if _in_order(changed, theirs)]
+            apart = [other for other, theirs in others.items() if _apart(changed, theirs)]
+            mixed = any(it is not None and it.adds for it in (changed, *(sends[way] for way in ways)))
+            sent[one] = _Sent(changed, ways, apart, mixed)
+    return sent
+
+
+def _in_order(one: ChangedColumns | None, other: ChangedColumns | None) -> bool:
+    """Whether it matters which of two sends to a table comes last."""
+    return one is None or other is None or one.depends_on_order_with(other)
+
+
+def _apart(one: ChangedColumns | None, other: ChangedColumns | None) -> bool:
+    """Whether what one of two sends sets would be lost where the other is newer, which sets other columns."""
+    if one is None or other is None:
+        return one is not other
+    return one.set != other.set and bool(one.set and other.set)
+
+
+def _after(operator: Operator, app: Application, catalog: Catalog, read: Mapping[str, _Read]) -> _Read:
+    spec = operator.spec
+    context = PlanContext(operator.id, app, catalog)
+    if spec.reads is not None:
+        facts = catalog[spec.reads]
+        flow = spec.flow(context, [])
+        own = replace(flow, partitioned_by=facts.key)
+        why = "" if facts.key or facts.partitions == 1 else f"{spec.reads} has no key"
+        return _Read(own, frozenset({spec.reads}), why, facts.partitions, facts.key)
+    before = [read[source] for source in operator.inputs]
+    streams = frozenset(stream for one in before for stream in one.streams)
+    if len(before) > 1:
+        flow = spec.flow(context, [one.flow for one in before])
+        several = "the records come from several streams, or by several ways, which "
+        renumbered = next((one.renumbered for one in before if one.renumbered), "")
+        return _Read(flow, streams, f"{several}{operator.id} brings together", 0, renumbered=renumbered)
+    (one,) = before
+    if spec.role is not None:  # other partitions, and the order between those of the input is none still
+        columns = spec.flow(context, [one.flow]).columns
+        renumbered = operator.id if spec.role == "output" and len(streams) > 1 else one.renumbered
+        return replace(one, flow=replace(one.flow, columns=columns), renumbered=renumbered)
+    flow = spec.flow(context, [one.flow])
+    lost = one.flow.partitioned_by and not flow.partitioned_by and one.partitions != 1
+    return replace(one, flow=flow, lost_at=operator.id if lost else one.lost_at)
+
+
+def _planned(operator: Operator, app: Application, send: TableSend, before: _Read, sent: _Sent) -> PlannedTable:
+    table = app.tables[send.table]
+    newest_by, idempotent = getattr(table, "newest_by", None), bool(getattr(table, "idempotent", False))
+    skips = idempotent and getattr(table, "on_replay", "apply") == "skip"
+    key = ", ".join(table.key)
+    by = before.flow.partitioned_by
+    why = before.why
+    if not why and before.partitions != 1 and (before.lost_at or not set(by) <= set(table.key)):
+        streams, lost = " and ".join(sorted(before.streams)), before.lost_at
+        changed = f", which {lost} drops or changes" if lost else ""
+        why = f"its key is ({key}), and {streams} is partitioned by ({', '.join(before.keyed)}){changed}"
+    if not why and sent.ways:
+        why = f"{' and '.join(sent.ways)} write to it, too: a batch has all records of one come before those of another"
+    harm, mends = "", ""
+    if newest_by is not None:
+        order, told = "newest", f"the store keeps what is newest by {newest_by}"
+        harm, mends = _lost_as_late(sent)
+    elif not why:
+        one = before.partitions == 1
+        order, told = (
+            "per key",
+            "its input has one partition" if one else "all records of a key come from one partition",
+        )
+    elif sent.only_sums:
+        order, told = "any", _told_of_sums(sent.changed, why)
+    else:
+        order, told = "per source partition", why
+        harm, mends = _harm(sent.changed), _mends(sent, by_key=before.partitions > 0)
+    replay = replay_of(order, newest_by, idempotent, skips, operator.spec.adds)
+    names = tuple(sorted(before.streams))
+    return PlannedTable(operator.id, send.table, order, told, replay, names, harm=harm, mends=mends)
+
+
+def _told_of_sums(changed: ChangedColumns | None, why: str) -> str:
+    begun = sorted(changed.begun) if changed is not None else []
+    first = f", whose record begins with the {', '.join(begun)} of the one that comes first" if begun else ""
+    return f"it only adds numbers, which come to the same in any order while nothing is deleted{first}: {why}"
+
+
+def _harm(changed: ChangedColumns | None) -> str:
+    if changed is not None and not changed.set:
+        return "what an older record appends, or adds to JSON, may come last"
+    return "an older record may replace a newer one"
+
+
+def _mends(sent: _Sent, *, by_key: bool) -> str:
+    """What gives a table the order that it lacks. `by_key`: the input has an order for each of its keys."""
+    changed = sent.changed
+    adds = changed is not None and changed.adds
+    if sent.ways and (sent.mixed or sent.apart):
+        return (
+            f"Give it and {' and '.join(sent.ways)} columns or tables of their own; or bring their records together "
+            "with merge() and send them once."
+        )
+    once = ", and declare the table with idempotent=True" if adds else ""
+    ways = [f"partition the input by the table's key{once}"] if by_key and not sent.ways else []
+    if sent.apart:
+        ways.append(f"give it and {' and '.join(sent.apart)} tables of their own, and declare these with newest_by")
+    elif changed is not None and changed.merged:
+        if not by_key:
+            ways.append("let each input stream add to a column of its own")
+    elif changed is not None and not changed.set:
+        ways.append(
+            "declare the table with idempotent=True, which appends each value once, and sort by a time in the values "
+            "where the list is read"
+        )
+    else:
+        both = 'newest_by="column" and idempotent=True' if adds else 'newest_by="column"'
+        more = ", and what a late record adds or appends is still applied, once" if adds else ""
+        ways.insert(0, f"declare the table with {both}: its store keeps what is newest then{more}")
+    text = "; or ".join(ways)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _lost_as_late(sent: _Sent) -> tuple[str, str]:
+    """What a table that keeps the newest loses of this send, and what mends it; nothing where it is safe."""
+    if sent.apart:
+        return (
+            f"one time stands for a whole record, so what it sets is skipped where {' or '.join(sent.apart)} has "
+            "brought a newer one, with other columns",
+            "Give each a table of its own; or partition the input by the table's key, leave newest_by out, and let "
+            "each set columns of its own.",
+        )
+    if sent.changed is not None and sent.changed.merged:
+        merged = ", ".join(sorted(sent.changed.merged))
+        return (
+            f"members that a late record adds to {merged} are skipped with what it sets",
+            "Partition the input by the table's key, and leave newest_by out.",
+        )
+    return "", ""
+
+
+def replay_of(order: str, newest_by: str | None, idempotent: bool, skips: bool, adds: bool) -> str:
+    """Return in words what a table is after records were read again that it had before. Pure."""
+    if skips:
+        return (
+            "unchanged: of each key, what comes before the last message that was applied is skipped, and a bounded "
+            "replay (until) writes nothing (idempotent, on_replay=skip)"
+        )
+    if newest_by is not None and not adds:
+        return f"unchanged: what is older by {newest_by} is skipped, and what is newest is written as it is"
+    if adds:
+        often = "once, whatever crashes" if idempotent else "once, and once more where a batch is run again"
+        return f"changed: what was added and appended is applied again, {often}"
+    if order == "per key":
+        return (
+            "older while it runs, and as before at its end; a bounded replay (until) leaves it older until the next "
+            "record of the key"
+        )
+    return (
+        "older, and it may stay so: records of one key come from several partitions, and the last that is read again "
+        "wins, newest or not"
+    )
+
+
+def _check_offsets(planned: PlannedTable, app: Application, catalog: Catalog, before: _Read) -> None:
+    table = app.tables[planned.table]
+    if not keeps_marks(table):
+        return
+    for stream in sorted(before.streams):
+        if not catalog[stream].numbered:
+            raise PlanningError(
+                f"{planned.operator}: table {planned.table} marks what it has had by offsets, and those of {stream} "
+                "are no numbers that could be compared.",
+                "Send the records through a lake stream first; or leave idempotent and newest_by out, and a batch that "
+                "is run again adds again.",
+                operator=planned.operator,
+            )
+
+
+def _check_recognised(planned: PlannedTable, app: Application, before: _Read) -> None:
+    """Refuse to skip what is read again where nothing tells that it is."""
+    if before.renumbered and getattr(app.tables[planned.table], "on_replay", "apply") == "skip":
+        raise PlanningError(
+            f'{planned.operator}: table {planned.table} is to skip what a startpoint reads again (on_replay="skip"), '
+            f"and behind {before.renumbered}, where {' and '.join(sorted(before.streams))} are one stream, records "
+            "that are read again have positions of their own.",
+            f'Send them to the table before {before.renumbered}, or leave on_replay="skip" out.',
+            operator=planned.operator,
+        )
+
+
+def order_notes(tables: tuple[PlannedTable, ...]) -> list[str]:
+    """Return what there is to be warned of."""
+    return [
+        f"Table {table.table}: order holds per source partition only, because {table.why}: {table.harm}. {table.mends}"
+        if table.order == "per source partition"
+        else f"Table {table.table}: {table.operator}: {table.harm}. {table.mends}"
+        for table in tables
+        if table.harm
+    ]

@@ -1,0 +1,290 @@
+"""Startpoints on the streams of datasets: what was handed to a dataset is applied to its table before it advances."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.unbounded.rewind import rewind
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_unbounded
+from dagster_adjunct.orchestration.batch_log.batch_log import application_state, replay_id
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut, gone_in_words, left_alone_in_words, left_in_words
+from dagster_adjunct.orchestration.startpoints.positions import carry_over_all, check_same_streams, first_positions
+from dagster_adjunct.orchestration.startpoints.request import dataset_task, positioned, readers_of, rewindable
+from dagster_adjunct.orchestration.startpoints.resolve import Unresolved, resolve_handed
+from dagster_adjunct.orchestration.startpoints.store import startpoints_of
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    DatasetError,
+    MalformedDocumentError,
+    PermanentError,
+    raise_first,
+)
+from dagster_adjunct.resources.streams.startpoint import resolve_startpoint_to_offset
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.versions.reports import AdvanceReport
+    from dagster_adjunct.assets.writing.write_generation import Runtime
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, OffsetState
+    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+    from dagster_adjunct.orchestration.startpoints.fan_out import Requests, Taken
+    from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
+    from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.resolve import Plans
+    from dagster_adjunct.orchestration.startpoints.store import StartpointManager
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetOutcome:
+    """What became of the requests for datasets.
+
+    `failed` are the datasets that refused theirs or could not follow them, by name: these requests stay, and the
+    dataset should not advance before somebody has looked. `unresolved` are requests without an offset that say to go on
+    without them; they stay too. `fan_out` is what was fanned out for this, to all tasks; None where nothing had to be.
+    """
+
+    reports: tuple[AdvanceReport, ...] = ()
+    failed: Mapping[str, AdjunctError] = field(default_factory=dict)
+    unresolved: tuple[Unresolved, ...] = ()
+    fan_out: FanOut | None = None
+
+    def raise_failed(self) -> None:
+        """Raise the first error, if there is one, with the others as its notes."""
+        raise_first(tuple(self.failed.values()))
+
+
+def taken_in(lake: Lake, app: Application, offsets: OffsetState) -> Taken:
+    """Return whether a commit has taken in a request for a task: of the batch log, or of the dataset's own."""
+    datasets = {dataset_task(dataset.name): dataset.name for dataset in rewindable(app)}
+
+    @cache
+    def manifest(name: str) -> UnboundedManifest | None:
+        stored = DatasetLog(lake, name).read_or_newest()[1]
+        return None if stored is None else as_unbounded(stored)
+
+    def taken(task: str, request: StartpointRequest) -> bool:
+        if task in datasets:
+            newest = manifest(datasets[task])
+            return newest is not None and newest.has_applied(str(request.ssp), request.id)
+        return offsets.has_taken(request.ssp, request.id)
+
+    return taken
+
+
+def apply_dataset_startpoints(
+    runtime: Runtime,
+    app: Application,
+    startpoints: StartpointManager,
+    handed: FanOut,
+    *,
+    only: Collection[str] | None = None,
+    on_report: Callable[[AdvanceReport], None] = lambda report: None,
+) -> DatasetOutcome:
+    """Rewind, or build anew, the datasets that startpoints are fanned out to; all those of a dataset in one commit.
+
+    `handed` is what a fan-out left; a dataset that was handed what can't be read fails. `only` names the datasets to
+    look at, all of them when None. What was applied is removed from the fan-outs after its commit, by id: a run that
+    dies between the two finds it applied. A dataset that fails keeps no other from being rewound. To be called before
+    the datasets advance.
+    """
+    reports: list[AdvanceReport] = []
+    failed: dict[str, AdjunctError] = {}
+    unresolved: list[Unresolved] = []
+    for text in gone_in_words(handed):
+        _log.warning("%s", text)
+    for dataset in rewindable(app, only):
+        task = dataset_task(dataset.name)
+        if task in handed.held:
+            failed[dataset.name] = _unreadable(dataset.name, task, handed)
+            continue
+        requests, without = _resolvable(runtime.systems, handed.tasks.get(task, {}))
+        unresolved += without
+        for gone in without:
+            _log.warning(
+                "%s: dataset %s goes on without its startpoint: %s", gone.request.ssp, dataset.name, gone.error
+            )
+        if not requests:
+            continue
+        try:
+            reports.append(_apply(runtime, dataset, requests))
+        except AdjunctError as error:
+            failed[dataset.name] = error
+        else:
+            startpoints.remove_fan_outs({task: {ssp: request.id for ssp, request in requests.items()}})
+            on_report(reports[-1])
+    return DatasetOutcome(tuple(reports), failed, tuple(unresolved))
+
+
+def _apply(runtime: Runtime, dataset: AdjunctDataset, requests: Requests) -> AdvanceReport:
+    bounded = [ssp for ssp, request in requests.items() if request.until is not None]
+    if bounded:
+        raise DatasetError(
+            f"dataset {dataset.name!r}: the startpoint of {bounded[0]} is to be followed up to an end (until), and a "
+            "table is what its stream says up to where it has read: there is nothing to replay beside it.",
+            "Take the request back, and ask for the startpoint without an end.",
+            dataset=dataset.name,
+        )
+    reasons = [f"{request.reason} (asked for by {request.by})" for request in requests.values()]
+    return rewind(
+        runtime,
+        dataset,
+        positions={ssp: positioned(request) for ssp, request in requests.items()},
+        reason="; ".join(dict.fromkeys(reasons)),
+        force={ssp for ssp, request in requests.items() if request.force},
+    )
+
+
+def _unreadable(name: str, task: str, handed: FanOut) -> MalformedDocumentError:
+    """Return why a dataset can't go on: nobody knows where it was to be rewound to."""
+    ssps = handed.held[task]
+    in_the_way = [
+        entry for entry in handed.unreadable if entry.at == task or (entry.at is not None and entry.ssp in ssps)
+    ]
+    why = [entry.error for entry in in_the_way]
+    return MalformedDocumentError(
+        f"dataset {name!r} was handed a startpoint that can't be read, and is left as it is. {why[0] if why else ''}",
+        f"Take it back (adjunct startpoint clear MODULE:APP {min(ssps).qualified_stream} --reason …), or upgrade.",
+        dataset=name,
+    )
+
+
+def _resolvable(
+    systems: Mapping[str, StreamSystem], requests: Requests
+) -> tuple[dict[SystemStreamPartition, StartpointRequest], list[Unresolved]]:
+    """Return the requests without those that have no offset and say to go on without them; and these."""
+    resolvable: dict[SystemStreamPartition, StartpointRequest] = {}
+    without: list[Unresolved] = []
+    for ssp, request in requests.items():
+        try:
+            if request.on_unresolved == "checkpoint":
+                resolve_startpoint_to_offset(systems[ssp.system], ssp, request.startpoint)
+        except PermanentError as error:
+            without.append(Unresolved(request, str(error)))
+        else:
+            resolvable[ssp] = request
+    return resolvable, without
+
+
+def fan_out_requests(
+    startpoints: StartpointManager,
+    systems: Mapping[str, StreamSystem],
+    app: Application,
+    plan: ExecutionPlan | None,
+    offsets: OffsetState,
+) -> FanOut:
+    """Fan out to the plan's tasks and to the datasets whose streams can be rewound; return what each has to apply.
+
+    `offsets` is what the batch log knows to be applied. Any number of coordinators may do so: sensors, and every run at
+    its start. An application of datasets only has no plan, and one without anything that could start elsewhere has no
+    tasks: nothing is fanned out then. Nor is it where the application has startpoints switched off: what is stored
+    stays as it is.
+    """
+    if not app.startpoints:
+        return startpoints.left_alone()
+    taken = taken_in(startpoints.lake, app, offsets)
+    readers = readers_of(app, plan, systems)
+    if not readers.tasks:
+        return FanOut({})
+    return startpoints.fan_out(readers.tasks, named_only=readers.by_name, taken=taken, complete=True)
+
+
+def hand_out(runtime: Runtime, app: Application, plan: ExecutionPlan | None) -> FanOut:
+    """Fan out for a run of the application, once: its datasets and its tasks start at what they are handed here."""
+    startpoints = startpoints_of(runtime.lake, app)
+    offsets = application_state(runtime.lake, app.name).offsets
+    return fan_out_requests(startpoints, runtime.systems, app, plan, offsets)
+
+
+# The start of a run: every input partition gets a position, and every startpoint that waits at a task its offset.
+#
+# In this order:
+#
+#     checkpoint       the next offset to read, as the last commit of offsets left it
+#     reset streams    forget theirs
+#     startpoints      what was asked for and fanned out: resolved once, stored before anything is read
+#     defaults         the input's own setting, the stream's, the system's, else upcoming
+#
+# A checkpoint counts only for the stream that it was made of, and only within what that still holds.
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What the start of a run decided; its `state` is to be stored before anything is read.
+
+    `done` names what is still fanned out and was taken in by an earlier commit, or will be by that of this start, by
+    task and partition: it is to be removed after that. `carried` says of streams that were repartitioned that the
+    checkpoint is of them now. Partitions that are `held` are not read in this run: something was handed out for them
+    that can't be read. `told` says in words what was found and what is left, a line each.
+    """
+
+    state: ApplicationState
+    done: Mapping[str, Mapping[SystemStreamPartition, str]]
+    carried: tuple[str, ...]
+    held: frozenset[SystemStreamPartition]
+    told: tuple[str, ...]
+
+
+def start_of_run(
+    app: Application,
+    streams: Mapping[str, StreamSnapshot],
+    tasks: Iterable[str],
+    fan_out: FanOut,
+    state: ApplicationState,
+    now: datetime,
+    plans: Plans | None = None,
+) -> Start:
+    """Resolve what was fanned out to these tasks and has no offset yet, and give every partition a position.
+
+    Only times are asked for: all else is decided over the inputs as they were looked at. `plans` are those that
+    requests for recorded versions name. Raises OffsetOutOfRangeError and ConfigurationError for a startpoint that
+    can't be resolved (it is not consumed), for a stream that was made anew, and for new partitions of one whose key
+    chooses the partition; VersionDiscardedError where what a replay is to meet again is gone.
+    """
+    state, carried = carry_over_all(state, streams)
+    known = state.offsets
+    resolved = resolve_handed(app, streams, tasks, fan_out, known, plans or {}, now)
+    reset = {source.stream for source in app.inputs.values() if source.reset_offset}
+    check_same_streams(app, streams, known, resolved.startpoints, reset)
+    checkpoint = state.checkpoint | first_positions(app, streams, state, resolved.startpoints)
+
+    still_there = {replay_id(ssp, request) for ids in resolved.done.values() for ssp, request in ids.items()}
+    offsets = known.model_copy(
+        update={
+            "resolved": dict(resolved.startpoints),
+            "begun": known.begun & still_there if app.startpoints else known.begun,
+            "streams": {name: identity for name, stream in streams.items() if (identity := stream.info.identity)},
+        }
+    ).with_replays(resolved.replays)
+    made_anew = [name for name, stream in streams.items() if stream.info.is_another(known.streams.get(name))]
+    times = state.times.without(made_anew)
+    paused = [
+        f"{replay.ssp}: startpoints are switched off: the replay from {replay.position} stays at offset "
+        f"{replay.next} ({replay.by}: {replay.reason})"
+        for replay in (() if app.startpoints else offsets.replays.values())
+    ]
+    return Start(
+        state=state.model_copy(update={"checkpoint": checkpoint, "offsets": offsets, "times": times}),
+        done=resolved.done,
+        carried=carried,
+        held=frozenset(ssp for task in tasks for ssp in fan_out.held.get(task, ())),
+        told=(
+            *resolved.told,
+            *carried,
+            *left_alone_in_words(fan_out),
+            *paused,
+            *gone_in_words(fan_out),
+            *left_in_words(fan_out),
+        ),
+    )

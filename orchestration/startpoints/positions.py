@@ -1,0 +1,451 @@
+"""Refusals to go on at a position that its stream does not hold: it was made anew, has lost records, or ends before."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
+from dagster_adjunct.resources.streams.startpoint import check_offset
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.batch_log.batch_log import (
+        ApplicationState,
+        Intent,
+        OffsetState,
+        Replay,
+        ResolvedStartpoint,
+    )
+    from dagster_adjunct.orchestration.operators.inputs import Input
+    from dagster_adjunct.resources.streams.system import StreamInfo, StreamSystem
+
+
+def first_positions(
+    app: Application,
+    streams: Mapping[str, StreamSnapshot],
+    state: ApplicationState,
+    resolved: Mapping[SystemStreamPartition, ResolvedStartpoint],
+) -> dict[SystemStreamPartition, str]:
+    """Return a position for every input partition, also for those that have a startpoint to begin at.
+
+    A stream that was made anew has a startpoint at each partition. Raises ConfigurationError for partitions that were
+    added to one whose key chooses the partition.
+    """
+    positions: dict[SystemStreamPartition, str] = {}
+    for source in app.inputs.values():
+        stream = streams[source.stream]
+        kept = {ssp: state.checkpoint[ssp] for ssp in stream.partitions if ssp in state.checkpoint}
+        if source.reset_offset:
+            kept = {}
+        elif stream.info.is_another(state.offsets.streams.get(stream.name)):
+            kept = {ssp: resolved[ssp].offset for ssp in stream.partitions}
+        fresh = [ssp for ssp in stream.partitions if ssp not in kept]
+        choice = default_offset(source, stream.info, stream.system)
+        if kept and fresh:
+            # These came after the others: what they held before anybody looked is new, whatever the default.
+            _check_added(app, source, stream.info, [ssp for ssp in fresh if ssp not in resolved])
+            choice = "oldest"
+        edges = stream.oldest if choice == "oldest" else stream.upcoming
+        positions |= kept | {ssp: edges[ssp] for ssp in fresh}
+    return positions
+
+
+def default_offset(source: Input, info: StreamInfo, system: StreamSystem) -> Literal["oldest", "upcoming"]:
+    """Return where a partition without checkpoint and startpoint begins."""
+    return source.default_offset or info.default_offset or system.default_offset or "upcoming"
+
+
+def _check_added(app: Application, source: Input, info: StreamInfo, added: Sequence[SystemStreamPartition]) -> None:
+    if info.key and added:
+        names = " ".join(map(str, sorted(added)))
+        raise ConfigurationError(
+            f"{names}: added to {source.stream}, whose key ({', '.join(info.key)}) chooses the partition, since "
+            f"application {app.name!r} began to read it: records of one key lie in two partitions now.",
+            "Write a startpoint for each to accept that (adjunct startpoint set MODULE:APP "
+            f"{names} --oldest --reason …), or read the stream anew from its oldest offset.",
+            application=app.name,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InputPositions:
+    """Where the main input goes on, by partition: what there is to read, and what retention took before that.
+
+    `unread` is empty where the next offset is the end. `startpoints` are those that the next batch applies, and
+    `replays` the bounded ones to go on with. What no batch can be made of is told to `check_positions`: positions past
+    the end of their partition (`past_end`: both offsets), and replays that can't go on, each with why.
+    """
+
+    unread: Mapping[SystemStreamPartition, OffsetRange]
+    lost: Mapping[SystemStreamPartition, OffsetRange] = field(default_factory=dict)
+    startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint] = field(default_factory=dict)
+    replays: Mapping[SystemStreamPartition, Replay] = field(default_factory=dict)
+    past_end: Mapping[SystemStreamPartition, tuple[str, str]] = field(default_factory=dict)
+    stuck_replays: tuple[tuple[Replay, str], ...] = ()
+
+
+def input_positions(
+    app: Application,
+    streams: Mapping[str, StreamSnapshot],
+    state: ApplicationState,
+    held: Container[SystemStreamPartition] = (),
+) -> InputPositions:
+    """Return where the inputs go on in these streams, and how far; partitions that are `held` are not read.
+
+    Partitions that were added since the start of the run wait for the next one.
+    """
+    replays = _first_replays(app, state.offsets)
+    stuck = [(replay, why) for ssp, replay in sorted(replays.items()) if (why := _why_stuck(replay, streams))]
+    unread: dict[SystemStreamPartition, OffsetRange] = {}
+    lost: dict[SystemStreamPartition, OffsetRange] = {}
+    startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = {}
+    past_end: dict[SystemStreamPartition, tuple[str, str]] = {}
+    for stream in streams.values():
+        if stream.info.is_another(state.offsets.streams.get(stream.name)):
+            continue  # offsets of another stream say nothing in this one
+        for ssp in stream.partitions:
+            if ssp not in state.checkpoint or ssp in held:
+                continue
+            startpoint, oldest, upcoming = state.offsets.resolved.get(ssp), stream.oldest[ssp], stream.upcoming[ssp]
+            start = startpoint.offset if startpoint else state.checkpoint[ssp]
+            if startpoint is not None:
+                startpoints[ssp] = startpoint
+            if stream.system.compare(start, upcoming) > 0:
+                past_end[ssp] = (start, upcoming)
+                continue
+            if stream.system.compare(start, oldest) < 0:
+                if startpoint is None or startpoint.position != "oldest":
+                    lost[ssp] = OffsetRange(start, oldest)
+                start = oldest
+            unread[ssp] = OffsetRange(start, upcoming)
+    return InputPositions(unread, lost, startpoints, replays, past_end, tuple(stuck))
+
+
+def _first_replays(app: Application, offsets: OffsetState) -> dict[SystemStreamPartition, Replay]:
+    """Return of each partition the bounded replay that began first; none where startpoints are switched off."""
+    first: dict[SystemStreamPartition, Replay] = {}
+    if app.startpoints:
+        for replay in sorted(offsets.replays.values(), key=order_of_replay):
+            first.setdefault(replay.ssp, replay)
+    return first
+
+
+def order_of_replay(replay: Replay) -> tuple[datetime, str, int, str]:
+    """Return what replays are sorted by: those that began first come first.
+
+    Not by their epochs alone: these get higher where a batch was given up, and what began together has to stay so.
+    """
+    return replay.began_at, replay.recorded or "", replay.epoch, replay.id
+
+
+def _why_stuck(replay: Replay, streams: Mapping[str, StreamSnapshot]) -> str:
+    """Return why a replay can't go on, as a sentence may end; "" where it can."""
+    ssp = replay.ssp
+    stream = streams.get(ssp.qualified_stream)
+    if stream is None:
+        return f"the application does not read {ssp.qualified_stream} any more"
+    if stream.info.is_another(replay.stream) or ssp not in stream.oldest:
+        return "the stream was deleted and made anew"
+    if stream.system.compare(replay.next, stream.oldest[ssp]) < 0:
+        return f"retention has passed it: the oldest offset left is {stream.oldest[ssp]}"
+    if stream.system.compare(replay.until, stream.upcoming[ssp]) > 0:
+        return f"the stream ends before {stream.upcoming[ssp]}: it has lost records"
+    return ""
+
+
+_SHOWN = 5
+
+
+def check_same_streams(
+    app: Application,
+    streams: Mapping[str, StreamSnapshot],
+    known: OffsetState,
+    resolved: Container[SystemStreamPartition] = (),
+    reset: Container[str] = (),
+) -> None:
+    """Raise OffsetOutOfRangeError for an input that is not the stream that the checkpoint is of.
+
+    One that has a startpoint with an offset (`resolved`) at each partition may be, and one whose checkpoint is `reset`.
+    """
+    for name, stream in streams.items():
+        info, before = stream.info, known.streams.get(name)
+        if before is None or name in reset or not info.is_another(before):
+            continue
+        without = [str(ssp) for ssp in stream.partitions if ssp not in resolved]
+        if without:
+            raise OffsetOutOfRangeError(
+                f"{name} was {info.how_it_came(before)} (it is {info.identity}, and was {before}): the checkpoint of "
+                f"application {app.name!r} is of the stream before, in {', '.join(without[:3])}"
+                f"{', …' if len(without) > 3 else ''}.",
+                _where_to_begin(name, info, before),
+                application=app.name,
+                stream=name,
+            )
+
+
+def check_positions(
+    app: Application, streams: Mapping[str, StreamSnapshot], known: OffsetState, positions: InputPositions
+) -> list[str]:
+    """Raise OffsetOutOfRangeError where a batch can't go on: the main input, or a bounded replay.
+
+    What retention took before it was read is refused, unless the input says to go on from the oldest offset left: then
+    it is returned in words, a line each.
+    """
+    check_same_streams(app, streams, known)
+    for ssp, (start, upcoming) in positions.past_end.items():
+        raise _past_the_end(app, ssp, start, upcoming, positions.startpoints.get(ssp))
+    for source in app.inputs.values():
+        lost = {ssp: span for ssp, span in positions.lost.items() if ssp.qualified_stream == source.stream}
+        if lost and source.on_lost != "oldest":
+            raise _lost_to_retention(app, source, lost, positions.startpoints)
+    for replay, why in positions.stuck_replays:
+        raise _no_replay(app, replay, why)
+    return [
+        loss_in_words(ssp, span, _whose(positions.startpoints.get(ssp))) for ssp, span in sorted(positions.lost.items())
+    ]
+
+
+def loss_in_words(ssp: SystemStreamPartition, span: OffsetRange, whose: str = "") -> str:
+    """Return what retention took of an input that goes on from the oldest offset left; `whose` precedes the offset."""
+    return f"{ssp}: retention has passed {whose}offset {span.start}; the input goes on from {span.end}, the oldest left"
+
+
+def check_open_batch(app: Application, intent: Intent, lost: Mapping[SystemStreamPartition, OffsetRange]) -> None:
+    """Raise OffsetOutOfRangeError where an open batch can't be ended with the records that are left.
+
+    Its inputs have to say so of what is `lost`; a bounded replay promises all of its records.
+    """
+    lost = {
+        ssp: span
+        for ssp, span in sorted(lost.items())
+        if intent.replays or app.inputs[ssp.qualified_stream].on_lost != "oldest"
+    }
+    if not lost:
+        return
+    first = next(iter(lost))
+    stream, give_up = first.qualified_stream, f"adjunct checkpoint abandon {app.name} --reason …"
+    there = {ssp: span for ssp, span in lost.items() if ssp.qualified_stream == stream}
+    which = f"{stream}.{','.join(str(ssp.partition) for ssp in there)}"
+    if intent.replays:
+        step = (
+            f"Give the batch up ({give_up}), then cancel the replay (adjunct startpoint clear MODULE:APP {which} "
+            "--reason …) and ask again from what is there."
+        )
+    else:
+        step = (
+            f'Declare on_lost="oldest" at the input stream: the next run then ends the batch with what is left, and '
+            f"counts what is lost. Or give the batch up ({give_up}) and accept the loss once: adjunct startpoint set "
+            f"MODULE:APP {which} --oldest --reason …. A startpoint alone changes nothing while the batch is open."
+        )
+    raise OffsetOutOfRangeError(
+        f"retention has passed batch {intent.batch} of application {app.name!r}, which is open, in {_spans(there)}: "
+        "the records in between are lost.",
+        step,
+        application=app.name,
+        stream=stream,
+        partition=first.partition,
+        offset=lost[first].start,
+        oldest=lost[first].end,
+    )
+
+
+def open_batch_past_the_end(
+    app: Application, batch: int, ssp: SystemStreamPartition, end: str, upcoming: str
+) -> OffsetOutOfRangeError:
+    """Return the refusal of an open batch that is to read offsets which its stream does not have yet, or any more."""
+    return OffsetOutOfRangeError(
+        f"{ssp}: batch {batch} of application {app.name!r}, which is open, reads up to offset {end}, and the stream "
+        f"ends before {upcoming}: it has lost records, or is another stream than it was.",
+        f"Restore the stream; or give the batch up (adjunct checkpoint abandon {app.name} --reason …), then say where "
+        f"to begin: adjunct startpoint set MODULE:APP {ssp} --oldest --reason ….",
+        stream=ssp.qualified_stream,
+        partition=ssp.partition,
+        offset=end,
+        application=app.name,
+        upcoming=upcoming,
+    )
+
+
+def _past_the_end(
+    app: Application, ssp: SystemStreamPartition, start: str, upcoming: str, startpoint: ResolvedStartpoint | None
+) -> OffsetOutOfRangeError:
+    who = _whose(startpoint) or f"application {app.name!r} goes on at "
+    return OffsetOutOfRangeError(
+        f"{ssp}: {who}offset {start}, and the stream ends before {upcoming}: it has lost records, or is "
+        "another stream than it was.",
+        f"Restore the stream, or say where to begin: adjunct startpoint set MODULE:APP {ssp} --oldest --reason ….",
+        stream=ssp.qualified_stream,
+        partition=ssp.partition,
+        offset=start,
+        application=app.name,
+        upcoming=upcoming,
+    )
+
+
+def _lost_to_retention(
+    app: Application,
+    source: Input,
+    lost: Mapping[SystemStreamPartition, OffsetRange],
+    startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint],
+) -> OffsetOutOfRangeError:
+    """Return the refusal of what retention took, be it of the checkpoint or of somebody's startpoint."""
+    of_startpoints = sorted(ssp for ssp in lost if ssp in startpoints)
+    where = [ssp for ssp in sorted(lost) if ssp not in startpoints] or of_startpoints
+    shown, numbers = _spans({ssp: lost[ssp] for ssp in where}), ",".join(str(ssp.partition) for ssp in where)
+    oldest = f"adjunct startpoint set MODULE:APP {source.stream}.{numbers} --oldest --reason …"
+    if where == of_startpoints:
+        whose = dict.fromkeys(_whose(startpoints[ssp]) for ssp in where[:_SHOWN])
+        return OffsetOutOfRangeError(
+            f"retention has passed {'; '.join(whose).removesuffix(' at ')} in {shown}, since its offset was found: "
+            "what lies between is lost.",
+            f"Begin at what is left ({oldest}), or take it back: adjunct startpoint clear MODULE:APP "
+            f"{source.stream}.{numbers} --reason ….",
+            application=app.name,
+            stream=source.stream,
+        )
+    return OffsetOutOfRangeError(
+        f"retention has passed the checkpoint of application {app.name!r} in {shown}: the records in between are lost.",
+        f'Accept the loss once ({oldest}), or for good: declare on_lost="oldest" at the input stream, which counts '
+        "what is lost. To lose nothing, deliver the records again; then give the stream a longer retention.",
+        application=app.name,
+        stream=source.stream,
+    )
+
+
+def _spans(lost: Mapping[SystemStreamPartition, OffsetRange]) -> str:
+    spans = [f"{ssp} (at offset {span.start}, the oldest left is {span.end})" for ssp, span in lost.items()]
+    return ", ".join(spans[:_SHOWN]) + (f" and {len(spans) - _SHOWN} more partitions" if len(spans) > _SHOWN else "")
+
+
+def _no_replay(app: Application, replay: Replay, why: str) -> OffsetOutOfRangeError:
+    return OffsetOutOfRangeError(
+        f"{replay.ssp}: the replay of {replay.by} ({replay.reason}) has come to offset {replay.next} of "
+        f"{replay.until} and can't go on: {why}.",
+        f"Cancel it (adjunct startpoint clear MODULE:APP {replay.ssp} --reason …), then ask again from what is there.",
+        stream=replay.ssp.qualified_stream,
+        partition=replay.ssp.partition,
+        offset=replay.next,
+        application=app.name,
+    )
+
+
+def _whose(startpoint: ResolvedStartpoint | None) -> str:
+    """Return whose startpoint it is, as words that a position may follow; "" for none."""
+    if startpoint is None:
+        return ""
+    return f"the startpoint {startpoint.position} of {startpoint.by} ({startpoint.reason}) at "
+
+
+def _where_to_begin(stream: str, info: StreamInfo, before: str | None) -> str:
+    begin = f"Say where to begin in the new one: adjunct startpoint set MODULE:APP {stream} --oldest --reason …."
+    if info.is_rewritten(before):
+        return f"Run again: who had read all of it before goes on at what came since. Otherwise: {begin}"
+    return begin
+
+
+def carry_over_all(
+    state: ApplicationState, streams: Mapping[str, StreamSnapshot]
+) -> tuple[ApplicationState, tuple[str, ...]]:
+    """Return the state with a position in each of these streams that was rewritten, and what the history says of it."""
+    notes: list[str] = []
+    for name, stream in streams.items():
+        carried = carried_over(state, name, stream.info)
+        if carried is not None:
+            state = carried
+            notes.append(carried_note(name, stream.info))
+    return state, tuple(notes)
+
+
+def carried_over(state: ApplicationState, stream: str, info: StreamInfo) -> ApplicationState | None:
+    """Return the state with a position in the stream ("lake.orders") as it is partitioned now.
+
+    None unless the stream was rewritten just when the application had read all of it, so that what it has not read and
+    what came after the rewriting are the same. Partitions begin with the highest epoch that any of them had.
+    """
+    rewritten, offsets = info.repartitioned, state.offsets
+    if rewritten is None or info.identity is None or offsets.streams.get(stream) != rewritten.identity:
+        return None
+    ended = _by_partition(stream, rewritten.ended)
+    mine = {ssp: offset for ssp, offset in state.checkpoint.items() if ssp.qualified_stream == stream}
+    if mine != ended or waiting_in(state, stream):
+        return None
+    now = _by_partition(stream, rewritten.went_on)
+
+    def spread(epochs: Mapping[SystemStreamPartition, int]) -> dict[SystemStreamPartition, int]:
+        highest = max((epoch for ssp, epoch in epochs.items() if ssp.qualified_stream == stream), default=0)
+        others = {ssp: epoch for ssp, epoch in epochs.items() if ssp.qualified_stream != stream}
+        return others | (dict.fromkeys(now, highest) if highest else {})
+
+    update = {
+        "streams": {**offsets.streams, stream: info.identity},
+        "applied": {ssp: start for ssp, start in offsets.applied.items() if ssp.qualified_stream != stream},
+        "epochs": spread(offsets.epochs),
+        "opened": spread(offsets.opened),
+    }
+    others = {ssp: offset for ssp, offset in state.checkpoint.items() if ssp.qualified_stream != stream}
+    return state.model_copy(
+        update={
+            "checkpoint": others | now,
+            "offsets": offsets.model_copy(update=update),
+            "times": state.times.carried(stream, now),
+        }
+    )
+
+
+def carried_note(stream: str, info: StreamInfo) -> str:
+    """Return what the history says of it."""
+    return f"{stream} was repartitioned into {info.partitions}: goes on where it had read to"
+
+
+def waiting_in(state: ApplicationState, stream: str) -> bool:
+    """Whether a startpoint that is resolved, or a replay under way, stands on the partitions of the stream."""
+    replays = (replay.ssp for replay in state.offsets.replays.values())
+    return any(ssp.qualified_stream == stream for ssp in (*state.offsets.resolved, *replays))
+
+
+def _by_partition(stream: str, offsets: Iterable[str]) -> dict[SystemStreamPartition, str]:
+    system, name = split_stream_name(stream)
+    return {SystemStreamPartition(system, name, number): offset for number, offset in enumerate(offsets)}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSnapshot:
+    """One stream ("lake.flights") in one look: what it is, and the oldest and the upcoming offset of each partition.
+
+    `system` compares its offsets, and finds those of times as they were at this look.
+    """
+
+    name: str
+    system: StreamSystem
+    info: StreamInfo
+    partitions: tuple[SystemStreamPartition, ...]
+    oldest: Mapping[SystemStreamPartition, str]
+    upcoming: Mapping[SystemStreamPartition, str]
+
+
+def look_at_stream(systems: Mapping[str, StreamSystem], stream: str) -> StreamSnapshot:
+    """Return a stream as it is now. Raises StreamNotFoundError, and ConfigurationError for an answer of no offset."""
+    system_name, name = split_stream_name(stream)
+    system = systems[system_name].snapshot(name)
+    info = system.info(name)
+    ssps = tuple(SystemStreamPartition(system_name, name, number) for number in range(info.partitions))
+    oldest, upcoming = _edges(system, "oldest", ssps), _edges(system, "upcoming", ssps)
+    return StreamSnapshot(stream, system, info, ssps, oldest, upcoming)
+
+
+def look_at_streams(systems: Mapping[str, StreamSystem], streams: Iterable[str]) -> dict[str, StreamSnapshot]:
+    """Return these streams as they are now, by name; each is looked at once."""
+    return {name: look_at_stream(systems, name) for name in streams}
+
+
+def _edges(
+    system: StreamSystem, which: Literal["oldest", "upcoming"], ssps: Sequence[SystemStreamPartition]
+) -> dict[SystemStreamPartition, str]:
+    answers = system.oldest(ssps) if which == "oldest" else system.upcoming(ssps)
+    return {ssp: check_offset(system, ssp, answers.get(ssp), f"asked for its {which} offset") for ssp in ssps}

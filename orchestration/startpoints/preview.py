@@ -1,0 +1,283 @@
+"""What requests for startpoints would do to inputs, before they are written: where each starts, how much it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.unbounded.rewind import plan_rewind
+from dagster_adjunct.orchestration.batch_log.batch_log import Replay
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, dataset_task, positioned
+from dagster_adjunct.orchestration.startpoints.resolve import resolve_request
+from dagster_adjunct.orchestration.startpoints.store import request_key
+from dagster_adjunct.resources.errors import ConfigurationError, PermanentError
+from dagster_adjunct.resources.streams.startpoint import describe_startpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
+    from dagster_adjunct.orchestration.operators.stream_facts import VersionsMet
+    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+    from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
+    from dagster_adjunct.orchestration.startpoints.request import AllowedRequest, Unreadable
+    from dagster_adjunct.orchestration.startpoints.store import Held
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What one request would do if a run started now.
+
+    `tasks` are those that it is for: of the plan, or `dataset NAME`. It reads `offsets` offsets, from `start` up to
+    `end`: that of the bounded replay, else the stream's end as it is now. `checkpoint` is where reading would go on
+    without it, once a batch that is open has ended, and `moved` by how many offsets it moves that, below 0 for
+    backwards; None for a replay, which moves nothing, and where there is nothing to compare. With an `error` it can't
+    be followed: the run would fail, unless the request says to go on from the checkpoint then (`falls_back`).
+    `versions` are those that a replay meets; None where it is none.
+    """
+
+    request: StartpointRequest
+    tasks: tuple[str, ...]
+    checkpoint: str | None = None
+    start: str | None = None
+    end: str | None = None
+    offsets: int | None = None
+    moved: int | None = None
+    error: str | None = None
+    falls_back: bool = False
+    versions: VersionsMet | None = None
+
+    @property
+    def move(self) -> str:
+        """What happens to the position, in a few words; where it can't be followed, why."""
+        if self.error is not None:
+            return f"goes on from its checkpoint: {self.error}" if self.falls_back else self.error
+        if self.request.until is not None:
+            return "the position stays"
+        if self.moved is None:
+            return "begins here"
+        if self.moved == 0:
+            return "stays where it is"
+        return f"goes back by {-self.moved:,}" if self.moved < 0 else f"passes over {self.moved:,}"
+
+    @property
+    def effect(self) -> str:
+        """The same as a sentence, with how many offsets there are to read."""
+        if self.error is not None:
+            return self.move
+        again = "" if self.request.until is None else " again"
+        return f"{self.offsets:,} offsets to read{again}: {self.move}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the preview as JSON-able values."""
+        asked, until = self.request, self.request.until
+        names = ("checkpoint", "start", "end", "offsets", "moved", "error", "falls_back", "effect", "versions")
+        return {
+            "partition": str(asked.ssp),
+            "tasks": list(self.tasks),
+            "position": describe_startpoint(asked.startpoint),
+            "until": None if until is None else describe_startpoint(until),
+            **{name: getattr(self, name) for name in names},
+        }
+
+
+def preview_requests(
+    look: Callable[[str], StreamSnapshot],
+    state: ApplicationState,
+    requests: Sequence[AllowedRequest],
+    now: datetime,
+) -> list[Preview]:
+    """Return what each of these requests would do from this state; what can't be followed has an `error`.
+
+    Of one for datasets, it is what can be said before their tables are looked at.
+    """
+    return [_preview(look, state, asked, now) for asked in requests]
+
+
+def _preview(
+    look: Callable[[str], StreamSnapshot], state: ApplicationState, asked: AllowedRequest, now: datetime
+) -> Preview:
+    """Return what a request would do.
+
+    Of recorded `versions` it says what it does of others: which batches met them is looked for in the next place.
+    """
+    request, ssp = asked.request, asked.request.ssp
+    shown = Preview(request, asked.tasks, versions=None if request.until is None else asked.versions)
+    if asked.refusal:
+        return replace(shown, error=asked.refusal)
+    if not asked.rewinds:
+        shown = replace(shown, checkpoint=_goes_on_at(state, ssp))
+    try:
+        stream = look(ssp.qualified_stream)
+        start = resolve_request(stream, request, versions=asked.versions, now=now)
+    except PermanentError as error:
+        return replace(shown, error=str(error), falls_back=request.on_unresolved == "checkpoint")
+    if isinstance(start, Replay):
+        offsets = stream.system.distance(ssp, start.start, start.until)
+        return replace(shown, start=start.start, end=start.until, offsets=offsets)
+    return replace(shown, start=start.offset) if asked.rewinds else _moved(shown, state, stream, start.offset)
+
+
+def _moved(shown: Preview, state: ApplicationState, stream: StreamSnapshot, start: str) -> Preview:
+    """Return the preview of a request that moves the position to this offset of its stream."""
+    ssp, checkpoint = shown.request.ssp, shown.checkpoint
+    distance, end = partial(stream.system.distance, ssp), stream.upcoming[ssp]
+    moved = None
+    # Of a stream that was made anew, the checkpoint is in the one before.
+    if checkpoint is not None and not stream.info.is_another(state.offsets.streams.get(stream.name)):
+        moved = distance(checkpoint, start) - distance(start, checkpoint)
+    return replace(shown, start=start, end=end, offsets=distance(start, end), moved=moved)
+
+
+def _goes_on_at(state: ApplicationState, ssp: SystemStreamPartition) -> str | None:
+    """Return where reading goes on without a request: a batch that is open is ended before any request is followed."""
+    batch = state.open
+    if batch is not None and not batch.replays and ssp in batch.ranges:
+        return batch.ranges[ssp].end
+    return state.checkpoint.get(ssp)
+
+
+def remote_tables(plan: ExecutionPlan | None, requests: Sequence[StartpointRequest]) -> dict[str, str]:
+    """Return what becomes of the remote tables that are made of what is read again."""
+    streams = {request.ssp.qualified_stream for request in requests}
+    told: dict[str, str] = {}
+    for table in () if plan is None else plan.tables:
+        if streams & set(table.streams):
+            before = told.get(table.table)
+            told[table.table] = table.replay if before in (None, table.replay) else f"{before}; and {table.replay}"
+    return told
+
+
+def what_keeps_state(app: Application) -> tuple[str, ...]:
+    """Return in words what the application's stateful operators do with records that are read again, a line each."""
+    return tuple(
+        f"{operator.id} keeps state: records that the application has read before are left out there, and counted "
+        "(again)"
+        for operator in app.operators
+        if operator.spec.states
+    )
+
+
+def behind_unreadable(unreadable: Sequence[Unreadable], previews: Sequence[Preview]) -> list[Preview]:
+    """Return the previews, with an error where what can't be read is in the way.
+
+    That is what waits at the same partition and task, in whose place a request would be lost, and what a task was
+    handed for the partition, or for one that is not known: nothing is read there.
+    """
+
+    def checked(shown: Preview) -> Preview:
+        asked = shown.request
+        for unread in unreadable:
+            waits = unread.kind == "request" and unread.key == request_key(asked.target)
+            of_task = unread.at is not None and unread.at in shown.tasks
+            holds = unread.at is not None and (unread.ssp == asked.ssp or (unread.ssp is None and of_task))
+            if waits or holds:
+                way = f"{asked.ssp} --reason …" if unread.ssp else f"--all --task {str(unread.at)!r} --reason …"
+                error = f"{unread.summary()} Take that back first: adjunct startpoint clear MODULE:APP {way}."
+                return replace(shown, error=error, falls_back=False)
+        return shown
+
+    return [checked(shown) for shown in previews]
+
+
+def check_followed(previews: Sequence[Preview]) -> None:
+    """Refuse requests that can't be followed as things are, and replays that would read nothing."""
+    wrong = [shown for shown in previews if shown.error and not shown.falls_back]
+    if wrong:
+        more = "" if len(wrong) == 1 else f" So for {len(wrong) - 1} more of the {len(previews)} partitions."
+        raise ConfigurationError(
+            f"the startpoint can't be followed as things are, and nothing is written. {wrong[0].error}{more}",
+            "See what each would do with --dry-run; in Python: preview(…).",
+            stream=wrong[0].request.ssp.qualified_stream,
+        )
+    if all(shown.request.until is not None and shown.offsets == 0 for shown in previews):
+        first, others = previews[0], "" if len(previews) == 1 else ", nor in the other partitions"
+        raise ConfigurationError(
+            f"{first.request.ssp}: nothing lies between the startpoint (offset {first.start}) and the end of the "
+            f"replay (offset {first.end}){others}; nothing is written.",
+            "Choose an end that lies after the start.",
+            stream=first.request.ssp.qualified_stream,
+        )
+
+
+def replaced_by(
+    requests: Iterable[StartpointRequest], there: Iterable[Held], named: Collection[str]
+) -> list[tuple[Held, StartpointRequest]]:
+    """Return what the requests take the place of; tasks that are `named` get no requests for all tasks."""
+    by_ssp: dict[SystemStreamPartition, list[Held]] = {}
+    for held in there:
+        by_ssp.setdefault(held.request.ssp, []).append(held)
+    replaced = []
+    for request in requests:
+        for held in by_ssp.get(request.ssp, ()):
+            old, new = held.at or held.request.task, request.task
+            if old == new or (None in (old, new) and (old or new) not in named):
+                replaced.append((held, request))
+    return replaced
+
+
+def check_kinds(replaced: Sequence[tuple[Held, StartpointRequest]]) -> None:
+    """Refuse a bounded replay that takes the place of a startpoint which moves the position, or the other way round."""
+    for held, request in replaced:
+        if (held.request.until is None) != (request.until is None):
+            what = "a bounded replay" if request.until is not None else "a startpoint that moves the position"
+            other = "a startpoint that moves the position" if request.until is not None else "a bounded replay"
+            raise ConfigurationError(
+                f"{what} would take the place of {other}: {held.summary()}.",
+                "Let a run apply that first, take it back (adjunct startpoint clear), or replace it with --replace; "
+                "in Python: replace=True.",
+                stream=request.ssp.qualified_stream,
+            )
+
+
+def preview_tables(
+    lake: Lake, systems: Mapping[str, StreamSystem], app: Application, previews: Sequence[Preview]
+) -> list[Preview]:
+    """Return the previews, with what those that can be followed and are for datasets would do to their tables."""
+    shown = dict(enumerate(previews))
+    for dataset in app.datasets:
+        task = dataset_task(dataset.name)
+        mine = {number: one for number, one in shown.items() if task in one.tasks and one.error is None}
+        shown |= _preview_table(lake, systems, dataset, mine)
+    return list(shown.values())
+
+
+def _preview_table(
+    lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset, previews: Mapping[int, Preview]
+) -> dict[int, Preview]:
+    """Return what these requests would do to the table of a dataset, all of them together."""
+    requests = {before.request.ssp: before.request for before in previews.values()}
+    if not requests:
+        return {}
+    try:
+        plan = plan_rewind(
+            lake,
+            systems,
+            dataset,
+            positions={ssp: positioned(request) for ssp, request in requests.items()},
+            force={ssp for ssp, request in requests.items() if request.force},
+        )
+    except PermanentError as error:
+        return {number: replace(before, error=str(error)) for number, before in previews.items()}
+    refusal = None if plan.refusal is None else str(plan.refusal)
+    rewound = {partition.ssp: partition for partition in plan.partitions}
+    changed = {}
+    for number, before in previews.items():
+        partition = rewound[before.request.ssp]
+        changed[number] = replace(
+            before,
+            checkpoint=partition.taken,
+            start=partition.start,
+            end=partition.taken,
+            offsets=partition.again,
+            moved=None if partition.taken is None else partition.skipped - partition.again,
+            error=refusal,
+        )
+    return changed

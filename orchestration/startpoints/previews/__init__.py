@@ -1,1 +1,0 @@
-"""What requests would do and what is refused of them, before they are written."""

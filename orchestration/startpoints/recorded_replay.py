@@ -1,0 +1,595 @@
+"""Plans a recorded replay: which batch read each record first, which versions it met, or why none can be met again.
+
+history      batch 7: p0 [10, 20) p1 [4, 9)    batch 8: p0 [20, 25)    batch 9: a replay, counts for nothing
+asked for    p0 [15, 25) p1 [4, 6)
+pieces       p0: up to 20 as batch 7, up to 25 as batch 8; p1: up to 6 as batch 7
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from pydantic import Field as Default
+from pydantic import ValidationError
+
+from dagster_adjunct.assets.reading.stored_versions import version_of_batch
+from dagster_adjunct.assets.unbounded.transient import is_transient
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Partition, Range
+from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
+from dagster_adjunct.orchestration.startpoints.store import StartpointManager
+from dagster_adjunct.resources.common import StoredDocument, first_problem
+from dagster_adjunct.resources.errors import (
+    DatasetError,
+    MalformedDocumentError,
+    ObjectNotFoundError,
+    OffsetOutOfRangeError,
+    PermanentError,
+    VersionDiscardedError,
+)
+from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.objects.store import time_of_store
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent
+    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+    from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
+    from dagster_adjunct.orchestration.startpoints.preview import Preview
+    from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+    from dagster_adjunct.resources.objects.commit_log import Commit
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.objects.store import ObjectInfo
+    from dagster_adjunct.resources.streams.system import SystemStreamPartition
+
+# What a recorded replay reads and meets, written down when it is asked for; it holds the versions as long as it lasts.
+#
+#     applications/{name}/recorded/{id}.json      pieces of each partition, and the versions of each piece
+#
+# It is written before the requests that name it, and looks then whether its versions are retained; who discards dooms
+# first and reads the plans then. So one of the two always sees the other, as with leases. A plan counts while it is
+# young, while a request or a fan-out names it, and while one of its replays is under way.
+
+
+# From the plan to the requests that name it: a few requests to the store.
+_YOUNG = timedelta(minutes=10)
+
+
+class RecordedPiece(StoredDocument):
+    """What one batch read first: up to this offset, from where the piece before it ends."""
+
+    end: str
+    batch: int
+
+
+class RecordedPlan(StoredDocument):
+    """The offsets that are read as they were, in pieces, and the versions that each batch met.
+
+    `over_time` are, by batch, all versions that it met of bounded datasets which it joined by time. Requests that no
+    run has taken up by `expires_at` hold nothing any more. `streams` are the identities of the streams, as far as they
+    have one.
+    """
+
+    id: str
+    application: str
+    expires_at: datetime
+    streams: dict[str, str]
+    spans: dict[Partition, Range]
+    pieces: dict[Partition, tuple[RecordedPiece, ...]]
+    versions: dict[int, dict[str, str | None]]
+    over_time: dict[int, dict[str, tuple[str, ...]]] = Default(default_factory=dict)
+
+    def met(self) -> Iterator[tuple[str, str, list[int]]]:
+        """Yield each dataset and version of it that batches met, with these batches."""
+        batches_of: dict[tuple[str, str], list[int]] = {}
+        for batch, versions in sorted(self.versions.items()):
+            for dataset, version in versions.items():
+                for version_met in {version, *self.over_time.get(batch, {}).get(dataset, ())} - {None}:
+                    batches_of.setdefault((dataset, str(version_met)), []).append(batch)
+        for (dataset, version), batches in sorted(batches_of.items()):
+            yield dataset, version, batches
+
+    def words(self) -> tuple[str, ...]:
+        """Return what the plan meets, a line for the batches and one for each dataset."""
+        batches = sorted(self.versions)
+        if not batches:
+            return ()
+        which = f"batch {batches[0]}" if len(batches) == 1 else f"{len(batches)} batches, {batches[0]} to {batches[-1]}"
+        versions: dict[str, list[str]] = {}
+        for dataset, version, _ in self.met():
+            versions.setdefault(dataset, []).append(version)
+        told = [f"recorded: what {which} met, held until the replay has ended"]
+        for dataset, met in versions.items():
+            more = f" and {len(met) - 3} more" if len(met) > 3 else ""
+            told.append(f"recorded: dataset {dataset}: {', '.join(met[:3])}{more}")
+        return tuple(told)
+
+
+def write_plan(lake: Lake, plan: RecordedPlan) -> None:
+    """Write it, and hold its versions by that. Raises VersionDiscardedError, and leaves nothing, where one is gone."""
+    key = _key(lake, plan.application, plan.id)
+    lake.store.put_if_absent(key, plan.model_dump_json().encode())
+    try:
+        check_all_retained(lake, plan)
+    except BaseException:
+        lake.store.delete(key)
+        raise
+
+
+def read_plan(lake: Lake, application: str, plan: str) -> RecordedPlan:
+    """Return a plan that was written. Raises ObjectNotFoundError and MalformedDocumentError."""
+    key = _key(lake, application, plan)
+    try:
+        return RecordedPlan.model_validate_json(lake.store.get(key).data)
+    except ValidationError as error:
+        raise MalformedDocumentError(
+            f"what a recorded replay reads can't be read in {key}: {first_problem(error)}.",
+            "Take the replay back (adjunct startpoint clear) and ask again, or upgrade if a newer version wrote it.",
+            document=key,
+        ) from error
+
+
+def check_all_retained(lake: Lake, plan: RecordedPlan) -> None:
+    """Raise VersionDiscardedError where a version that batches met can't be read any more; the first one is named."""
+    for gone in _gone(lake, plan):
+        raise gone.error
+
+
+def _check_all_held(lake: Lake, plan: RecordedPlan) -> None:
+    """The same of a plan that holds them since before: what a discard that was under way then has spared is there."""
+    for gone in _gone(lake, plan):
+        if gone.doomed_in is None or not is_readable(lake, gone.doomed_in, gone.version):
+            raise gone.error
+
+
+@dataclass(frozen=True, slots=True)
+class _GoneVersion:
+    """A version that is not retained any more.
+
+    `doomed_in` is the dataset's manifest where that says so: the files may be there all the same.
+    """
+
+    version: str
+    error: VersionDiscardedError
+    doomed_in: DatasetManifest | None
+
+
+def _gone(lake: Lake, plan: RecordedPlan) -> Iterator[_GoneVersion]:
+    """Yield the versions of a plan that are not retained any more."""
+    manifests: dict[str, DatasetManifest | None] = {}
+    for dataset, version, batches in plan.met():
+        if dataset not in manifests and not is_transient(version):
+            manifests[dataset] = DatasetLog(lake, dataset).read()[1]
+        manifest = manifests.get(dataset)
+        why = _why_gone(manifest, version)
+        if why is None:
+            continue
+        met = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
+        error = VersionDiscardedError(
+            f"dataset {dataset!r}: version {version}, which {met} of application {plan.application!r} met, is gone: "
+            f"{why}.",
+            "Nothing can meet it again. Replay with versions=as-of, where joins are as-of, or with versions=current "
+            "(--versions). A policy that keeps more keeps earlier versions longer: discard=DiscardPolicy(keep=…, "
+            "grace=…).",
+            dataset=dataset,
+            version=version,
+        )
+        yield _GoneVersion(version, error, None if is_transient(version) else manifest)
+
+
+def _why_gone(manifest: DatasetManifest | None, version: str) -> str | None:
+    """Return why a version is not retained any more, as a sentence may end; None where it is."""
+    if is_transient(version):
+        return "its table lived for one run"
+    if manifest is None:
+        return "the dataset was deleted"
+    try:
+        manifest.check_kept(version)
+    except VersionDiscardedError:
+        return "it was discarded"
+    return None
+
+
+def is_readable(lake: Lake, manifest: DatasetManifest, version: str) -> bool:
+    """Whether the files of a version are there, also of one that is doomed and spared."""
+    try:
+        sealed = version_of_batch(DatasetLog(lake, manifest.name), manifest, version)
+    except (DatasetError, ObjectNotFoundError):
+        return False
+    there = manifest.reachable() | set(manifest.doomed)
+    return all(generation.folder in there for generation in sealed.generations if generation.files)
+
+
+def plans_of(lake: Lake, application: str, fan_out: FanOut) -> dict[str, RecordedPlan | PermanentError]:
+    """Return the plans that handed out requests name, by their ids; instead of one whose versions are gone, why."""
+    plans: dict[str, RecordedPlan | PermanentError] = {}
+    for held in fan_out.tasks.values():
+        for request in held.values():
+            if request.recorded is not None and request.recorded not in plans:
+                try:
+                    plan = read_plan(lake, application, request.recorded)
+                    _check_all_held(lake, plan)
+                    plans[plan.id] = plan
+                except ObjectNotFoundError:
+                    continue
+                except PermanentError as error:
+                    plans[request.recorded] = error
+    return plans
+
+
+def versions_held(lake: Lake, application: str) -> dict[str, dict[str, str]]:
+    """Return, by dataset and version, which recorded replay of an application needs the version."""
+    held: dict[str, dict[str, str]] = {}
+    for plan in _live_plans(lake, application):
+        for dataset, version, _ in plan.met():
+            why = f"a recorded replay of application {application}, {', '.join(map(str, sorted(plan.spans)[:3]))}"
+            held.setdefault(dataset, {})[version] = why
+    return held
+
+
+def forget_plans(lake: Lake, application: str) -> int:
+    """Delete the plans that hold nothing any more; return how many."""
+    stored = _stored(lake, application)
+    if not stored:
+        return 0
+    live = {plan.id for plan in _live_plans(lake, application)}
+    gone = [key for plan, key in ((_id(item), item.key) for item in stored) if plan not in live]
+    lake.store.delete_many(gone)
+    return len(gone)
+
+
+def _live_plans(lake: Lake, application: str) -> list[RecordedPlan]:
+    stored = _stored(lake, application)
+    if not stored:
+        return []
+    now = time_of_store(lake.store, f"{lake.application_prefix(application)}/clock")
+    # In the order in which they go from one to the next, so that one that moves meanwhile is met where it comes to.
+    startpoints = StartpointManager(MetadataStore(lake), application).read()
+    replays = BatchLog(lake, application).read().state.offsets.replays.values()
+    waiting = {request.recorded for request in (*startpoints.waiting, *startpoints.expired)}
+    used = {request.recorded for held in startpoints.handed.values() for request in held.values()}
+    used |= {replay.recorded for replay in replays}
+    plans = []
+    for item in stored:
+        try:
+            plan = read_plan(lake, application, _id(item))
+        except ObjectNotFoundError:
+            continue
+        is_young = item.modified > now - _YOUNG
+        is_asked = plan.id in waiting and now < plan.expires_at
+        if is_young or is_asked or plan.id in used or startpoints.unreadable:
+            plans.append(plan)
+    return plans
+
+
+def _stored(lake: Lake, application: str) -> list[ObjectInfo]:
+    return list(lake.store.list(f"{lake.application_prefix(application)}/recorded/"))
+
+
+def _id(item: ObjectInfo) -> str:
+    return item.key.rsplit("/", 1)[1].removesuffix(".json")
+
+
+def _key(lake: Lake, application: str, plan: str) -> str:
+    return f"{lake.application_prefix(application)}/recorded/{plan}.json"
+
+
+Span = tuple[str, str]
+# Below 0, 0 or above 0, as the first of two offsets of one partition lies before, at or after the second.
+Compare = Callable[["SystemStreamPartition", str, str], int]
+# How many offsets lie between two of one partition.
+Distance = Callable[["SystemStreamPartition", str, str], int]
+
+_NEXT = (
+    "Ask for offsets that batches have read, or leave versions=recorded out: as-of, where joins are as-of, or current "
+    "(--versions)."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What requests for recorded versions come to: their previews, and the plan that they share.
+
+    `plan` is None where none of them can be followed. `told` says in words what the plan meets.
+    """
+
+    previews: list[Preview]
+    plan: RecordedPlan | None
+    told: tuple[str, ...] = ()
+
+    def named_in(self, requests: Sequence[StartpointRequest]) -> list[StartpointRequest]:
+        """Return the requests; those for recorded versions name the plan."""
+        if self.plan is None:
+            return [*requests]
+        plan = self.plan.id
+        return [replace(asked, recorded=plan) if asked.versions == RECORDED else asked for asked in requests]
+
+
+def plan_recorded(
+    lake: Lake,
+    app: Application,
+    plan: ExecutionPlan | None,
+    look: Callable[[str], StreamSnapshot],
+    previews: Sequence[Preview],
+    now: datetime,
+) -> Recorded:
+    """Return what those of these requests come to that ask for recorded versions; nothing is written or held.
+
+    `plan` is the application's, and `look` has the streams as the previews saw them. A request whose records no batch
+    has read, or whose versions are gone, has an `error` in its preview. All that is asked for at once goes together:
+    what was in one batch is in one again. So nothing is looked for where one of them can't be followed.
+    """
+    wanted = {
+        shown.request.ssp: shown
+        for shown in previews
+        if shown.request.versions == RECORDED and shown.error is None and shown.request.until is not None
+    }
+    if not wanted or any(shown.error and not shown.falls_back for shown in previews):
+        return Recorded([*previews], None)
+    asked = _asked(app, look, wanted)
+    history = ReadHistory(BatchLog(lake, app.name).history(None))
+    reads = first_reads(main_batches(history, asked), asked)
+    met_after_sends = frozenset[str]() if plan is None else plan.tables_met_after_sends()
+    errors = why_unread(asked, reads, history) | why_cut(asked, reads, met_after_sends)
+    recorded = _plan(app, asked, reads, now)
+    if not errors:
+        try:
+            check_all_retained(lake, recorded)
+        except DatasetError as error:
+            errors = dict.fromkeys(wanted, str(error))
+    failed = {id(wanted[ssp]): error for ssp, error in errors.items()}
+    shown = [replace(preview, error=failed[id(preview)]) if id(preview) in failed else preview for preview in previews]
+    return Recorded(shown, recorded if not errors else None, () if errors else recorded.words())
+
+
+def _asked(
+    app: Application, look: Callable[[str], StreamSnapshot], wanted: Mapping[SystemStreamPartition, Preview]
+) -> AskedOffsets:
+    streams = {ssp.qualified_stream: look(ssp.qualified_stream) for ssp in wanted}
+    return AskedOffsets(
+        {ssp: (str(shown.start), str(shown.end)) for ssp, shown in wanted.items()},
+        {name: stream.info.identity for name, stream in streams.items()},
+        lambda at, left, right: streams[at.qualified_stream].system.compare(left, right),
+        lambda at, left, right: streams[at.qualified_stream].system.distance(at, left, right),
+        frozenset(source.stream for source in app.inputs.values() if source.reset_offset),
+    )
+
+
+def _plan(app: Application, asked: AskedOffsets, reads: FirstReads, now: datetime) -> RecordedPlan:
+    """Return the plan of what is asked for, as batches have read it first; it holds nothing until it is written."""
+    pieces: dict[SystemStreamPartition, tuple[RecordedPiece, ...]] = {}
+    spans: dict[SystemStreamPartition, Range] = {}
+    for ssp, (start, end) in asked.spans.items():
+        read_pieces = [RecordedPiece(end=upto, batch=batch) for upto, batch in reads.pieces[ssp]]
+        if read_pieces:  # offsets without records behind them may follow: the last piece ends where the replay does
+            read_pieces[-1] = read_pieces[-1].model_copy(update={"end": end})
+        pieces[ssp] = tuple(read_pieces)
+        spans[ssp] = Range(start=start, end=end if read_pieces else start)
+    joined = {dataset.name for dataset in app.datasets}
+    return RecordedPlan(
+        id=uuid.uuid4().hex,
+        application=app.name,
+        expires_at=now + app.startpoints_expire_after,
+        streams={name: identity for name, identity in asked.identities.items() if identity is not None},
+        spans=spans,
+        pieces=pieces,
+        versions={
+            batch: {name: version for name, version in met.items() if name in joined}
+            for batch, met in reads.versions.items()
+        },
+        over_time={batch: dict(met) for batch, met in reads.over_time.items()},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AskedOffsets:
+    """Offsets [start, end) of each partition that are to be read as they were, in streams of these identities.
+
+    `compare` orders the offsets of a partition, and `distance` counts them. Streams in `reset` may have gone back
+    without a new epoch.
+    """
+
+    spans: Mapping[SystemStreamPartition, Span]
+    identities: Mapping[str, str | None]
+    compare: Compare
+    distance: Distance
+    reset: AbstractSet[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class FirstReads:
+    """Who read what is asked for first.
+
+    `pieces` has, by partition and in the order of offsets, the end of each piece and the batch that read it first;
+    pieces follow each other without a hole but those in `unread`, which no batch has read. `versions` are by batch
+    what it met, with `over_time` of those that joined by time, and `cut` are the batches of which only a part is asked
+    for.
+    """
+
+    pieces: Mapping[SystemStreamPartition, tuple[tuple[str, int], ...]]
+    versions: Mapping[int, Mapping[str, str | None]]
+    over_time: Mapping[int, Mapping[str, tuple[str, ...]]]
+    unread: Mapping[SystemStreamPartition, tuple[Span, ...]]
+    cut: tuple[int, ...]
+
+
+class ReadHistory:
+    """The states of a batch log, newest first, as far as somebody reads; knows the newest and the oldest one read."""
+
+    def __init__(self, commits: Iterable[tuple[Commit, ApplicationState]]) -> None:
+        self._commits = iter(commits)
+        self.newest: ApplicationState | None = None
+        self.oldest = 0
+
+    def __iter__(self) -> ReadHistory:
+        return self
+
+    def __next__(self) -> ApplicationState:
+        commit, state = next(self._commits)
+        self.oldest, self.newest = commit.number, self.newest or state
+        return state
+
+
+def main_batches(history: Iterable[ApplicationState], asked: AskedOffsets) -> dict[int, Intent]:
+    """Return the intents of the closed batches of the main position that may have read it, by their numbers.
+
+    `history` is given newest first, and is read no further back than anything that is asked for can have been read.
+    """
+    intents: dict[int, Intent] = {}
+    for state in history:
+        done = state.last.intent if state.last is not None else None
+        if done is not None and done.batch not in intents and not done.replays:
+            ranges = {ssp: span for ssp, span in done.ranges.items() if _is_of(state, asked, ssp.qualified_stream)}
+            intents[done.batch] = done.model_copy(update={"ranges": ranges})
+        if all(_is_before(state, asked, ssp) for ssp in asked.spans):
+            break
+    return intents
+
+
+def first_reads(batches: Mapping[int, Intent], asked: AskedOffsets) -> FirstReads:
+    """Return which of these batches read each offset first."""
+    open_spans = {ssp: [span] for ssp, span in asked.spans.items()}
+    read: dict[SystemStreamPartition, list[tuple[Span, int]]] = {ssp: [] for ssp in asked.spans}
+    versions: dict[int, Mapping[str, str | None]] = {}
+    cut = []
+    for number, intent in sorted(batches.items()):
+        taken = 0
+        for ssp, span in intent.ranges.items():
+            if ssp not in open_spans or asked.compare(ssp, span.start, span.end) == 0:
+                continue
+            pieces, open_spans[ssp] = _split(asked.compare, ssp, open_spans[ssp], (span.start, span.end))
+            read[ssp] += [(piece, number) for piece in pieces]
+            taken += bool(pieces)
+            if pieces:
+                versions[number] = intent.versions
+        if taken and _is_cut(intent, read, number, asked):
+            cut.append(number)
+    return FirstReads(
+        {ssp: _in_order(asked.compare, ssp, pieces) for ssp, pieces in read.items()},
+        versions,
+        {number: batches[number].over_time for number in versions if batches[number].over_time},
+        {ssp: tuple(spans) for ssp, spans in open_spans.items() if spans},
+        tuple(cut),
+    )
+
+
+def why_unread(asked: AskedOffsets, reads: FirstReads, history: ReadHistory) -> dict[SystemStreamPartition, str]:
+    """Return, by partition, why what no batch has read can't be read as it was."""
+    errors = {}
+    for ssp, spans in reads.unread.items():
+        holes = [span for span in spans if asked.distance(ssp, *span)]
+        if not holes:
+            continue
+        start, end = holes[0]
+        why, state = "no batch of the main position has read them", history.newest
+        opened = state.open if state is not None else None
+        if opened is not None and ssp in opened.ranges and not opened.replays:
+            why = f"batch {opened.batch}, which is open, or one after it reads them first"
+        elif state is None or asked.compare(ssp, state.checkpoint.get(ssp, start), start) <= 0:
+            why = "no batch has read them yet"
+        elif history.oldest > 1:
+            why = f"the batch log's history from before its commit {history.oldest} is gone"
+        errors[ssp] = str(
+            OffsetOutOfRangeError(
+                f"{ssp}: nothing says which versions offsets {start} up to {end} met: {why}.",
+                _NEXT,
+                stream=ssp.qualified_stream,
+                partition=ssp.partition,
+                offset=start,
+            )
+        )
+    return errors
+
+
+def why_cut(
+    asked: AskedOffsets, reads: FirstReads, met_after_sends: AbstractSet[str]
+) -> dict[SystemStreamPartition, str]:
+    """Return, by partition, why a batch can't be cut: a join of it met what the whole batch had sent before it.
+
+    `met_after_sends` are the tables in which joins meet that.
+    """
+    if not met_after_sends or not reads.cut:
+        return {}
+    return {
+        ssp: str(
+            OffsetOutOfRangeError(
+                f"{ssp}: only a part of batch {reads.cut[0]} is asked for, and its joins met in "
+                f"{min(met_after_sends)!r} what the whole batch had sent there before.",
+                "Ask for whole batches, of all their partitions at once: adjunct checkpoint history has their offsets.",
+                stream=ssp.qualified_stream,
+                partition=ssp.partition,
+            )
+        )
+        for ssp in asked.spans
+    }
+
+
+def _is_of(state: ApplicationState, asked: AskedOffsets, stream: str) -> bool:
+    """Whether offsets of this state are of the stream as it is asked for, where it is."""
+    return stream not in asked.identities or state.offsets.streams.get(stream) == asked.identities[stream]
+
+
+def _is_before(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamPartition) -> bool:
+    """Whether no batch up to this state has read any of what is asked for: it had not come so far, nor gone back."""
+    if ssp not in state.checkpoint:
+        return True
+    if ssp.qualified_stream in asked.reset or state.offsets.opened.get(ssp, 0):
+        return False
+    start, end = asked.spans[ssp]
+    empty = asked.compare(ssp, start, end) == 0
+    return empty or asked.compare(ssp, state.checkpoint[ssp], start) <= 0
+
+
+def _split(
+    compare: Compare, ssp: SystemStreamPartition, spans: Iterable[Span], read: Span
+) -> tuple[list[Span], list[Span]]:
+    """Return what of these spans lies within another one, and what is left of them; none of it empty."""
+    within, left = [], []
+    for start, end in spans:
+        first = start if compare(ssp, start, read[0]) >= 0 else read[0]
+        last = end if compare(ssp, end, read[1]) <= 0 else read[1]
+        if compare(ssp, first, last) >= 0:
+            if compare(ssp, start, end) < 0:
+                left.append((start, end))
+            continue
+        within.append((first, last))
+        left += [(a, b) for a, b in ((start, first), (last, end)) if compare(ssp, a, b) < 0]
+    return within, left
+
+
+def _in_order(
+    compare: Compare, ssp: SystemStreamPartition, pieces: list[tuple[Span, int]]
+) -> tuple[tuple[str, int], ...]:
+    ordered: list[tuple[Span, int]] = []
+    for piece in pieces:
+        place = len(ordered)
+        while place and compare(ssp, piece[0][0], ordered[place - 1][0][0]) < 0:
+            place -= 1
+        ordered.insert(place, piece)
+    return tuple((span[1], number) for span, number in ordered)
+
+
+def _is_cut(
+    intent: Intent,
+    read: Mapping[SystemStreamPartition, list[tuple[Span, int]]],
+    number: int,
+    asked: AskedOffsets,
+) -> bool:
+    """Whether the batch read more than what is asked for of it, or read it not for the first time."""
+    for ssp, whole in intent.ranges.items():
+        if asked.compare(ssp, whole.start, whole.end) == 0:
+            continue
+        mine = [span for span, batch in read.get(ssp, ()) if batch == number]
+        if len(mine) != 1:
+            return True
+        (start, end) = mine[0]
+        if asked.compare(ssp, start, whole.start) or asked.compare(ssp, end, whole.end):
+            return True
+    return False

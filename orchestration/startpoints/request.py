@@ -1,0 +1,640 @@
+"""What an application allows a request to ask for: the tasks that it is for, and the versions that its replay meets.
+
+Looked at twice: when somebody asks, and when a run has been handed what was asked for.
+
+A dataset whose table can be rewound is a task, too: "dataset NAME", which reads the partitions of its stream. A request
+for all tasks that read a partition is for the dataset where the application does not read the stream itself; where it
+does, only requests that name the dataset's task are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, CURRENT, RECORDED, VERSIONS_MET, VersionsMet
+from dagster_adjunct.resources.common import split_partitions, split_stream_name
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    InvalidNameError,
+    MalformedDocumentError,
+    StreamNotFoundError,
+)
+from dagster_adjunct.resources.streams.startpoint import (
+    GREATEST_MS,
+    LEAST_MS,
+    VERSION,
+    Startpoint,
+    StartpointOldest,
+    StartpointSpecific,
+    StartpointTimestamp,
+    StartpointUpcoming,
+    check_id,
+    check_startpoint,
+    check_version,
+    startpoint_from_json,
+)
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+    from dagster_adjunct.resources.streams.system import StreamSystem
+
+
+@dataclass(frozen=True)
+class TasksThatRead:
+    """Who reads what: the tasks of an application's plan, and the tasks of its datasets that can be rewound.
+
+    Both by their names, with all partitions that each reads. Those of `by_name` get only requests that name them.
+    """
+
+    of_plan: Mapping[str, frozenset[SystemStreamPartition]]
+    of_datasets: Mapping[str, frozenset[SystemStreamPartition]]
+    by_name: frozenset[str] = frozenset()
+
+    @cached_property
+    def tasks(self) -> dict[str, frozenset[SystemStreamPartition]]:
+        """All of them."""
+        return {**self.of_plan, **self.of_datasets}
+
+    @cached_property
+    def owners(self) -> dict[SystemStreamPartition, list[str]]:
+        """By partition, those that get its requests for all tasks."""
+        return owners_of(self.tasks, self.by_name)
+
+
+def readers_of(app: Application, plan: ExecutionPlan | None, systems: Mapping[str, StreamSystem]) -> TasksThatRead:
+    """Return who reads what; `plan` is the application's, None where it has datasets only."""
+    by_name, tasks = named_only(app), {} if plan is None else plan.partitions_by_task()
+    return TasksThatRead(tasks, dataset_tasks(app, systems), by_name)
+
+
+def dataset_task(name: str) -> str:
+    """Return the name of a dataset's task, for requests that name it."""
+    return f"dataset {name}"
+
+
+def dataset_tasks(app: Application, systems: Mapping[str, StreamSystem]) -> dict[str, frozenset[SystemStreamPartition]]:
+    """Return the partitions of the stream of each unbounded dataset, by the dataset's task, as a fan-out wants them.
+
+    Bounded datasets go back by versions, and tables of one run have nothing to go back in: they have no task, so that
+    requests for their streams alone are unknown to the fan-out.
+    """
+    tasks = {}
+    for dataset in rewindable(app):
+        system, stream = dataset.system_stream
+        with suppress(StreamNotFoundError):  # the application itself may write it, from its first batch on
+            tasks[dataset_task(dataset.name)] = frozenset(systems[system].partitions(stream))
+    return tasks
+
+
+def named_only(app: Application) -> frozenset[str]:
+    """Return the tasks of datasets whose stream the application reads too: they get requests only by their name."""
+    return frozenset(dataset_task(dataset.name) for dataset in rewindable(app) if dataset.stream in app.inputs)
+
+
+def rewindable(app: Application, only: Collection[str] | None = None) -> list[AdjunctDataset]:
+    """Return the datasets that startpoints can rewind: stored tables of change streams, of these names if any."""
+    followed = [dataset for dataset in app.datasets if dataset.follows_changes and dataset.stream is not None]
+    tables = [dataset for dataset in followed if dataset.following.persistent]
+    return [dataset for dataset in tables if only is None or dataset.name in only]
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedRequest:
+    """A request, the tasks that it is for, and the versions that what it reads meets.
+
+    `refusal` says why the application does not allow it; "" where it does. `rewinds` says that it is for datasets.
+    """
+
+    request: StartpointRequest
+    tasks: tuple[str, ...]
+    versions: VersionsMet
+    refusal: str = ""
+    rewinds: bool = False
+
+
+def allow_requests(
+    app: Application, readers: TasksThatRead, requests: Sequence[StartpointRequest]
+) -> tuple[AllowedRequest, ...]:
+    """Return what the application allows of these requests, in their order."""
+    return tuple(_allow(app, readers, request) for request in requests)
+
+
+def _allow(app: Application, readers: TasksThatRead, request: StartpointRequest) -> AllowedRequest:
+    try:
+        versions = versions_met(app, request)
+    except ConfigurationError as error:
+        return AllowedRequest(request, (), request.versions or CURRENT, str(error))
+    tasks = takers_of(request, readers.tasks, readers.owners)
+    if request.task in readers.of_plan and is_broadcast(app, request.ssp):
+        return AllowedRequest(request, (str(request.task),), versions, str(one_task_of_all(request)))
+    if not tasks:
+        return AllowedRequest(request, (), versions, not_read(request, readers.tasks))
+    rewinds = any(task in readers.of_datasets for task in tasks)
+    refusal = _no_replay(request, tasks) if rewinds and request.until is not None else ""
+    return AllowedRequest(request, tasks, versions, refusal, rewinds)
+
+
+def owners_of(
+    tasks: Mapping[str, frozenset[SystemStreamPartition]], named_only: Collection[str]
+) -> dict[SystemStreamPartition, list[str]]:
+    """Return, by partition, the tasks that get its requests for all tasks: those of `named_only` do not.
+
+    `tasks` says which partitions each task reads.
+    """
+    owners: dict[SystemStreamPartition, list[str]] = {}
+    for task, ssps in tasks.items():
+        for ssp in ssps if task not in named_only else ():
+            owners.setdefault(ssp, []).append(task)
+    return owners
+
+
+def takers_of(
+    request: StartpointRequest,
+    tasks: Mapping[str, frozenset[SystemStreamPartition]],
+    owners: Mapping[SystemStreamPartition, Sequence[str]],
+) -> tuple[str, ...]:
+    """Return the tasks that a request is for: the one that it names, if that reads the partition, or all its owners."""
+    if request.task is None:
+        return tuple(owners.get(request.ssp, ()))
+    return (request.task,) if request.ssp in tasks.get(request.task, ()) else ()
+
+
+def not_read(request: StartpointRequest, tasks: Mapping[str, frozenset[SystemStreamPartition]]) -> str:
+    """Return in words that a request is for no task, and who reads its partition."""
+    if request.task is None:
+        return f"no task reads {request.ssp}."
+    readers = [task for task, ssps in tasks.items() if request.ssp in ssps]
+    instead = f"; {', '.join(map(repr, readers[:3]))} does" if readers else ""
+    return f"{request.task!r} is no task that reads {request.ssp}{instead}."
+
+
+def _no_replay(request: StartpointRequest, tasks: Sequence[str]) -> str:
+    """Return in words that a request with an end is for datasets."""
+    return (
+        f"{request.ssp} is read by {', '.join(tasks)}, and a table has no replay beside it: it is what its stream says "
+        "up to where it has read. Leave the end (until) out."
+    )
+
+
+def joins_as_of(app: Application) -> tuple[str, ...]:
+    """Return the joins in which each record meets the entry that was valid at its own time."""
+    looked_up = [(operator.id, operator.spec.match) for operator in app.operators]
+    return tuple(operator for operator, match in looked_up if match is not None and match.as_of is not None)
+
+
+def versions_met(app: Application, request: StartpointRequest) -> VersionsMet:
+    """Return which versions of its datasets the request's replay meets: what it says, else what is the application's.
+
+    Raises ConfigurationError where what it says can't be.
+    """
+    asked, default = request.versions, AS_OF if joins_as_of(app) else CURRENT
+    if asked is None:
+        return default
+    if request.until is None and asked != default:
+        raise ConfigurationError(
+            f"{request.ssp}: versions={asked} is for a bounded replay, and this request has no end: it moves the main "
+            "position, whose batches meet "
+            + ("the entries that were valid at each record's time." if default == AS_OF else "what is served then."),
+            "Give it an end (--until-timestamp, --until-offset, --until-upcoming; in Python until=…), or leave it out.",
+            argument="versions",
+            application=app.name,
+        )
+    if asked == AS_OF and default != AS_OF:
+        raise ConfigurationError(
+            f"{request.ssp}: versions=as-of, and no join of application {app.name!r} is as-of: none of them asks for "
+            "the time of a record.",
+            "Declare one (join(…, as_of=…)), or say versions=current, or recorded.",
+            argument="versions",
+            application=app.name,
+        )
+    return asked
+
+
+def versions_in_words(app: Application, requests: Sequence[StartpointRequest]) -> tuple[str, ...]:
+    """Return in words what bounded replays meet in datasets, where joins are as-of or a request says it, a line each.
+
+    What was recorded is told by its plan.
+    """
+    bounded = [request for request in requests if request.until is not None]
+    by_time = joins_as_of(app)
+    default = AS_OF if by_time else CURRENT
+    asked = {request.versions or default for request in bounded if by_time or request.versions}
+    return tuple(
+        line
+        for versions, line in (
+            (AS_OF, f"versions as-of: {', '.join(by_time)}: what was valid at each record's time; else what is served"),
+            (CURRENT, "versions current: every join meets what is served when the replay runs"),
+        )
+        if versions in asked
+    )
+
+
+def is_broadcast(app: Application, ssp: SystemStreamPartition) -> bool:
+    """Whether all tasks of the application read this partition, with one position."""
+    source = app.inputs.get(ssp.qualified_stream)
+    return source is not None and source.broadcast is not None
+
+
+def one_task_of_all(request: StartpointRequest) -> ConfigurationError:
+    """Return the refusal of a request for one task where all tasks read the partition."""
+    return ConfigurationError(
+        f"{request.ssp} is of a broadcast input, which all tasks read with one position: {request.task!r} alone can't "
+        "start elsewhere.",
+        "Ask for it without a task, and all of them start there; what waits is taken back with "
+        f"adjunct startpoint clear MODULE:APP {request.ssp} --reason ….",
+        stream=request.ssp.qualified_stream,
+    )
+
+
+# What people ask of startpoints, in their words: positions and partitions.
+#
+# Shared by the command line and the job in Dagster. Nothing here writes.
+
+
+POSITIONS = ("oldest", "upcoming", "timestamp", "offset")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_SPAN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+# In ms, this is a day in 1973; in seconds, one in the year 5138.
+_LEAST_MS = 100_000_000_000
+_DIGITS = re.compile(r"\d{1,13}", re.ASCII)
+_FINER = re.compile(r"\d{16,30}", re.ASCII)
+
+
+def parse_position(kind: str, value: str | None = None) -> Startpoint:
+    """Return the startpoint that words say: `oldest`, `upcoming`, `timestamp` VALUE or `offset` VALUE.
+
+    A timestamp is ISO 8601 with its zone, a date (its start in UTC), or milliseconds since 1970.
+    Raises ConfigurationError for anything else.
+    """
+    if kind not in POSITIONS:
+        raise ConfigurationError(
+            f"position {kind!r} is unknown: expected one of {', '.join(POSITIONS)}.",
+            "Choose one of them.",
+            argument="position",
+        )
+    text = (value or "").strip()
+    if kind in ("oldest", "upcoming"):
+        if text:
+            raise ConfigurationError(
+                f"position {kind} takes no value, and {text!r} was given.", "Leave the value out.", argument="position"
+            )
+        return StartpointOldest() if kind == "oldest" else StartpointUpcoming()
+    if not text:
+        raise ConfigurationError(
+            f"position {kind} needs a value.",
+            "Write it as in 2026-01-31T18:00Z." if kind == "timestamp" else "Write the offset as its system does.",
+            argument="position",
+        )
+    return StartpointTimestamp(timestamp_ms=_ms(text)) if kind == "timestamp" else StartpointSpecific(offset=text)
+
+
+def expand_partitions(
+    app: Application, systems: Mapping[str, StreamSystem], texts: Iterable[str]
+) -> list[SystemStreamPartition]:
+    """Return the partitions that texts name: `lake.flights.3`, `lake.flights.0-3,7`, or `lake.flights` for all.
+
+    Each once, in the order in which they are named. Raises ConfigurationError for a stream that the application does
+    not read, and for a partition that the stream does not have; InvalidNameError and StreamNotFoundError.
+    """
+    counts: dict[str, int] = {}
+    partitions: dict[SystemStreamPartition, None] = {}
+    for text in texts:
+        qualified, numbers = split_partitions(text)
+        _check_read(app, qualified)
+        system, stream = split_stream_name(qualified)
+        if qualified not in counts:
+            counts[qualified] = systems[system].info(stream).partitions
+        for number in range(counts[qualified]) if numbers is None else _numbers(text, numbers, counts[qualified]):
+            partitions[SystemStreamPartition(system, stream, number)] = None
+    return list(partitions)
+
+
+def _ms(text: str) -> int:
+    if _DIGITS.fullmatch(text):
+        if int(text) < _LEAST_MS:
+            raise ConfigurationError(
+                f"timestamp {text!r} is {_EPOCH + int(text) * _MS:%Y-%m-%d %H:%M} UTC in milliseconds since 1970: it "
+                "looks like a year, or like seconds.",
+                "Write milliseconds, or the time in ISO form, as in 2026-01-31T18:00Z.",
+                argument="timestamp",
+            )
+        return int(text)
+    if _FINER.fullmatch(text):
+        return int(text)  # microseconds, or nanoseconds: no startpoint takes that, and it says what to do
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigurationError(
+            f"timestamp {text!r} can't be read: expected ISO 8601 with its zone, a date, or milliseconds since 1970.",
+            "Write it as in 2026-01-31T18:00Z.",
+            argument="timestamp",
+        ) from None
+    if moment.tzinfo is None and _DATE.fullmatch(text):
+        moment = moment.replace(tzinfo=UTC)
+    if moment.tzinfo is None:
+        raise ConfigurationError(
+            f"timestamp {text!r} names no zone.",
+            f"Write {text}Z for UTC, or the offset of its zone: {text}+01:00.",
+            argument="timestamp",
+        )
+    if moment.microsecond % 1000:
+        raise ConfigurationError(
+            f"timestamp {text!r} is finer than a millisecond, and startpoints are not.",
+            "Round it: down to begin there, up to end there.",
+            argument="timestamp",
+        )
+    since_1970 = (moment - _EPOCH) // _MS
+    if not LEAST_MS <= since_1970 <= GREATEST_MS:
+        raise ConfigurationError(
+            f"timestamp {text!r} lies outside the years 1 to 9999 in UTC.",
+            "Name a time within; or say oldest.",
+            argument="timestamp",
+        )
+    return since_1970
+
+
+def _numbers(text: str, spans: str, count: int) -> list[int]:
+    numbers: list[int] = []
+    for span in spans.split(","):
+        bounds = _SPAN.fullmatch(span)
+        first, last = (int(bounds[1]), int(bounds[2] or bounds[1])) if bounds else (1, 0)
+        if first > last:
+            raise ConfigurationError(
+                f"{text!r} can't be read: {span!r} is no partition and no range of them.",
+                "Write partitions as in lake.flights.3, lake.flights.0-3,7, or lake.flights for all.",
+                argument="partitions",
+            )
+        if last >= count:
+            raise ConfigurationError(
+                f"{text!r} names partition {last}, and the stream has {count} partitions, 0 to {count - 1}.",
+                "Name partitions that it has.",
+                argument="partitions",
+            )
+        numbers += range(first, last + 1)
+    return numbers
+
+
+def _check_read(app: Application, stream: str) -> None:
+    split_stream_name(stream)
+    fed = {str(dataset.stream): dataset for dataset in app.datasets if dataset.stream is not None}
+    goes_back = {name for name, dataset in fed.items() if dataset.follows_changes and dataset.following.persistent}
+    if stream in {*app.inputs, *goes_back}:
+        return
+    if stream not in fed:
+        known = ", ".join(sorted({*app.inputs, *goes_back})) or "no stream"
+        raise ConfigurationError(
+            f"application {app.name!r} does not read {stream}; it reads: {known}.",
+            "Correct the name.",
+            application=app.name,
+        )
+    name = fed[stream].name
+    if not fed[stream].follows_changes:
+        raise ConfigurationError(
+            f"{stream} is the input of dataset {name!r}, which is bounded: it goes back to a version, not an offset.",
+            f"Choose one (adjunct dataset versions {name}), then: adjunct dataset rollback {name} VERSION --reason ….",
+            dataset=name,
+        )
+    raise ConfigurationError(
+        f"{stream} is the input of dataset {name!r}, whose table lives for one run: there is nothing to go back in.",
+        "Run the application again: the table is made anew.",
+        dataset=name,
+    )
+
+
+OnUnresolved = Literal["fail", "checkpoint"]
+_ON_UNRESOLVED = ("fail", "checkpoint")
+_NAME = re.compile(r"[0-9a-f]{32}")
+_TASK_LENGTH = 500
+_TEXT_LENGTH = 1_000
+
+# What a request is for: a partition, and one task or (None) every task that reads it.
+Target = tuple[SystemStreamPartition, str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartpointRequest:
+    """A startpoint for a partition, at one task or (`task` None) at every task that reads the partition.
+
+    `by` and `reason` say who wants it and why. `on_unresolved` says what a start does where the startpoint has no
+    offset: fail, or go on from the checkpoint. With `until`, it is a bounded replay: what lies from the startpoint up
+    to, but without, that position is read again, and the main position does not move. `force` lets a dataset's table
+    get older, or lack changes, where the partition is of a dataset's stream. `versions` says which versions of its
+    datasets the replay meets: those of each record's time ("as-of"), those that are served then ("current"), or those
+    that the batches met which read the records first ("recorded", held by the plan `recorded`); None is as-of where the
+    application joins so, and current where not.
+
+    A request is applied once, however often it is written: that is what its `id` is for, which is its startpoint's
+    unless it is given. `sequence` is the place in the store's own order of requests, given when it is written: it tells
+    which of two came later even where clocks do not.
+    """
+
+    ssp: SystemStreamPartition
+    startpoint: Startpoint
+    by: str
+    reason: str
+    task: str | None = None
+    on_unresolved: OnUnresolved = "fail"
+    until: Startpoint | None = None
+    force: bool = False
+    versions: VersionsMet | None = None
+    recorded: str | None = None
+    sequence: int = 0
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        check_partition(self.ssp, "the startpoint request")
+        check_startpoint(self.startpoint, f"the startpoint of the request for {self.ssp}")
+        if self.until is not None:
+            check_startpoint(self.until, f"the end (until) of the request for {self.ssp}")
+        if not isinstance(self.force, bool):
+            raise ConfigurationError(
+                f"the startpoint request for {self.ssp} has force={self.force!r:.80}: expected True or False.",
+                "Leave it out for False.",
+                argument="force",
+            )
+        if self.versions is not None and self.versions not in VERSIONS_MET:
+            raise ConfigurationError(
+                f"the startpoint request for {self.ssp} has versions={self.versions!r:.80}: expected one of "
+                f"{', '.join(VERSIONS_MET)}.",
+                "Leave it out: as-of where the application's joins are, else current.",
+                argument="versions",
+            )
+        if self.recorded is not None and (self.versions != RECORDED or not _NAME.fullmatch(str(self.recorded))):
+            raise ConfigurationError(
+                f"the startpoint request for {self.ssp} has recorded={self.recorded!r:.80} and "
+                f"versions={self.versions!r}: expected the id of a plan, of a request for recorded versions.",
+                "Leave it out: asking for recorded versions gives it.",
+                argument="recorded",
+            )
+        if not isinstance(self.sequence, int) or isinstance(self.sequence, bool):
+            raise ConfigurationError(
+                f"the startpoint request for {self.ssp} has sequence={self.sequence!r:.80}: expected an integer.",
+                "Leave it out: the store gives it.",
+                argument="sequence",
+            )
+        if self.id == "":
+            object.__setattr__(self, "id", self.startpoint.id)
+        check_id("startpoint request", self.id)
+        if self.task is not None:
+            check_task(self.task)
+        for name, value in (("by", self.by), ("reason", self.reason)):
+            if not isinstance(value, str) or not value.strip() or len(value) > _TEXT_LENGTH or not _storable(value):
+                shown = repr(value) if len(repr(value)) < 100 else f"{repr(value)[:100]}…"
+                raise ConfigurationError(
+                    f"the startpoint request for {self.ssp} has {name}={shown}: expected a text of 1 to "
+                    f"{_TEXT_LENGTH} characters.",
+                    "Say who asks (by) and why (reason): both are shown with the replay.",
+                    argument=name,
+                )
+        if self.on_unresolved not in _ON_UNRESOLVED:
+            raise ConfigurationError(
+                f"the startpoint request for {self.ssp} has on_unresolved={self.on_unresolved!r}: expected one of "
+                f"{', '.join(_ON_UNRESOLVED)}.",
+                'Leave it out to fail, or say "checkpoint".',
+                argument="on_unresolved",
+            )
+
+    @property
+    def target(self) -> Target:
+        return self.ssp, self.task
+
+    def expired(self, now_ms: int, expiry_ms: int) -> bool:
+        """Whether it is too old to be followed; the moment at which it gets so is too late already."""
+        return now_ms - self.startpoint.creation_timestamp_ms >= expiry_ms
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form, of JSON-able values."""
+        return {
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+            "version": VERSION,
+            "ssp": str(self.ssp),
+            "startpoint": self.startpoint.to_json(),
+            "until": None if self.until is None else self.until.to_json(),
+        }
+
+    @staticmethod
+    def from_json(value: object) -> StartpointRequest:
+        """Return what `to_json` returned. Raises MalformedDocumentError."""
+        return request_from_json(value, "startpoint request")
+
+
+_NAMED = {field.name for field in fields(StartpointRequest)}
+_FIELDS = _NAMED | {"version"}
+
+
+def request_from_json(value: object, where: str) -> StartpointRequest:
+    """Return what `to_json` wrote. Raises MalformedDocumentError, which names `where` it was read from."""
+    if not isinstance(value, Mapping):
+        raise _malformed(where, f"{value!r:.80} is no object")
+    check_version(value, where)
+    if set(value) != _FIELDS:
+        raise _malformed(where, f"it has the fields {sorted(map(str, value))}, expected {sorted(_FIELDS)}")
+    startpoint = startpoint_from_json(value["startpoint"], f"the startpoint of {where}")
+    bounded = value["until"] is not None
+    until = startpoint_from_json(value["until"], f"the end (until) of {where}") if bounded else None
+    given = {name: value[name] for name in _NAMED - {"ssp", "startpoint", "until"}}
+    try:
+        ssp = SystemStreamPartition.parse(value["ssp"])
+        return StartpointRequest(ssp=ssp, startpoint=startpoint, until=until, **given)
+    except ConfigurationError as error:
+        raise _malformed(where, error.problem) from error
+
+
+def newer(left: StartpointRequest, right: StartpointRequest) -> StartpointRequest:
+    """Return which of two requests counts for one task and partition.
+
+    Between one for the task and one for all tasks: the one created later, and the task's of two created at once.
+    Between two for the same target: the one that the store took later, whatever the clocks of their writers said.
+    """
+    if (left.task is None) == (right.task is None):
+        return left if left.sequence > right.sequence else right
+    specific, broadcast = (right, left) if left.task is None else (left, right)
+    later = broadcast.startpoint.creation_timestamp_ms > specific.startpoint.creation_timestamp_ms
+    return broadcast if later else specific
+
+
+def positioned(request: StartpointRequest) -> Startpoint:
+    """Return where a request starts, under the request's id: by that a table knows what it has applied."""
+    return replace(request.startpoint, id=request.id)
+
+
+def check_partition(ssp: object, what: str) -> SystemStreamPartition:
+    """Return `ssp` if it is a stream partition; `what` says in the error what it was for. Raises InvalidNameError."""
+    if isinstance(ssp, SystemStreamPartition):
+        return ssp
+    raise InvalidNameError(
+        f"{what} is for {ssp!r:.200}, which is no SystemStreamPartition.",
+        'Write SystemStreamPartition("lake", "flights", 3), or SystemStreamPartition.parse("lake.flights.3").',
+        argument="ssp",
+    )
+
+
+def check_task(task: str) -> str:
+    """Return `task` if it can name a task: any text, as in "Partition 3"."""
+    if not isinstance(task, str) or not 0 < len(task) <= _TASK_LENGTH or not _storable(task):
+        raise InvalidNameError(
+            f"task name {task!r} can't be kept: expected a text of 1 to {_TASK_LENGTH} characters.",
+            "Name the task as the plan does, as in 'Partition 3'.",
+            argument="task",
+        )
+    return task
+
+
+def _storable(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _malformed(where: str, problem: str) -> MalformedDocumentError:
+    return MalformedDocumentError(
+        f"{where} can't be read: {problem.rstrip('.')}.",
+        "Take it back and ask again (adjunct startpoint clear), or upgrade if a newer version wrote it.",
+        document=where,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """One thing that this release of Adjunct can't read, as `error` says; others are not affected by it.
+
+    It is `value`, under `key`: a "request" that waits, or of a "fan-out" what was handed to the task `at`, a whole
+    entry or one of its requests. `partition` and `task` say what it is for, as far as that can be told.
+    """
+
+    kind: Literal["request", "fan-out"]
+    key: str
+    value: object
+    error: str
+    partition: str | None = None
+    task: str | None = None
+    at: str | None = None
+
+    @property
+    def ssp(self) -> SystemStreamPartition | None:
+        """The partition that it is for, if there can be one of that name."""
+        return partition_of(self.partition)
+
+    def summary(self) -> str:
+        """Return it in one line."""
+        where = "waiting" if self.at is None else f"handed to {self.at}"
+        return f"{self.partition or self.key}: {where}, and can't be read: {self.error}"
+
+
+def partition_of(text: str | None) -> SystemStreamPartition | None:
+    """Return the partition of this name; None where it is no name of one."""
+    try:
+        return None if text is None else SystemStreamPartition.parse(text)
+    except InvalidNameError:
+        return None

@@ -1,0 +1,239 @@
+"""Resolves what a run's tasks were handed: each request gets its offset once, from the streams as they are now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.orchestration.batch_log.batch_log import Replay, ResolvedStartpoint, replay_id
+from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, VersionsMet
+from dagster_adjunct.orchestration.startpoints.request import is_broadcast, one_task_of_all, versions_met
+from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, PermanentError
+from dagster_adjunct.resources.streams.startpoint import describe_startpoint, resolve_startpoint_to_offset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from datetime import datetime
+
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.batch_log.batch_log import OffsetState
+    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+    from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
+    from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPlan
+    from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+    from dagster_adjunct.resources.streams.system import SystemStreamPartition
+
+if TYPE_CHECKING:
+    # By their ids; instead of one that can't be followed any more, why.
+    Plans = Mapping[str, RecordedPlan | PermanentError]
+
+
+def resolve_request(
+    stream: StreamSnapshot,
+    request: StartpointRequest,
+    *,
+    versions: VersionsMet,
+    now: datetime,
+    epoch: int = 0,
+    plans: Plans | None = None,
+) -> ResolvedStartpoint | Replay:
+    """Return the request with the offset at which it starts `now`; a bounded one as a replay, which opens this epoch.
+
+    A replay meets these `versions`; one of recorded versions starts and ends as its plan has it: what it holds was
+    found when it was asked for, which is before there are `plans`. Start and end of a replay are one offset where the
+    partition has no records in between. Raises what `resolve_startpoint_to_offset` does, OffsetOutOfRangeError for an
+    end that lies before the start, and why a plan can't be followed.
+    """
+    ssp, system = request.ssp, stream.system
+    plan = None if plans is None or versions != RECORDED else _plan_of(stream, request, plans)
+    position = describe_startpoint(request.startpoint)
+    start = resolve_startpoint_to_offset(system, ssp, request.startpoint) if plan is None else plan.spans[ssp].start
+    if request.until is None:
+        return ResolvedStartpoint(
+            id=request.id,
+            ssp=ssp,
+            stream=stream.info.identity,
+            position=position,
+            offset=start,
+            by=request.by,
+            reason=request.reason,
+            resolved_at=now,
+        )
+    end = resolve_startpoint_to_offset(system, ssp, request.until) if plan is None else plan.spans[ssp].end
+    order = system.compare(start, end)
+    if order > 0:
+        raise OffsetOutOfRangeError(
+            f"{ssp}: a replay from {position} (offset {start}) until "
+            f"{describe_startpoint(request.until)} (offset {end}) would end before it begins.",
+            "Choose an end that lies after the start.",
+            stream=ssp.qualified_stream,
+            partition=ssp.partition,
+            offset=start,
+        )
+    return Replay(
+        id=replay_id(ssp, request.id),
+        ssp=ssp,
+        stream=stream.info.identity,
+        epoch=epoch,
+        position=position,
+        start=start,
+        next=start,
+        # In one way of writing: whether there is anything in between is told by comparing them.
+        until=start if order == 0 else end,
+        by=request.by,
+        reason=request.reason,
+        began_at=now,
+        versions=versions,
+        recorded=None if plan is None else plan.id,
+    )
+
+
+def _plan_of(stream: StreamSnapshot, request: StartpointRequest, plans: Plans) -> RecordedPlan:
+    """Return the plan of a request for recorded versions, which has the offsets of its partition."""
+    ssp, plan = request.ssp, plans.get(request.recorded or "")
+    if isinstance(plan, PermanentError):
+        raise plan
+    if plan is None or ssp not in plan.spans or request.until is None:
+        raise ConfigurationError(
+            f"the request for {ssp} holds no recorded versions: it was written without looking for them.",
+            "Ask for it by Startpoints(…).request(…), by the command or by the job.",
+            argument="versions",
+        )
+    if stream.info.is_another(plan.streams.get(ssp.qualified_stream)):
+        raise OffsetOutOfRangeError(
+            f"{ssp} is of another stream than the one of which recorded versions were asked for.",
+            "What batches met is known for the stream before only.",
+            stream=ssp.qualified_stream,
+            partition=ssp.partition,
+        )
+    return plan
+
+
+@dataclass(frozen=True, slots=True)
+class Unresolved:
+    """A startpoint that has no offset, whose partition goes on from its checkpoint, as its request says."""
+
+    request: StartpointRequest
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandedRequests:
+    """Requests as they were handed to the tasks of a run, sorted out.
+
+    `newest` has, by partition, the one that counts: of a broadcast input, all tasks are handed the same. `alone` are
+    those for one task where all tasks read the partition, each with why it can't be followed. `waiting` are all that
+    can be, and `taken` those that a commit has taken in, each with its task.
+    """
+
+    newest: Mapping[SystemStreamPartition, StartpointRequest]
+    alone: tuple[tuple[StartpointRequest, ConfigurationError], ...]
+    waiting: tuple[tuple[str, StartpointRequest], ...]
+    taken: tuple[tuple[str, StartpointRequest], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Where a run's tasks start: `startpoints` by partition, and the `replays` that begin.
+
+    `done` names what is still fanned out and was taken in by an earlier commit, or will be by the one that stores this,
+    by task and partition. `told` says in words what was looked up just now, and what has no offset and is gone on
+    without.
+    """
+
+    startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint]
+    replays: tuple[Replay, ...]
+    done: Mapping[str, Mapping[SystemStreamPartition, str]]
+    told: tuple[str, ...]
+
+
+def resolve_handed(
+    app: Application,
+    streams: Mapping[str, StreamSnapshot],
+    tasks: Iterable[str],
+    fan_out: FanOut,
+    known: OffsetState,
+    plans: Plans,
+    now: datetime,
+) -> Resolved:
+    """Return the offsets of what these tasks were handed: each is looked up once, in the stream that it is of.
+
+    A replay of recorded versions has those of its plan. What `plans` holds instead of one is why it can't be followed.
+
+    What an earlier start has found, and no batch has applied, stands. Raises for a request that has no offset, unless
+    it says to go on without.
+    """
+    handed = _sorted_out(app, tasks, fan_out, known)
+    unresolved: list[Unresolved] = []
+    for request, refusal in handed.alone:
+        if request.on_unresolved == "fail":
+            raise refusal
+        unresolved.append(Unresolved(request, str(refusal)))
+    startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = {}
+    replays: list[Replay] = []
+    told: list[str] = []
+    for ssp, request in sorted(handed.newest.items()):
+        stream, before = streams[ssp.qualified_stream], known.resolved.get(ssp)
+        if before is not None and before.id == request.id and before.stream == stream.info.identity:
+            startpoints[ssp] = before
+            continue
+        start = _look_up(app, stream, request, plans, now, known.next_epoch(ssp))
+        if isinstance(start, Unresolved):
+            unresolved.append(start)
+            continue
+        if isinstance(start, Replay):
+            replays.append(start)
+        else:
+            startpoints[ssp] = start
+        offset = start.start if isinstance(start, Replay) else start.offset
+        told.append(f"{ssp}: to start at {start.position}, found at offset {offset} ({start.by}: {start.reason})")
+    for without in unresolved:
+        asked = without.request
+        told.append(f"{asked.ssp}: goes on from its checkpoint ({asked.by}: {asked.reason}): {without.error}")
+
+    # Done with: what was taken in, what a newer one takes the place of, and what the replays were asked for by.
+    begun = {replay.ssp for replay in replays}
+    done: dict[str, dict[SystemStreamPartition, str]] = {}
+    for task, request in handed.taken:
+        done.setdefault(task, {})[request.ssp] = request.id
+    for task, request in handed.waiting:
+        if request.ssp in begun or request.sequence < handed.newest[request.ssp].sequence:
+            done.setdefault(task, {})[request.ssp] = request.id
+    return Resolved(startpoints, tuple(replays), done, tuple(told))
+
+
+def _sorted_out(app: Application, tasks: Iterable[str], fan_out: FanOut, known: OffsetState) -> HandedRequests:
+    """Return what these tasks were handed, sorted out by what the batch log knows to be taken in."""
+    newest: dict[SystemStreamPartition, StartpointRequest] = {}
+    alone: list[tuple[StartpointRequest, ConfigurationError]] = []
+    waiting: list[tuple[str, StartpointRequest]] = []
+    taken: list[tuple[str, StartpointRequest]] = []
+    for task in tasks:
+        for ssp, request in fan_out.tasks.get(task, {}).items():
+            if known.has_taken(ssp, request.id):
+                taken.append((task, request))
+            elif request.task is not None and is_broadcast(app, ssp):
+                alone.append((request, one_task_of_all(request)))
+            else:
+                waiting.append((task, request))
+                if request.sequence > newest.setdefault(ssp, request).sequence:
+                    newest[ssp] = request
+    return HandedRequests(newest, tuple(alone), tuple(waiting), tuple(taken))
+
+
+def _look_up(
+    app: Application, stream: StreamSnapshot, request: StartpointRequest, plans: Plans, now: datetime, epoch: int
+) -> ResolvedStartpoint | Replay | Unresolved:
+    """Return the request with its offset. Raises, naming who asked, where it has none and does not go on without."""
+    try:
+        versions = versions_met(app, request)
+        return resolve_request(stream, request, versions=versions, now=now, epoch=epoch, plans=plans)
+    except PermanentError as error:
+        if request.on_unresolved != "fail":
+            return Unresolved(request, str(error))
+        what = "can't be followed" if request.versions is not None else "has no offset"
+        raise error.reworded(
+            f"the startpoint of {request.by} ({request.reason}) at {request.ssp} {what}: {error.problem}",
+            f"{error.next_step} Or take it back: adjunct startpoint clear MODULE:APP {request.ssp} --reason …. With "
+            "--on-unresolved checkpoint it would have gone on from the checkpoint.",
+        ) from error

@@ -1,0 +1,528 @@
+"""Startpoints: what people and scripts do with the startpoints of an application; the commands and the job do it so."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    BatchLog,
+    application_state,
+    check_not_renamed,
+    list_applications,
+    nearest,
+)
+from dagster_adjunct.orchestration.planner.catalog import plan_application, systems_for
+from dagster_adjunct.orchestration.startpoints.positions import look_at_stream
+from dagster_adjunct.orchestration.startpoints.preview import (
+    behind_unreadable,
+    check_followed,
+    check_kinds,
+    preview_requests,
+    preview_tables,
+    remote_tables,
+    replaced_by,
+    what_keeps_state,
+)
+from dagster_adjunct.orchestration.startpoints.recorded_replay import plan_recorded, write_plan
+from dagster_adjunct.orchestration.startpoints.request import (
+    OnUnresolved,
+    StartpointRequest,
+    allow_requests,
+    expand_partitions,
+    is_broadcast,
+    readers_of,
+    versions_in_words,
+)
+from dagster_adjunct.orchestration.startpoints.store import Held, has_begun, not_applied, startpoints_of
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.startpoint import Startpoint, check_startpoint, describe_startpoint
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, OffsetState, Replay
+    from dagster_adjunct.orchestration.operators.stream_facts import VersionsMet
+    from dagster_adjunct.orchestration.startpoints.preview import Preview
+    from dagster_adjunct.orchestration.startpoints.request import Unreadable
+    from dagster_adjunct.orchestration.startpoints.store import StartpointManager
+    from dagster_adjunct.resources.streams.system import StreamSystem
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+
+
+def list_startpoints(
+    lake: Lake, systems: Mapping[str, StreamSystem], app: Application, now: datetime
+) -> dict[str, list[dict[str, Any]]]:
+    """Return what is `waiting`, what is `handed` to tasks, the `replays` under way, and what was `applied` last.
+
+    What no run has taken up in time stands in `expired` until the next one deletes it, what can't be read in
+    `unreadable`.
+
+    A row each, of JSON-able values. Of a replay, `left` counts the offsets that it has still to read.
+    """
+    stored, state = startpoints_of(lake, app).read(), application_state(lake, app.name)
+    waiting = [
+        _asked(request) | {"task": request.task} | _ages(request, now, app.startpoints_expire_after)
+        for request in stored.waiting
+    ]
+    expired = [
+        _asked(request) | {"task": request.task} | _ages(request, now, app.startpoints_expire_after)
+        for request in stored.expired
+    ]
+    handed = [
+        _asked(request) | {"task": task, "offset": _offset(state.offsets, request)}
+        for task, requests in stored.handed.items()
+        for request in requests.values()
+        if not state.offsets.has_taken(request.ssp, request.id)  # a crash may have left it there
+    ]
+    applied = [
+        {"partition": str(ssp), **start.model_dump(mode="json", exclude={"id"})}
+        for ssp, start in sorted(state.offsets.applied.items())
+    ]
+    replays = [_replay(systems, replay) for replay in state.offsets.replays.values()]
+    unreadable = [
+        {
+            "partition": unread.partition or unread.key,
+            "task": unread.task,
+            "handed_to": unread.at,
+            "error": unread.error,
+        }
+        for unread in stored.unreadable
+    ]
+    return {
+        "waiting": waiting,
+        "expired": expired,
+        "handed": handed,
+        "replays": replays,
+        "applied": applied,
+        "unreadable": unreadable,
+    }
+
+
+def _asked(request: StartpointRequest) -> dict[str, Any]:
+    return {
+        "partition": str(request.ssp),
+        "position": describe_startpoint(request.startpoint),
+        "until": None if request.until is None else describe_startpoint(request.until),
+        "by": request.by,
+        "reason": request.reason,
+        "on_unresolved": request.on_unresolved,
+        "versions": request.versions,
+        "id": request.id,
+    }
+
+
+def _ages(request: StartpointRequest, now: datetime, expires_after: timedelta) -> dict[str, str]:
+    age_ms = (now - _EPOCH) // _MS - request.startpoint.creation_timestamp_ms
+    return {"age": _span(age_ms), "expires_in": _span(expires_after // _MS - age_ms)}
+
+
+def _offset(offsets: OffsetState, request: StartpointRequest) -> str | None:
+    """Return the offset that was found for it and stored; None while no run has started since."""
+    start = offsets.resolved.get(request.ssp)
+    return start.offset if start is not None and start.id == request.id else None
+
+
+def _replay(systems: Mapping[str, StreamSystem], replay: Replay) -> dict[str, Any]:
+    facts = replay.model_dump(mode="json", exclude={"ssp"}) | {
+        "partition": str(replay.ssp),
+        "left": None,
+        "per_cent": None,
+    }
+    ssp = replay.ssp
+    if ssp.system not in systems:  # the application is declared without it now
+        return facts
+    left, whole = (systems[ssp.system].distance(ssp, start, replay.until) for start in (replay.next, replay.start))
+    return facts | {"left": left, "per_cent": 100 * (whole - left) // max(whole, 1)}
+
+
+def _span(ms: int) -> str:
+    """Return whole seconds in words; counted in numbers, for no date lies so far in the future as this may reach."""
+    return str(timedelta(seconds=min(max(ms // 1000, 0), timedelta.max // timedelta(seconds=1))))
+
+
+_LOOKS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """What was taken back, and the `replays` that were stopped where they were; `left` says what was not, and why.
+
+    `unreadable` is what this release of Adjunct can't read, taken back as it is.
+    """
+
+    startpoints: tuple[Held, ...]
+    replays: tuple[Replay, ...]
+    left: tuple[str, ...]
+    unreadable: tuple[Unreadable, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON-able values."""
+        return {
+            "taken_back": [held.summary() for held in self.startpoints],
+            "replays": [replay.model_dump(mode="json") for replay in self.replays],
+            "left": list(self.left),
+            "unreadable": [entry.summary() for entry in self.unreadable],
+        }
+
+
+def take_back(
+    lake: Lake,
+    app: Application,
+    ssps: Collection[SystemStreamPartition] | None = None,
+    *,
+    task: str | None = None,
+    by: str,
+    reason: str,
+) -> TakenBack:
+    """Take back what is asked for at these partitions (None: at all) and not applied, and stop bounded replays there.
+
+    With `task`, only what is for this task alone or was handed to it; replays are of all, and go on. What a batch has
+    begun with stays. Raises CommitConflictError where a run commits at the same moment; what was taken back stays so.
+    """
+    startpoints, log = startpoints_of(lake, app), BatchLog(lake, app.name)
+    state, stored = log.read().state, startpoints.read()
+    wanted = None if ssps is None else dict.fromkeys(ssps)
+
+    def chosen(held: Held) -> bool:
+        # Of a broadcast input, all tasks hold what is for all of them: one does not give it back alone.
+        one = held.request.task if held.at is None or is_broadcast(app, held.request.ssp) else held.at
+        return (wanted is None or held.request.ssp in wanted) and (task is None or task == one)
+
+    waiting = [request for request in stored.waiting if chosen(Held(request))]
+    taken = [Held(request) for request in startpoints.take_back(waiting, by=by)]
+    unread = startpoints.delete_unreadable(
+        (
+            entry
+            for entry in stored.unreadable
+            if (wanted is None or entry.ssp in wanted or (entry.ssp is None and entry.at and entry.at == task))
+            and (task is None or task in (entry.task, entry.at))
+        ),
+        by=by,
+    )
+    # More than once: a fan-out that has read a request before it was deleted may still hand it out.
+    for _ in range(_LOOKS):
+        handed = [held for held in not_applied(startpoints.get_fan_outs(), state) if chosen(held)]
+        idle = [held for held in handed if not has_begun(held, state)]
+        if not idle:
+            break
+        _remove(startpoints, idle)
+        taken += idle
+    # Again: a run may have begun there before it was removed.
+    state = log.read().state
+    used = [held for held in dict.fromkeys([*taken, *handed]) if has_begun(held, state)]
+    taken = [held for held in taken if held not in used]
+    left = [f"{held.summary()}: a batch has begun there" for held in used]
+    stopped, going = _stop_replays(log, state, wanted, by, reason) if task is None else ([], [])
+    known = (
+        {entry.ssp for entry in unread}
+        | {held.request.ssp for held in (*taken, *used)}
+        | {replay.ssp for replay in (*stopped, *going)}
+    )
+    left += [
+        f"{replay.ssp}: the replay from {replay.position} ({replay.by}: {replay.reason}): the open batch is reading "
+        "it; repeat this after its end, or abandon the batch (adjunct checkpoint abandon)"
+        for replay in going
+    ]
+    if task is not None:
+        still = not_applied(startpoints.get_fan_outs(), state)
+        for ssp, held in {held.request.ssp: held for held in still}.items():
+            if ssp not in known and is_broadcast(app, ssp) and (wanted is None or ssp in wanted):
+                left.append(f"{held.summary()}: it is for all tasks, and taken back from all of them or none")
+                known.add(ssp)
+        for held in map(Held, stored.waiting):
+            ssp = held.request.ssp
+            if ssp not in known and held.request.task is None and (wanted is None or ssp in wanted):
+                left.append(f"{held.summary()}: it is for every task that reads the partition; name no task")
+                known.add(ssp)
+    left += [_nothing(ssp, state) for ssp in wanted or () if ssp not in known]
+    return TakenBack(tuple(taken), tuple(stopped), tuple(left), tuple(unread))
+
+
+def _remove(startpoints: StartpointManager, handed: Sequence[Held]) -> None:
+    ids: dict[str, dict[SystemStreamPartition, str]] = {}
+    for held in handed:
+        ids.setdefault(str(held.at), {})[held.request.ssp] = held.request.id
+    startpoints.remove_fan_outs(ids)
+
+
+def _stop_replays(
+    log: BatchLog, state: ApplicationState, ssps: Collection[SystemStreamPartition] | None, by: str, reason: str
+) -> tuple[list[Replay], list[Replay]]:
+    """Stop the replays at these partitions; return them, and those that the open batch reads, which go on."""
+    ours = [replay for replay in state.offsets.replays.values() if ssps is None or replay.ssp in ssps]
+    reading = set(state.open.replays.values()) if state.open else set()
+    idle = [replay.id for replay in ours if replay.id not in reading]
+    return log.cancel_replays(idle, by=by, reason=reason), [replay for replay in ours if replay.id in reading]
+
+
+def _nothing(ssp: SystemStreamPartition, state: ApplicationState) -> str:
+    last = state.offsets.applied.get(ssp)
+    if last is None:
+        return f"{ssp}: nothing is asked for"
+    return (
+        f"{ssp}: nothing is asked for; {last.position} ({last.by}: {last.reason}) was applied at "
+        f"{last.applied_at:%Y-%m-%d %H:%M} UTC, and is moved from by another startpoint only"
+    )
+
+
+# "lake.flights.3", "lake.flights.0-3,7", "lake.flights" for all, a partition, or several of these.
+Partitions: TypeAlias = str | SystemStreamPartition | Iterable[str | SystemStreamPartition]
+Rows: TypeAlias = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class AskedStartpoints:
+    """What was asked for: what each request would do now, what it takes the place of, and whether it is written.
+
+    `tables` says of each remote table that is made of what is read again what becomes of it, by the table's name.
+    `notes` say which versions replays meet, and what keeps state and leaves records out that are read again.
+    """
+
+    previews: tuple[Preview, ...]
+    replaced: tuple[Held, ...]
+    written: bool
+    tables: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON-able values."""
+        return {
+            "written": self.written,
+            "partitions": [preview.to_json() for preview in self.previews],
+            "replaced": [held.summary() for held in self.replaced],
+            "tables": dict(self.tables),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class Startpoints:
+    """The startpoints of one application in one lake: look what they would do, ask, list, and take back.
+
+        startpoints = Startpoints(lake, app)
+        startpoints.preview("lake.orders.1,3", StartpointOldest())
+        startpoints.request("lake.orders.1,3", StartpointOldest(), by="ada", reason="discounts were wrong")
+
+    Requests go to the tasks of the application's plan, and expire as it says. Nothing is read by any of this: the next
+    run of the application applies what is asked for.
+    """
+
+    lake: Lake
+    app: Application
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.lake, Lake):
+            raise ConfigurationError(
+                f"Startpoints got the lake {self.lake!r}.", "Pass what open_lake(…) returned.", argument="lake"
+            )
+        if not isinstance(self.app, Application):
+            known = f": {nearest(self.app, list_applications(self.lake))}" if isinstance(self.app, str) else ""
+            raise ConfigurationError(
+                f"Startpoints got {self.app!r} for an application{known}.",
+                "Pass the Application itself: its plan says which task reads what.",
+                argument="app",
+            )
+
+    def preview(
+        self,
+        partitions: Partitions,
+        position: Startpoint,
+        *,
+        until: Startpoint | None = None,
+        task: str | None = None,
+        on_unresolved: OnUnresolved = "fail",
+        force: bool = False,
+        versions: VersionsMet | None = None,
+    ) -> AskedStartpoints:
+        """Return what `request` would do with this, and what it would take the place of; write nothing.
+
+        What can't be followed has an `error` in its preview.
+        """
+        requests = startpoint_requests(
+            self._expanded(partitions),
+            position,
+            until,
+            task=task,
+            by="preview",
+            reason="-",
+            on_unresolved=on_unresolved,
+            force=force,
+            versions=versions,
+        )
+        return ask(self.lake, self._systems, self.app, requests, dry_run=True)
+
+    def request(
+        self,
+        partitions: Partitions,
+        position: Startpoint,
+        *,
+        until: Startpoint | None = None,
+        task: str | None = None,
+        on_unresolved: OnUnresolved = "fail",
+        force: bool = False,
+        replace: bool = False,
+        versions: VersionsMet | None = None,
+        by: str,
+        reason: str,
+    ) -> AskedStartpoints:
+        """Ask that these partitions are read from `position` on, all of them or none; return what a run would do now.
+
+        Each request is a wish of its own and applied once, also where the same `position` was asked for before. With
+        `until` it is a bounded replay: that part is read again, and the main position stays. `task` is one of the
+        plan, or "dataset NAME"; every task that reads the partition unless given. `on_unresolved` says what a run does
+        where there is no offset: "fail", or go on from the "checkpoint". `force` lets the table of a dataset get older.
+        `versions` says what a replay's records meet in datasets: what was valid at their time ("as-of"; unless given,
+        where the application joins so), what is served then ("current"; unless given, elsewhere), or what they met when
+        they were read first ("recorded"), which is held from now on until the replay has ended.
+
+        Takes the place of what is asked for there and not applied. Raises ConfigurationError, and writes nothing, where
+        no task reads a partition, where the position has no offset now, where startpoints are switched off, and,
+        without `replace`, where a bounded replay would take the place of a startpoint, or the other way round; also
+        where versions were recorded that are gone.
+        """
+        requests = startpoint_requests(
+            self._expanded(partitions),
+            position,
+            until,
+            task=task,
+            by=by,
+            reason=reason,
+            on_unresolved=on_unresolved,
+            force=force,
+            versions=versions,
+        )
+        return ask(self.lake, self._systems, self.app, requests, replace=replace)
+
+    def list(self) -> dict[str, Rows]:
+        """Return what is `waiting`, `handed` to tasks, `replays` under way, `applied` last, and what is `unreadable`.
+
+        A row each, of JSON-able values.
+        """
+        return list_startpoints(self.lake, self._systems, self.app, self.lake.now())
+
+    def take_back(self, partitions: Partitions, *, task: str | None = None, by: str, reason: str) -> TakenBack:
+        """Take back what is asked for at these partitions and not applied, and cancel bounded replays there.
+
+        With `task`, only what is for this task, or was handed to it; replays go on then. What a batch has begun with
+        stays, and is said to. Raises CommitConflictError where a run commits at the same moment: repeat it then.
+        """
+        return take_back(self.lake, self.app, self._expanded(partitions), task=task, by=by, reason=reason)
+
+    def clear(self, *, task: str | None = None, by: str, reason: str) -> TakenBack:
+        """Take back everything that is asked for and not applied, also at streams that the application reads no more.
+
+        All bounded replays are cancelled, unless a `task` is given. Raises as `take_back` does.
+        """
+        return take_back(self.lake, self.app, None, task=task, by=by, reason=reason)
+
+    @cached_property
+    def _systems(self) -> Mapping[str, StreamSystem]:
+        return systems_for(self.app, self.lake)
+
+    def _expanded(self, partitions: Partitions) -> tuple[SystemStreamPartition, ...]:
+        several = (partitions,) if isinstance(partitions, str | SystemStreamPartition) else partitions
+        named = tuple(several) if isinstance(several, Iterable) else (several,)
+        if not all(isinstance(partition, str | SystemStreamPartition) for partition in named):
+            raise ConfigurationError(
+                f"partitions are {partitions!r}: expected texts or SystemStreamPartitions.",
+                'Write them as in "lake.flights.3", "lake.flights.0-3,7", or "lake.flights" for all.',
+                argument="partitions",
+            )
+        if not named:
+            raise ConfigurationError(
+                "no partition is named.",
+                "Name one, as in lake.flights.3, or a stream: lake.flights.",
+                argument="partitions",
+            )
+        return tuple(expand_partitions(self.app, self._systems, map(str, named)))
+
+
+def startpoint_requests(
+    ssps: Iterable[SystemStreamPartition],
+    position: Startpoint,
+    until: Startpoint | None = None,
+    *,
+    task: str | None = None,
+    by: str,
+    reason: str,
+    on_unresolved: OnUnresolved = "fail",
+    force: bool = False,
+    versions: VersionsMet | None = None,
+) -> list[StartpointRequest]:
+    """Return a request for each partition, each a wish of its own that is made now. Raises ConfigurationError."""
+    check_startpoint(position, "position", "position")
+    if until is not None:
+        check_startpoint(until, "until", "until")
+    return [
+        StartpointRequest(
+            ssp=ssp,
+            startpoint=position.again(),
+            until=until,
+            task=task,
+            by=by,
+            reason=reason,
+            on_unresolved=on_unresolved,
+            force=force,
+            versions=versions,
+        )
+        for ssp in ssps
+    ]
+
+
+def ask(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    app: Application,
+    requests: Sequence[StartpointRequest],
+    *,
+    replace: bool = False,
+    dry_run: bool = False,
+) -> AskedStartpoints:
+    """Write these requests, all or none; return what they would do if a run started now.
+
+    Each takes the place of what is not applied yet at the same partition and task. Raises ConfigurationError where no
+    task reads a partition; where what waits or was handed out there can't be read; where a startpoint has no offset
+    now, and the request does not go on from the checkpoint then; and, without `replace`, where a bounded replay would
+    take the place of a startpoint, or the other way round. With `dry_run` nothing is written, and nothing is refused:
+    the previews say what is wrong. Where the application has startpoints switched off, both are refused.
+    """
+    if not requests:
+        raise ConfigurationError(
+            "a startpoint is asked for at no partition.",
+            "Name one, as in lake.flights.3, or a stream: lake.flights.",
+            argument="partitions",
+        )
+    startpoints = startpoints_of(lake, app)
+    startpoints.check_on()
+    stored, state = startpoints.read(), application_state(lake, app.name)
+    check_not_renamed(app.name, state)
+    plan = plan_application(app, systems) if app.inputs else None
+    readers = readers_of(app, plan, systems)
+    allowed = allow_requests(app, readers, requests)
+    versions = versions_in_words(app, requests)
+
+    look = cache(partial(look_at_stream, systems))  # each stream is looked at once
+    tables, keeping_state = remote_tables(plan, requests), what_keeps_state(app)
+    previews = preview_requests(look, state, allowed, stored.at)
+    previews = preview_tables(lake, systems, app, previews)
+    recorded = plan_recorded(lake, app, plan, look, behind_unreadable(stored.unreadable, previews), stored.at)
+    there = [*map(Held, stored.waiting), *not_applied(stored.handed, state)]
+    replaced = replaced_by(requests, there, readers.by_name)
+    if not dry_run:
+        check_followed(recorded.previews)
+        if not replace:
+            check_kinds(replaced)
+        if recorded.plan is not None:
+            write_plan(lake, recorded.plan)  # from here on its versions are held
+            requests = recorded.named_in(requests)
+        startpoints.write_startpoints(requests)
+    taken_over = tuple(dict.fromkeys(old for old, _ in replaced))
+    notes = (*versions, *recorded.told, *keeping_state)
+    return AskedStartpoints(tuple(recorded.previews), taken_over, not dry_run, tables, notes)

@@ -1,0 +1,680 @@
+"""StartpointManager: writes requests for startpoints, and hands them to the tasks that are to start there.
+
+    metadata/startpoints/APPLICATION            requests, by partition, or by partition and task
+    metadata/startpoints-fan-out/APPLICATION    what each task has to apply, and which requests that came from
+
+A fan-out reads what is fanned out first and the requests after it, commits the new fan-outs at once, and then
+deletes the requests, each by its sequence. If another coordinator commits in between, it begins again from what is
+there then. If it dies in between, the next one finds the requests settled and only deletes them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from dagster_adjunct.orchestration.startpoints.fan_out import (
+    FanOut,
+    FanOutDecision,
+    FanOutState,
+    Requests,
+    Taken,
+    TaskFanOut,
+    decide_fan_out,
+    without,
+)
+from dagster_adjunct.orchestration.startpoints.request import (
+    StartpointRequest,
+    Target,
+    Unreadable,
+    check_partition,
+    check_task,
+    partition_of,
+    request_from_json,
+)
+from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.streams.startpoint import describe_startpoint
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
+    from dagster_adjunct.resources.metadata import Namespace, NamespaceSnapshot
+    from dagster_adjunct.resources.objects.lake import Lake
+
+# How requests and fan-outs are stored: as entries of two namespaces, by key. What can't be read is set apart.
+#
+# requests    [SSP, TASK or null]                 a request
+# fan-outs    ["task", TASK]                      pending: requests; handed: sequences by partition
+#             ["settled", SSP, TASK or null]      a sequence
+
+
+_NEXT = "Take it back (adjunct startpoint clear MODULE:APP --all …), or upgrade if a newer release of Adjunct wrote it."
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReader:
+    """Reads the entries of one application's namespaces."""
+
+    application: str
+
+    def requests(self, entries: Iterable[tuple[str, Any]]) -> tuple[list[StartpointRequest], list[Unreadable]]:
+        """Return the requests, and what is among them and can't be read."""
+        requests: list[StartpointRequest] = []
+        unreadable: list[Unreadable] = []
+        for key, value in entries:
+            try:
+                requests.append(self.request(key, value))
+            except MalformedDocumentError as error:
+                ssp, task = [*_parts(key), None, None][:2]
+                unreadable.append(Unreadable("request", key, value, str(error), _text(ssp), _text(task)))
+        return requests, unreadable
+
+    def request(self, key: str, value: object) -> StartpointRequest:
+        """Return the request under this key. Raises MalformedDocumentError."""
+        where = f"startpoint request {key} of application {self.application!r}"
+        request = request_from_json(value, where)
+        if request_key(request.target) != key:
+            raise self._malformed(where, f"it is for {request_key(request.target)}")
+        return request
+
+    def state(self, entries: Iterable[tuple[str, Any]]) -> FanOutState:
+        """Return all that is fanned out, with what is among it and can't be read."""
+        tasks: dict[str, TaskFanOut] = {}
+        settled: dict[Target, int] = {}
+        unreadable: list[Unreadable] = []
+        for key, value in entries:
+            try:
+                match _parts(key):
+                    case ["task", str(at)]:
+                        tasks[at] = self.task(key, value)
+                    case ["settled", str(ssp), str() | None as task]:
+                        settled[self._settled(key, ssp, task)] = self._number(key, value)
+                    case _:
+                        raise self._malformed(self._where(key), "its key is unknown")
+            except MalformedDocumentError as error:
+                unreadable.append(Unreadable("fan-out", key, value, str(error), *_about(key)))
+        return FanOutState(tasks, settled, tuple(unreadable))
+
+    def task(self, key: str, value: object) -> TaskFanOut:
+        """Return what a task was handed, of that what can't be read apart. Raises MalformedDocumentError."""
+        if value is None:
+            return TaskFanOut()
+        where = self._where(key)
+        if not isinstance(value, Mapping) or set(value) != {"pending", "handed"}:
+            raise self._malformed(where, f"it is {type(value).__name__} {value!r:.80}, expected pending and handed")
+        if not isinstance(value["pending"], list) or not isinstance(value["handed"], Mapping):
+            raise self._malformed(where, "pending is no list, or handed no object")
+        pending: dict[SystemStreamPartition, StartpointRequest] = {}
+        unread: list[Unreadable] = []
+        for item in value["pending"]:
+            try:
+                request = request_from_json(item, where)
+            except MalformedDocumentError as error:
+                named = item if isinstance(item, Mapping) else {}
+                ssp, at = _text(named.get("ssp")), _parts(key)[1]
+                unread.append(Unreadable("fan-out", key, item, str(error), ssp, _text(named.get("task")), at))
+            else:
+                pending[request.ssp] = request
+        handed = {self._ssp(where, ssp): self._number(key, number) for ssp, number in value["handed"].items()}
+        return TaskFanOut(pending, handed, tuple(unread))
+
+    def _settled(self, key: str, ssp: str, task: str | None) -> Target:
+        try:
+            return self._ssp(self._where(key), ssp), None if task is None else check_task(task)
+        except ConfigurationError as error:
+            raise self._malformed(self._where(key), error.problem.rstrip(".")) from error
+
+    def _ssp(self, where: str, text: str) -> SystemStreamPartition:
+        ssp = partition_of(text)
+        if ssp is None:
+            raise self._malformed(where, f"{text!r:.80} is no stream partition")
+        return ssp
+
+    def _number(self, key: str, value: object) -> int:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        raise self._malformed(self._where(key), f"{value!r:.80} is no sequence, expected an integer")
+
+    def _where(self, key: str) -> str:
+        return f"fan-out {key} of application {self.application!r}"
+
+    def _malformed(self, where: str, problem: str) -> MalformedDocumentError:
+        return MalformedDocumentError(f"{where} can't be read: {problem}.", _NEXT, document=where)
+
+
+def difference(before: FanOutState, after: FanOutState) -> dict[str, Any]:
+    """Return the entries that differ, as they are stored; None for what is gone."""
+    changes: dict[str, Any] = {}
+    for task in {*before.tasks, *after.tasks}:
+        held = after.tasks.get(task, TaskFanOut())
+        if before.tasks.get(task) != held:
+            changes[task_key(task)] = task_json(held)
+    for target in {*before.settled, *after.settled}:
+        sequence = after.settled.get(target)
+        if before.settled.get(target) != sequence:
+            changes[settled_key(target)] = sequence
+    return changes
+
+
+def task_json(held: TaskFanOut) -> dict[str, Any] | None:
+    """Return what a task was handed as it is stored, with what can't be read as it was; None for nothing."""
+    if not held.pending and not held.handed and not held.unread:
+        return None
+    return {
+        "pending": [
+            *(request.to_json() for _, request in sorted(held.pending.items())),
+            *(part.value for part in held.unread),
+        ],
+        "handed": {str(ssp): number for ssp, number in sorted(held.handed.items())},
+    }
+
+
+def request_key(target: tuple[SystemStreamPartition | str, str | None]) -> str:
+    ssp, task = target
+    return _key(str(ssp), None if task is None else check_task(task))
+
+
+def settled_key(target: Target) -> str:
+    return _key("settled", str(target[0]), target[1])
+
+
+def task_key(task: str) -> str:
+    return _key("task", check_task(task))
+
+
+def waits_on(stream: str, key: str, value: object) -> bool:
+    """Whether an entry of either namespace is about partitions of a stream, and not only of what was settled there."""
+    return _parts(key)[:1] != ["settled"] and f"{stream}." in f"{key} {value}"
+
+
+def sequence_of(stored: object) -> int | None:
+    """Return the sequence of a stored request, also of one that can't be read; None where it has none."""
+    sequence = stored.get("sequence") if isinstance(stored, Mapping) else None
+    return sequence if isinstance(sequence, int) and not isinstance(sequence, bool) else None
+
+
+def equal_requests(left: object, right: Mapping[str, Any]) -> bool:
+    """Whether two stored requests ask for the same, whatever their ids and when they came."""
+    given = {"sequence": 0, "id": ""}
+    return isinstance(left, Mapping) and {**left, **given} == {**right, **given}
+
+
+def _key(*parts: str | None) -> str:
+    """Return the parts as one key: JSON, so that no name can pass for two parts or for another kind of key."""
+    return json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
+
+
+def _parts(key: str) -> list[Any]:
+    """Return the parts of a key; none of one that this version would not have written."""
+    try:
+        parts = json.loads(key)
+    except ValueError:
+        return []
+    return parts if isinstance(parts, list) else []
+
+
+def _about(key: str) -> tuple[str | None, str | None, str | None]:
+    """Return the partition and the task that a fan-out's key says a request is for, and to which it was handed."""
+    kind, first, second = [*map(_text, _parts(key)), None, None, None][:3]
+    return (None, None, first) if kind == "task" else (first, second, None)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class StartpointEntries:
+    """The two namespaces of one application: what is asked for, and what was handed to tasks."""
+
+    requests: Namespace
+    fan_outs: Namespace
+    stored: RequestReader
+
+    def remove(
+        self,
+        chosen: Mapping[
+            str, tuple[frozenset[SystemStreamPartition] | None, Mapping[SystemStreamPartition, str] | None]
+        ],
+    ) -> None:
+        """Remove what tasks have to apply: by task, at these partitions (None: all), with these ids (None: any)."""
+        if not chosen:
+            return
+
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
+            changes: dict[str, Any] = {}
+            for task, (ssps, ids) in chosen.items():
+                key = task_key(task)
+                try:
+                    held = self.stored.task(key, snapshot.get(key))
+                except MalformedDocumentError:
+                    continue  # it stays as it is
+                changes[key] = task_json(without(held, ssps, ids))
+            return changes, None
+
+        self.fan_outs.transact(decide, by="applied")
+
+    def take_back(self, wanted: Mapping[Target, int], *, by: str) -> set[Target]:
+        """Delete the requests of these sequences; return the targets of those that no task was handed.
+
+        They count as fanned out first: a coordinator that has read one, and has not committed yet, decides again.
+        """
+
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], set[Target]]:
+            state = self.stored.state(snapshot.items())
+            pending = [request for held in state.tasks.values() for request in held.pending.values()]
+            handed = {(request.target, request.sequence) for request in pending}
+            handed |= set(state.settled.items())
+            ours = {target for target, sequence in wanted.items() if (target, sequence) not in handed}
+            return {settled_key(target): wanted[target] for target in ours}, ours
+
+        if not wanted:
+            return set()
+        taken = self.fan_outs.transact(decide, by=by)
+        self.delete(wanted, by=by)
+        return taken
+
+    def delete_as_it_is(self, key: str, value: object, *, by: str) -> bool:
+        """Delete the entry of a request where it still is this value; return whether it was."""
+
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
+            there = snapshot.get(key) == value
+            return {key: None} if there else {}, there
+
+        return self.requests.transact(decide, by=by)
+
+    def remove_unreadable(self, unread: Unreadable, by: str) -> bool:
+        """Remove what can't be read of a fan-out where it is still as it was found; return whether it was."""
+
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
+            entry = snapshot.get(unread.key)
+            if entry is not None and entry == unread.value:
+                return {unread.key: None}, True
+            try:
+                held = self.stored.task(unread.key, entry)
+            except MalformedDocumentError:
+                return {}, False
+            kept = tuple(part for part in held.unread if part.value != unread.value)
+            return {unread.key: task_json(replace(held, unread=kept))}, kept != held.unread
+
+        return self.fan_outs.transact(decide, by=by)
+
+    def delete(self, wanted: Mapping[Target, int], *, by: str) -> None:
+        """Delete requests, each only where it still is the one of this sequence."""
+        sequences = {request_key(target): sequence for target, sequence in wanted.items()}
+        if not sequences:
+            return
+
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
+            there = {key: snapshot.get(key) for key in sequences}
+            return {key: None for key, entry in there.items() if entry and sequence_of(entry) == sequences[key]}, None
+
+        self.requests.transact(decide, by=by)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStartpoints:
+    """What is stored of an application's startpoints, as it stood at one look, `at` this time by the lake's clock.
+
+    `waiting` are the requests that no fan-out has taken up, in the order in which the store took them; those that are
+    too old to be followed are `expired`: the next fan-out deletes them. `handed` is what each task has to apply.
+    `unreadable` is what this release of Adjunct can't read, of both: it is left alone until it is taken back.
+    """
+
+    waiting: Sequence[StartpointRequest]
+    expired: Sequence[StartpointRequest]
+    handed: Mapping[str, Requests]
+    unreadable: Sequence[Unreadable]
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A startpoint that is not applied yet: it waits, or was handed to the task `at`.
+
+    `offset` is where a run has found that it starts, and has stored that.
+    """
+
+    request: StartpointRequest
+    at: str | None = None
+    offset: str | None = None
+
+    def summary(self) -> str:
+        """Return it in one line."""
+        request = self.request
+        until = "" if request.until is None else f" until {describe_startpoint(request.until)}"
+        where = "waiting" if self.at is None else f"handed to {self.at}"
+        where += "" if self.offset is None else f", found at offset {self.offset}"
+        task = "" if request.task is None else f" for {request.task}"
+        asked = f"{request.ssp}: {describe_startpoint(request.startpoint)}{until}{task}"
+        return f"{asked}, {where} ({request.by}: {request.reason})"
+
+    def taken_back(self) -> str:
+        """Return in one line that it was taken back, and what may come of it all the same."""
+        late = "" if self.offset is None else "; the run that found its offset, if it still goes on, begins there"
+        return f"taken back: {self.summary()}{late}"
+
+
+def not_applied(handed: Mapping[str, Requests], state: ApplicationState) -> Iterator[Held]:
+    """Yield what is fanned out, without what a commit has applied already: a crash may have left that there."""
+    for task, requests in handed.items():
+        for ssp, request in requests.items():
+            if not state.offsets.has_taken(ssp, request.id):
+                resolved = state.offsets.resolved.get(ssp)
+                yield Held(request, task, resolved.offset if resolved and resolved.id == request.id else None)
+
+
+def has_begun(held: Held, state: ApplicationState) -> bool:
+    """Whether a batch has applied it, or the open one does, which is repeated as it is written."""
+    ssp, startpoint_id = held.request.ssp, held.request.id
+    applied = state.offsets.applied.get(ssp)
+    opened = state.open is not None and state.open.startpoints.get(ssp) == startpoint_id
+    return opened or (applied is not None and applied.id == startpoint_id)
+
+
+REQUESTS = "startpoints"
+FAN_OUTS = "startpoints-fan-out"
+EXPIRES_AFTER = timedelta(hours=12)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+
+
+class StartpointManager:
+    """The startpoints of one application, as they are stored: nothing here looks whether they can be followed.
+
+    Whoever asks for startpoints uses `Startpoints`, which does. Safe to use from threads and from many processes.
+    A request expires `expires_after` its startpoint was created, by the lake's clock; what was fanned out does not
+    expire. With the Application, that is as it says (12 hours for a name). A name that the lake does not know, where it
+    knows others, raises ConfigurationError when it is first used.
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        application: Application | str,
+        *,
+        expires_after: timedelta | None = None,
+    ) -> None:
+        name = application if isinstance(application, str) else application.name
+        if expires_after is None:
+            expires_after = EXPIRES_AFTER if isinstance(application, str) else application.startpoints_expire_after
+        if not isinstance(expires_after, timedelta) or expires_after < _MS:
+            raise ConfigurationError(
+                f"startpoints of {name!r} expire after {expires_after!s}: expected a timedelta of at least a "
+                "millisecond.",
+                f"Leave it out for {EXPIRES_AFTER}.",
+                argument="expires_after",
+            )
+        self.application, self.lake = name, store.lake
+        self._is_known = not isinstance(application, str)
+        self._stored = RequestReader(name)
+        self._is_on = isinstance(application, str) or application.startpoints
+        self._requests = store.namespace(REQUESTS, name)
+        self._fan_outs = store.namespace(FAN_OUTS, name)
+        self._entries = StartpointEntries(self._requests, self._fan_outs, self._stored)
+        self._expiry_ms = expires_after // _MS
+
+    def continue_from(self, old: str, *, by: str) -> None:
+        """Begin with what is asked for, and handed to tasks, of the application that was called `old`."""
+        store = MetadataStore(self.lake)
+        self._requests.continue_from(store.namespace(REQUESTS, old), by=by)
+        self._fan_outs.continue_from(store.namespace(FAN_OUTS, old), by=by)
+
+    # -- requests
+
+    def write_startpoints(self, requests: Iterable[StartpointRequest]) -> None:
+        """Write many requests in one commit: all of them or none. Of two for one target, the last counts.
+
+        Each is applied once, by its id, however often it is written. Raises ConfigurationError, also where one waits at
+        a target that this version can't read: it would be lost.
+        """
+        self.check_on()
+        wanted = {request_key(request.target): request for request in map(_request, requests)}
+        if not wanted:
+            return
+        writers = sorted({request.by for request in wanted.values()})
+
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
+            changes = {}
+            self._checked(snapshot)
+            for key, request in wanted.items():
+                before = snapshot.get(key)
+                self._check_readable(key, before)
+                stored = replace(request, sequence=snapshot.version + 1).to_json()
+                if not equal_requests(before, stored):
+                    changes[key] = stored
+            return changes, None
+
+        self._requests.transact(decide, by=", ".join(writers[:3]))
+
+    def _check_readable(self, key: str, there: object) -> None:
+        try:
+            if there is not None:
+                self._stored.request(key, there)
+        except MalformedDocumentError as error:
+            raise ConfigurationError(
+                f"nothing is written: what waits there can't be read, and would be lost. {error.problem}",
+                "Take it back first (adjunct startpoint clear MODULE:APP PARTITION --reason …; in Python "
+                "delete_startpoint), or upgrade where a newer version wrote it.",
+                application=self.application,
+            ) from error
+
+    def check_on(self) -> None:
+        """Raise ConfigurationError where the application says that there are no startpoints."""
+        if not self._is_on:
+            raise ConfigurationError(
+                f"application {self.application!r} has startpoints switched off (startpoints=False): nothing is "
+                "written, and no run would follow it.",
+                "Switch them on in the Application; what is stored can be listed and taken back.",
+                argument="startpoints",
+                application=self.application,
+            )
+
+    def read(self) -> StoredStartpoints:
+        """Return all that is asked for and handed to tasks, in one look."""
+        at = self.lake.now()
+        now = (at - _EPOCH) // _MS
+        # Requests first: what a fan-out moves meanwhile is then in one of both, or in both.
+        asked, handed = self._checked(self._requests.read()), self._fan_outs.read()
+        requests, unread = self._stored.requests(asked.items())
+        state = self._stored.state(handed.items())
+        requests.sort(key=lambda request: (request.sequence, request.ssp, request.task or ""))
+        return StoredStartpoints(
+            waiting=[request for request in requests if not request.expired(now, self._expiry_ms)],
+            expired=[request for request in requests if request.expired(now, self._expiry_ms)],
+            handed={task: held.pending for task, held in state.tasks.items() if held.pending},
+            unreadable=[*unread, *state.all_unreadable()],
+            at=at,
+        )
+
+    def left_alone(self) -> FanOut:
+        """Return a fan-out that has handed nothing out: all that is stored is left alone, as it is."""
+        stored = self.read()
+        handed = (request for held in stored.handed.values() for request in held.values())
+        return FanOut(left_alone=(*stored.waiting, *handed))
+
+    def has_any(self) -> bool:
+        """Return whether anything is stored that a fan-out would have to look at."""
+        return bool(len(self._requests.read()) or len(self._fan_outs.read()))
+
+    def delete_startpoint(self, ssp: SystemStreamPartition | str, task: str | None = None) -> bool:
+        """Take back the request for exactly this target, also one that can't be read; return whether there was one.
+
+        The target of one that can't be read may be no partition: it is given as the text that `read` shows.
+        What is fanned out already stays so: see `remove_fan_out_for_task`.
+        """
+        known = partition_of(ssp) if isinstance(ssp, str) else check_partition(ssp, "the startpoint to be deleted")
+        key = request_key((known or ssp, task))
+        there = self._checked(self._requests.read()).get(key)
+        if there is None:
+            return False
+        sequence = sequence_of(there)
+        if known is None or sequence is None:
+            return self._entries.delete_as_it_is(key, there, by="delete")
+        return bool(self._entries.take_back({(known, task): sequence}, by="delete"))
+
+    def delete_unreadable(self, unreadable: Iterable[Unreadable], *, by: str) -> list[Unreadable]:
+        """Take back what can't be read, each only where it is still as it was found; return what was taken back."""
+        gone: list[Unreadable] = []
+        for entry in unreadable:
+            ssp, sequence = entry.ssp, sequence_of(entry.value)
+            if entry.kind == "fan-out":
+                taken = self._entries.remove_unreadable(entry, by)
+            elif ssp is not None and sequence is not None and request_key((ssp, entry.task)) == entry.key:
+                taken = bool(self._entries.take_back({(ssp, entry.task): sequence}, by=by))
+            else:
+                taken = self._entries.delete_as_it_is(entry.key, entry.value, by=by)
+            gone += [entry] if taken else []
+        return gone
+
+    def take_back(self, requests: Iterable[StartpointRequest], *, by: str) -> list[StartpointRequest]:
+        """Take these requests back, each only where it is still the one there; return those that nobody was handed.
+
+        They count as fanned out first: a coordinator that has read one, and has not committed yet, decides again.
+        """
+        wanted = {request.target: request for request in requests}
+        taken = self._entries.take_back({target: request.sequence for target, request in wanted.items()}, by=by)
+        return [request for target, request in wanted.items() if target in taken]
+
+    # -- fan-outs
+
+    def fan_out(
+        self,
+        tasks: Mapping[str, Iterable[SystemStreamPartition]],
+        *,
+        named_only: Iterable[str] = (),
+        taken: Taken | None = None,
+        complete: bool = False,
+    ) -> FanOut:
+        """Hand all requests to the tasks that read their partitions; return what each task has to apply now.
+
+        `tasks` holds tasks of the application, with all partitions that each reads; whoever names one that reads a
+        partition names all that do. A task that is not named keeps what it was handed, unless others read that now and
+        take it over. With `complete`, these are all tasks, and what the others held and all readers got is gone. A
+        startpoint joins what its
+        task has not committed yet and replaces that of the same partition if it is newer. What was pending at a
+        task that is gone, or reads the partition no more, goes to those who read it now, if it was for all tasks; else
+        it stays there. Tasks of `named_only` get the requests that name them, and none that are for all tasks. What is
+        `taken` in by a commit, and still there, is removed first: the application's own commits, unless told.
+        May be repeated, and run by several coordinators at once.
+        """
+        if not tasks:
+            raise ConfigurationError(
+                f"a fan-out for application {self.application!r} names no tasks, and would drop all that is pending.",
+                "Pass every task of the plan with the partitions it reads.",
+                argument="tasks",
+                application=self.application,
+            )
+        reading = {
+            check_task(task): frozenset(check_partition(ssp, f"what {task!r} reads") for ssp in ssps)
+            for task, ssps in tasks.items()
+        }
+        reserved = frozenset(named_only)
+
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], tuple[int | None, FanOutDecision]]:
+            has_taken = taken or self._applied()  # anew where another coordinator came between
+            before = self._stored.state(snapshot.items())
+            # After the fan-outs, never before: a request that is still there now was not handed out and forgotten
+            # before they were read. The swap then makes sure that they have not changed since.
+            asked, now = self._checked(self._requests.read()), self._now_ms()
+            requests, unreadable = self._stored.requests(asked.items())
+            decision = decide_fan_out(before, requests, reading, now, self._expiry_ms, reserved, has_taken, complete)
+            report = replace(decision.report, unreadable=(*unreadable, *before.all_unreadable()))
+            changes = difference(before, decision.state)
+            return changes, (None if changes else snapshot.version, replace(decision, report=report))
+
+        unchanged, decision = self._fan_outs.transact(decide, by="fan-out")
+        # Nothing to change is no swap, which would have met a fan-out that came between the two looks.
+        while unchanged is not None and self._fan_outs.read().version != unchanged:
+            unchanged, decision = self._fan_outs.transact(decide, by="fan-out")
+        self._entries.delete({request.target: request.sequence for request in decision.finished}, by="fan-out")
+        return decision.report
+
+    def get_fan_outs(self) -> dict[str, Requests]:
+        """Return what every task has to apply, by task and partition: all of it in one look.
+
+        Without what can't be read: see `read`.
+        """
+        tasks = self._stored.state(self._checked(self._fan_outs.read()).items()).tasks
+        return {task: held.pending for task, held in tasks.items() if held.pending}
+
+    def remove_fan_out_for_task(
+        self,
+        task: str,
+        ssps: Iterable[SystemStreamPartition] | Literal["all"] = "all",
+        *,
+        ids: Mapping[SystemStreamPartition, str] | None = None,
+    ) -> None:
+        """Remove what the task has to apply: all of it when given the task alone, else that of these partitions.
+
+        With `ids`, only where the request, or its startpoint, is still the one with this id. Whoever has applied
+        startpoints names them so: one that joined meanwhile stays. What can't be read stays, too: `delete_unreadable`
+        takes that back.
+        """
+        if ssps is None or (isinstance(ssps, str) and ssps != "all"):
+            raise ConfigurationError(
+                f"the partitions to remove from task {task!r} of application {self.application!r} are {ssps!r}: "
+                "expected SystemStreamPartitions.",
+                'Name them; or leave them out (or write "all") to remove all that the task has to apply.',
+                argument="ssps",
+                application=self.application,
+            )
+        self._entries.remove({task: (None if ssps == "all" else frozenset(ssps), ids)})
+
+    def remove_fan_outs(self, applied: Mapping[str, Mapping[SystemStreamPartition, str]]) -> None:
+        """Remove the startpoints that were applied, given by task and partition with the ids of the requests."""
+        self._entries.remove({task: (frozenset(ids), ids) for task, ids in applied.items()})
+
+    def remove_applied(
+        self, tasks: Mapping[str, Iterable[SystemStreamPartition]], applied: Mapping[SystemStreamPartition, str]
+    ) -> None:
+        """Remove what a commit of offsets has applied, by partition, from all the tasks that read it: after the commit.
+
+        `tasks` holds those of the plan, with the partitions that each reads.
+        """
+        if applied:
+            ids = {task: {ssp: applied[ssp] for ssp in ssps if ssp in applied} for task, ssps in tasks.items()}
+            self.remove_fan_outs({task: mine for task, mine in ids.items() if mine})
+
+    # -- inside
+
+    def _checked(self, snapshot: NamespaceSnapshot) -> NamespaceSnapshot:
+        """Return the snapshot; an empty one may be that of a mistyped name."""
+        if not self._is_known and snapshot.version == 0:
+            from dagster_adjunct.orchestration.batch_log.batch_log import check_known
+
+            if self._requests.read().version == 0:
+                check_known(self.lake, self.application)
+            self._is_known = True
+        return snapshot
+
+    def _applied(self) -> Taken:
+        """Return whether a commit of the application's has taken in a request; looks when first asked."""
+        from dagster_adjunct.orchestration.batch_log.batch_log import application_state
+
+        look = cache(lambda: application_state(self.lake, self.application).offsets)
+        return lambda task, request: look().has_taken(request.ssp, request.id)
+
+    def _now_ms(self) -> int:
+        return (self.lake.now() - _EPOCH) // _MS
+
+
+def _request(request: object) -> StartpointRequest:
+    if isinstance(request, StartpointRequest) and type(request) is StartpointRequest:  # nobody reads a subclass again
+        return request
+    raise ConfigurationError(
+        f"{request!r:.200} is no StartpointRequest, and can't be written as one.",
+        "Write StartpointRequest(ssp=…, startpoint=…, by=…, reason=…).",
+        argument="request",
+    )
+
+
+def startpoints_of(lake: Lake, app: Application) -> StartpointManager:
+    """Return the startpoints of an application, which expire as it says."""
+    return StartpointManager(MetadataStore(lake), app)

@@ -1,0 +1,88 @@
+"""The entries of datasets that a batch's joins meet, in the versions that it was begun with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.reading.history import VersionsOverTime
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.sources.changes import stored_schema
+from dagster_adjunct.assets.versions.version import layout_of
+from dagster_adjunct.orchestration.operators.batch_context import TimedRows
+from dagster_adjunct.resources.bucketing.files import bucketed_frame
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.schemas.schema import Schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.unbounded.transient import TransientVersion
+    from dagster_adjunct.orchestration.step.compile_batch import KnownBatch
+    from dagster_adjunct.orchestration.step.state import LocalSends
+    from dagster_adjunct.resources.objects.store import ObjectStore
+
+_BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def timed_rows(spark: SparkSession, read: VersionReader | VersionsOverTime) -> TimedRows:
+    """Return the rows over time of a version with history, or of versions."""
+    if isinstance(read, VersionsOverTime):
+        edge = read.edge  # a version before the oldest one may have been discarded, or was never delivered
+    else:
+        edge = None if read.sealed.history is None else read.sealed.history.pruned
+    known_from = None if edge is None else _BEGIN + timedelta(microseconds=edge)
+    return TimedRows(read.history_frame(spark), read.schema, known_from)
+
+
+def no_rows(spark: SparkSession, store: ObjectStore, dataset: AdjunctDataset, schema: Schema) -> TimedRows:
+    """Return what is met of a dataset that has no version yet: nothing, in its buckets."""
+    layout = layout_of(schema, dataset.key, dataset.partition_by, dataset.partitions, True, over_time=True)
+    return TimedRows(bucketed_frame(spark, store, dataset.name, layout, []), schema, None)
+
+
+def read_over_time(
+    dataset: AdjunctDataset,
+    view: VersionReader | TransientVersion | None,
+    pinned: VersionsOverTime | None,
+) -> VersionReader | VersionsOverTime | None:
+    """Return what is read of a dataset over time: the versions that are pinned, else this one; None: there is none."""
+    if pinned is not None or not isinstance(view, VersionReader):
+        return pinned
+    return view if dataset.follows_changes else VersionsOverTime(view.store, dataset.name, [view.sealed])
+
+
+def entries_met(
+    known: KnownBatch, dataset: str, local: LocalSends, nothing: Callable[[AdjunctDataset, Schema], DataFrame]
+) -> tuple[DataFrame, Schema]:
+    """Return the entries of a dataset and their columns: of a local table with what the batch has sent to it.
+
+    One that is held back by nothing and not built yet holds `nothing`, in the columns that it will have.
+    """
+    declared = known.app.dataset(dataset)
+    if declared.is_owned_by(known.app.name):
+        reader = local.reader(dataset)
+        return reader.frame(known.spark), reader.schema
+    view = known.inputs.views[dataset]
+    if view is None:
+        schema = _declared_schema(known, declared)
+        return nothing(declared, schema), schema
+    return view.frame(known.spark), view.schema
+
+
+def rows_over_time(known: KnownBatch, dataset: str) -> TimedRows:
+    """Return what was valid when in a dataset, of the version or versions that the batch was begun with."""
+    declared, view = known.app.dataset(dataset), known.inputs.views[dataset]
+    read = read_over_time(declared, view, known.inputs.over_time.get(dataset))
+    if read is None:
+        return no_rows(known.spark, known.context.lake.store, declared, _declared_schema(known, declared))
+    return timed_rows(known.spark, read)
+
+
+def _declared_schema(known: KnownBatch, dataset: AdjunctDataset) -> Schema:
+    if not isinstance(dataset.input, str):
+        return stored_schema(dataset, dataset.input.schema)
+    records = known.system_of(dataset.input).info(split_stream_name(dataset.input)[1]).schema
+    return Schema(()) if records is None else stored_schema(dataset, records)

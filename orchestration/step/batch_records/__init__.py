@@ -1,1 +1,0 @@
-"""Which records a batch sends, refuses and leaves out."""

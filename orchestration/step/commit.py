@@ -1,0 +1,278 @@
+"""Begins a batch: what it is going to do is committed, before anything of it is read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.unbounded.local_table import begin_state
+from dagster_adjunct.assets.unbounded.transient import TransientVersion
+from dagster_adjunct.orchestration.batch_log.batch_log import ClosedBatch, add_counters
+from dagster_adjunct.orchestration.step.context import BatchInputs
+from dagster_adjunct.orchestration.step.progress import StepEvent, begun_times, input_times
+from dagster_adjunct.orchestration.step.recorded_answers import forget_answers
+from dagster_adjunct.orchestration.step.small_batches import are_few, are_interpreted, size_of
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    NullKeyError,
+    OffsetOutOfRangeError,
+    OperatorFailedError,
+    PlanningError,
+    ProducerConflictError,
+    SchemaMismatchError,
+    StoreUnavailableError,
+    TableError,
+)
+from dagster_adjunct.resources.spark.errors import adjunct_error
+from dagster_adjunct.resources.streams.system import OffsetRange
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.batch_log.batch_log import Intent, Range, TimeState
+    from dagster_adjunct.orchestration.step.context import Counters, OpenedStep, StepContext, StepRun
+    from dagster_adjunct.orchestration.step.plan_batch import NothingToRead
+    from dagster_adjunct.orchestration.step.versions import HeldBatch
+    from dagster_adjunct.resources.schemas.schema import Schema
+    from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+    from dagster_adjunct.resources.tables.metrics import TableMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBatch:
+    """A batch whose intent is committed: what it reads, how many records (or offsets), and the seconds so far."""
+
+    run: StepRun
+    intent: Intent
+    inputs: BatchInputs
+    records: int
+    seconds: dict[str, float]
+
+
+def commit_intent(step: OpenedStep, run: StepRun, batch: HeldBatch, began: float) -> OpenBatch:
+    """Commit what the batch is going to do, once its outputs are known to take it; nothing is read before.
+
+    Its seconds count from where its planning `began`, by the monotonic clock.
+    """
+    context, intent, state = step.context, batch.intent, run.logged.state
+    met = {name: step.versions.view(name, version, state) for name, version in intent.versions.items()}
+    intent = _with_what_is_left(context, intent, met)
+    views = {name: view for name, view in met.items() if name not in step.states}
+    states = {name: view for name, view in met.items() if isinstance(view, VersionReader) and name not in views}
+    # Local tables are read with the columns and buckets that they are declared with, whatever is stored.
+    own = {dataset.name for dataset in context.app.datasets if dataset.is_owned_by(context.app.name)}
+    shapes = {**batch.records, **{name: _shape(view) for name, view in views.items() if name not in own}}
+    if shapes != run.shapes:  # once a run, and for datasets or inputs of other columns or buckets
+        context.on_event(StepEvent("analysis", intent.batch))
+        starts = {ssp: span.start for ssp, span in intent.ranges.items()}
+        step.engine.rehearse(context, views, starts, partial(begin_state, context.runtime)).tell()
+    run = replace(run, shapes=shapes, logged=step.log.open(run.logged, intent))
+    spans = intent.ranges.items()
+    records = sum(context.systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans)
+    broadcast = {dataset.name for dataset in context.app.datasets if dataset.broadcast}
+    sizes = [size_of(view, broadcast=name in broadcast) for name, view in met.items()]
+    few = are_few(records, intent.tasks, context.app.few_records, sizes)
+    told = {"records": records, "unit": context.unit, "versions": intent.versions, "few": few}
+    context.on_event(StepEvent("intent", intent.batch, told))
+    inputs = BatchInputs(
+        batch=intent.batch,
+        ranges={ssp: OffsetRange(span.start, span.end) for ssp, span in spans},
+        views=views,
+        epochs=intent.epochs,
+        consumed=None if intent.replays else {ssp: span.end for ssp, span in spans},
+        identities=state.offsets.streams,
+        tasks=intent.tasks,
+        few=few,
+        interpreted=few and not intent.over_time and are_interpreted(sizes),
+        over_time={name: step.versions.over_time(name, met) for name, met in intent.over_time.items()},
+        reading=intent.reading,
+        states=states,
+        clock=intent.clock,
+        times=begun_times(context.app, state, intent),
+        cut=intent.cut,
+    )
+    return OpenBatch(run, intent, inputs, records, {"intent": time.monotonic() - began})
+
+
+def _with_what_is_left(
+    context: StepContext, intent: Intent, met: Mapping[str, VersionReader | TransientVersion | None]
+) -> Intent:
+    """Return an open batch's intent with the tables of one run as they are left where retention has taken changes."""
+    left = {
+        name: view.version
+        for name, view in met.items()
+        if isinstance(view, TransientVersion) and view.version != intent.versions[name]
+    }
+    if not left:
+        return intent
+    for name, version in left.items():
+        text = f"dataset {name!r}: retention has taken changes that batch {intent.batch} had met; it meets {version}"
+        context.on_event(StepEvent("lost", intent.batch, {"text": text}))
+    return intent.model_copy(update={"versions": {**intent.versions, **left}, "cut": True})
+
+
+def _shape(view: VersionReader | TransientVersion | None) -> tuple[Schema, int | None] | None:
+    """Return what Spark's plans depend on of a dataset's version: its columns, and in how many buckets it lies."""
+    if view is None:
+        return None
+    sealed = getattr(view, "sealed", None)
+    return view.schema, None if sealed is None else sealed.partitions
+
+
+# Commits how far the inputs are read: by a batch that is written, or where there is nothing to read yet.
+#
+# That commit is the checkpoint, and applies the startpoints that lie before it; only then are these removed from the
+# fan-outs: a crash in between leaves them there, and the log knows that they were applied.
+
+
+def close_batch(step: OpenedStep, written: WrittenBatch) -> StepRun:
+    """Commit the end of the batch, which applies its startpoints, and only then remove these from the fan-outs."""
+    began, context, opened = time.monotonic(), step.context, written.opened
+    run, intent, before = opened.run, opened.intent, opened.run.logged.state.offsets
+    done = ClosedBatch(
+        intent=intent,
+        closed_at=context.lake.now(),
+        records=opened.records,
+        counters=_with_lost(written.counters, context.systems, intent.lost),
+        seconds=written.seconds,
+    )
+    context.on_event(StepEvent("outputs", intent.batch))
+    context.check()
+    logged = step.log.close(run.logged, done, written.times)
+    step.startpoints.remove_applied(step.tasks, intent.startpoints)
+    if any((asked := operator.spec.call(context.app)) and asked.recorded for operator in context.app.operators):
+        forget_answers(context.lake, context.app.name, intent.batch)
+    state, after = logged.state, logged.state.offsets
+    texts = [f"{after.applied[ssp].words(ssp)} applied in batch {intent.batch}" for ssp in intent.startpoints]
+    texts += [f"{before.replays[key].words()} has ended" for key in before.replays if key not in after.replays]
+    run = replace(run, logged=logged).told(context, texts)
+    run = run.with_batch(done, time.monotonic() - began, written.measured, few=opened.inputs.few)
+    told: dict[str, Any] = {"records": state.records, "unit": context.unit, "counters": written.counters}
+    if marks := input_times(context.app, state.times, done.closed_at):
+        told["watermarks"] = marks
+    context.on_event(StepEvent("batch", intent.batch, told))
+    return run
+
+
+def settle(step: OpenedStep, run: StepRun, nothing: NothingToRead) -> StepRun:
+    """Commit the positions that the inputs are read up to; the startpoints there are applied with that.
+
+    Where nothing has moved, nothing is committed.
+    """
+    context, positions = step.context, nothing.positions
+    if not (positions.startpoints or positions.lost):
+        return run
+    applied = {ssp: start.id for ssp, start in positions.startpoints.items()}
+    lost = _with_lost({}, context.systems, positions.lost)
+    reached = {ssp: span.start for ssp, span in positions.unread.items()}
+    note = "; ".join(["positions moved, nothing to read there yet", *nothing.losses])
+    logged = step.log.settle(run.logged, reached, applied, lost, by=context.run, note=note)
+    step.startpoints.remove_applied(step.tasks, applied)
+    run = replace(run, logged=logged, counters=add_counters(run.counters, lost))
+    after = logged.state.offsets.applied
+    run = run.told(context, [f"{after[ssp].words(ssp)} applied; there is nothing to read yet" for ssp in applied])
+    for text in nothing.losses:
+        context.on_event(StepEvent("lost", logged.state.batch, {"text": text}))
+    return run
+
+
+def _with_lost(
+    counters: Counters,
+    systems: Mapping[str, StreamSystem],
+    lost: Mapping[SystemStreamPartition, OffsetRange | Range],
+) -> Counters:
+    """Return these counters, and beside them how much of each stream is `lost`."""
+    counted = {name: dict(of_name) for name, of_name in counters.items()}
+    for ssp, span in lost.items():
+        of_stream = counted.setdefault(ssp.qualified_stream, {})
+        distance = systems[ssp.system].distance(ssp, span.start, span.end)
+        of_stream["lost_offsets"] = of_stream.get("lost_offsets", 0) + distance
+    return counted
+
+
+# What mending the application, its records or its tables ends; the batch is open until then.
+_OF_THE_APPLICATION = (
+    NullKeyError,
+    OperatorFailedError,
+    PlanningError,
+    ProducerConflictError,
+    SchemaMismatchError,
+    TableError,
+)
+# Seconds before a batch's work is begun again where the store broke off in the middle of it.
+_PAUSES = (1.0, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenBatch:
+    """A batch whose outputs are all written, with what they and the joins have counted, and tables have measured.
+
+    `times` are how far the inputs have come with it; None where it moves none.
+    """
+
+    opened: OpenBatch
+    counters: Counters
+    measured: Mapping[str, TableMetrics]
+    seconds: dict[str, float]
+    times: TimeState | None = None
+
+
+def with_way_out(error: AdjunctError, app: str, batch: int) -> AdjunctError:
+    """Return the error, with how the batch that it leaves open comes to its end: as a note, or as the next step."""
+    give_up = f"adjunct checkpoint abandon {app} --reason …"
+    if isinstance(error, ProducerConflictError) and error.newest is not None and error.newest > batch:
+        return error.reworded(
+            error.problem,
+            f"Nothing was added. Batch {batch} is open, and the output has those of {app!r} up to {error.newest}: its "
+            "batch log was begun anew, or another application has its name. Restore the log, or choose another name.",
+        )
+    if isinstance(error, ProducerConflictError):
+        return error.reworded(
+            error.problem,
+            f"Batch {batch} is open, and this output has it already, as other code has made it: end it with that code "
+            f"and deploy again; or give it up, and its records are sent again in another batch: {give_up}.",
+        )
+    way_out = (
+        f"Batch {batch} stays open: the next run repeats it with the code of then, and adds nothing to an output that "
+        f"has it. Or give it up: {give_up} (with --skip its records are passed over)."
+    )
+    if isinstance(error, OperatorFailedError):
+        return error.reworded(error.problem, f"{error.next_step} {way_out}")
+    if way_out not in getattr(error, "__notes__", ()):
+        error.add_note(way_out)
+    return error
+
+
+def run_outputs(step: OpenedStep, opened: OpenBatch) -> WrittenBatch:
+    """Write every output; where the store broke off, again from the beginning: what is written already stays."""
+    began, context, intent = time.monotonic(), step.context, opened.intent
+
+    def before_output(name: str) -> None:
+        context.check()
+        step.log.hold(opened.run.logged)
+        step.leases.check_held()
+        context.on_event(StepEvent("output", intent.batch, {"output": name}))
+
+    for pause in (*_PAUSES, None):
+        try:
+            done = step.engine.run(context, opened.inputs, before_output)
+            return WrittenBatch(
+                opened, done.counters, done.measured, opened.seconds | {"work": time.monotonic() - began}, done.times
+            )
+        except Exception as error:
+            ours = adjunct_error(error)
+            if isinstance(ours, _OF_THE_APPLICATION):
+                told = with_way_out(ours, context.app.name, intent.batch)
+                if told is error:
+                    raise
+                raise told from (error.__cause__ if ours is error else error)
+            if isinstance(ours, OffsetOutOfRangeError) and ours is not error:
+                raise ours from error  # a task has met it
+            if pause is None or not isinstance(ours, StoreUnavailableError):
+                raise
+            text = f"{ours.problem} The batch is begun again in {pause:g} s"
+            context.on_event(StepEvent("again", intent.batch, {"text": text}))
+        time.sleep(pause)
+    raise AssertionError("unreachable")

@@ -1,0 +1,574 @@
+"""Compiles a planned application to DataFrames for one batch, and runs its outputs in order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from dagster_adjunct.orchestration.operators.arguments import called, first_double
+from dagster_adjunct.orchestration.operators.columns import carried
+from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME
+from dagster_adjunct.orchestration.planner.notes import writers_of
+from dagster_adjunct.orchestration.step.batch_inputs import entries_met, rows_over_time
+from dagster_adjunct.orchestration.step.batch_outputs import (
+    FunctionOutputs,
+    StreamOutputs,
+    TableOutputs,
+    producers_of,
+    streams_of_positions,
+    upstream_of_outputs,
+)
+from dagster_adjunct.orchestration.step.event_times import BatchTimes
+from dagster_adjunct.orchestration.step.failures import sensitive_columns, sensitive_entries, told_failure
+from dagster_adjunct.orchestration.step.provenance import as_branch, origins
+from dagster_adjunct.orchestration.step.state import LeftOut, LocalSends, StateTables
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.errors import AdjunctError, PlanningError
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.spark.tuning import KeptFrames, interpreted_plans
+from dagster_adjunct.resources.tables.metrics import TableMetrics
+from dagster_adjunct.resources.user_code import failure_of, line_of
+
+if TYPE_CHECKING:
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.unbounded.local_table import StateSpec
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.batch_log.batch_log import TimeState
+    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
+    from dagster_adjunct.orchestration.operators.batch_context import (
+        SinkFunction,
+        StateHandle,
+        TableLookup,
+        TableSend,
+        TimedRows,
+        Watermarks,
+    )
+    from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
+    from dagster_adjunct.orchestration.operators.stream_facts import VersionsMet
+    from dagster_adjunct.orchestration.planner.plan import PlannedOperator
+    from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+    from dagster_adjunct.orchestration.step.provenance import Origin
+    from dagster_adjunct.resources.schemas.schema import Schema
+    from dagster_adjunct.resources.streams.system import AppendResult, Sources, StreamSystem
+
+
+def only_written_move(known: KnownBatch, operator: Operator) -> bool:
+    """Whether records are moved to be written, and go on from where they lay."""
+    return operator.spec.writes_aside and bool(known.moves(operator.id))
+
+
+def moved(known: KnownBatch, operator: Operator, sources: Sequence[DataFrame]) -> list[DataFrame]:
+    """Return the records of each input, where the planner's auto_repartition has them before this operator."""
+    frames = list(sources)
+    for exchange in known.moves(operator.id):
+        number, by = exchange.input, map(column, exchange.partitioned_by)
+        frames[number] = known.together(frames[number]).repartition(exchange.partitions, *by)
+    return frames
+
+
+def arriving_records(
+    known: KnownBatch,
+    operator: Operator,
+    sources: Sequence[DataFrame],
+    with_watermark: Callable[[Operator, DataFrame], DataFrame],
+) -> list[DataFrame]:
+    """Return the records of each input as the operator gets them: moved, behind its watermark, told apart.
+
+    `sources` are what leaves the operators before it. Records of several inputs may have the same positions: those of
+    each say which input they came by.
+    """
+    frames = [with_watermark(operator, frame) for frame in moved(known, operator, sources)]
+    if len(frames) < 2:
+        return frames
+    one_stream = len(known.origins[operator.id].streams) == 1
+    return [
+        as_branch(frame, number, one_stream=one_stream, stream=known.stream_of(source) or "")
+        for number, (source, frame) in enumerate(zip(operator.inputs, frames, strict=True))
+    ]
+
+
+_BY_TIME = {BEFORE_HISTORY: "before_history", NO_TIME: "null_times"}
+
+
+def as_it_is(frame: DataFrame) -> DataFrame:
+    """Return the same records, of which Spark moves nothing past this place: they are counted here, for nobody."""
+    from pyspark.sql import functions as F
+
+    return frame.observe(f"here-{uuid4().hex}", F.count(F.lit(1)))
+
+
+class JoinCounts:
+    """Rows that came to one join, and those of them that met no entry of the dataset; of a join by time also those from
+    before the history, and those without a time.
+
+    Spark counts them as the rows pass, so `result` is there once an output has consumed them all. `metric` is what the
+    counting is called in Spark's plans.
+    """
+
+    def __init__(self, name: str) -> None:
+        from pyspark.sql import Observation
+
+        self.name, self.metric = name, f"{name}-{uuid4().hex}"
+        self._observation = Observation(self.metric)
+
+    def observe(self, joined: DataFrame) -> DataFrame:
+        """Return `joined`, counted; it has the column `__matched`, null where no entry was met."""
+        from pyspark.sql import functions as F
+
+        return joined.observe(
+            self._observation,
+            F.count(F.lit(1)).alias("rows"),
+            F.count_if(F.col(MATCHED).isNull()).alias("unmatched"),
+            *[F.count_if(told).alias(name) for told, name in _BY_TIME.items() if told in joined.columns],
+        )
+
+    def result(self) -> dict[str, int]:
+        """Return {"rows", "unmatched"}, of a join by time also {"before_history", "null_times"}.
+
+        Waits for the output if it has not run yet.
+        """
+        counts: dict[str, Any] = self._observation.get
+        return {name: int(value) for name, value in counts.items()}
+
+
+Counters = dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a batch has counted, by output or join, what its tables have measured, and how far its inputs have come."""
+
+    counters: Counters
+    measured: Mapping[str, TableMetrics]
+    times: TimeState | None = None
+
+
+class BatchCounts:
+    """What outputs add to as they are written, what tables measure, and joins that Spark counts as records pass."""
+
+    def __init__(self) -> None:
+        self.counters: Counters = {}
+        self.measured: dict[str, TableMetrics] = {}
+        self._joins: list[JoinCounts] = []
+
+    def add(self, name: str, counters: Mapping[str, int]) -> None:
+        """Add to what was counted of an output, or an operator, of this name."""
+        self.counters[name] = summed(self.counters.get(name, {}), counters)
+
+    def measure(self, table: str, metrics: TableMetrics, counters: Mapping[str, int]) -> None:
+        """Add what a table has measured of its requests, and what was counted of them."""
+        self.measured[table] = self.measured.get(table, TableMetrics()) + metrics
+        self.add(table, counters)
+
+    def of_join(self, operator: str, joined: DataFrame) -> DataFrame:
+        """Return joined records, counted as they pass."""
+        counts = JoinCounts(operator)
+        self._joins.append(counts)
+        return counts.observe(joined)
+
+    def of_joins(self) -> Counters:
+        """Return what was counted at each join; waits for outputs that have not run yet."""
+        return {join.name: join.result() for join in self._joins}
+
+
+def summed(before: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    """Return the counters of two sends to one table in one."""
+    return {name: before.get(name, 0) + more.get(name, 0) for name in {**before, **more}}
+
+
+def result_of(operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
+    """Return what the function makes of the records.
+
+    Raises OperatorFailedError for what the function raises, and PlanningError for an answer that is no frame, lacks the
+    records' hidden columns or has two columns of one name. What Spark's analyser and Adjunct say passes as it is.
+    """
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import DataFrame
+
+    try:
+        result: object = function(frame)
+    except (AdjunctError, AnalysisException):
+        raise
+    except Exception as error:
+        raise failure_of(operator, called(function), function, error) from error
+    if not isinstance(result, DataFrame):
+        returned = "None" if result is None else type(result).__name__
+        raise PlanningError(
+            f"{operator}: {called(function)} returned {returned}: expected a DataFrame.",
+            "Return the records that it was given, with other columns or fewer rows.",
+            operator=operator,
+        )
+    lost = [name for name in carried(frame) if name not in result.columns]
+    if lost:
+        raise PlanningError(
+            f"{operator}: its function returned records without {', '.join(lost)}, which carry each record's "
+            "position in its stream and its epoch.",
+            'Keep them: add columns with withColumn or select("*", …), and drop only your own; or give '
+            "expressions instead of a function.",
+            operator=operator,
+        )
+    double = first_double(result.columns)
+    if double is not None:
+        raise PlanningError(
+            f"{operator}: {called(function)} returned two columns called {double!r}.",
+            "Rename or drop one of them; Spark's names ignore case.",
+            column=double,
+            operator=operator,
+        )
+    return result
+
+
+class CompilingBatch:
+    """One batch as its operators meet it; what it does for them is in its parts, which all go by what is `known`.
+
+    `before_output` is called with the name of an output before anything is written to it.
+    """
+
+    def __init__(self, known: KnownBatch, before_output: Callable[[str], None]) -> None:
+        context, inputs = known.context, known.inputs
+        self.known = known
+        self._before_output = before_output
+        self._arrived: dict[str, list[DataFrame]] = {}
+        self._kept = KeptFrames()
+        self._times = BatchTimes(context, inputs)
+        self._states = StateTables(context, inputs)
+        self._left_out = LeftOut()
+        self._local = LocalSends(context, inputs, known.stream_of)
+        self._counts = BatchCounts()
+        self._streams = StreamOutputs(known, self._counts, before_output)
+        self._tables = TableOutputs(known, self._counts, before_output)
+        self._functions = FunctionOutputs(known, self._counts, before_output)
+
+    def commit(self) -> Counted:
+        """Commit what was written to local tables, when all outputs are; return what the batch has counted."""
+        counters = self._counts.counters
+        counters |= self._local.commit(self._before_output)
+        counters |= self._states.commit(self._before_output)
+        counters |= self._counts.of_joins()
+        counters |= self._left_out.counts()
+        return Counted(counters, self._counts.measured, self._times.after())
+
+    def close(self) -> None:
+        """Let go of what is not committed, and of records that were kept while the batch ran."""
+        self._local.close()
+        self._states.close()
+        self._kept.release()  # before the records that they were made of
+        self._times.close()
+
+    # -- of the operator that is compiled
+
+    def note_arriving(self, operator: str, frames: Sequence[DataFrame]) -> None:
+        """Note what arrives at an operator, for who looks for a record that has failed there."""
+        self._arrived[operator] = list(frames)
+
+    def arriving(self, operator: Operator) -> list[DataFrame]:
+        """Return what has arrived at an operator, of each input."""
+        return self._arrived[operator.id]
+
+    def with_watermark(self, operator: Operator, frame: DataFrame) -> DataFrame:
+        return self._times.arriving(operator, frame)
+
+    def sensitive(self, operator: str) -> frozenset[str]:
+        compiled = self.app.operator(operator)
+        dataset = None if compiled.spec.match is None else compiled.spec.match.dataset
+        names = frozenset() if dataset is None else sensitive_entries(self.known.context, dataset)
+        for source, frame in zip(compiled.inputs, self._arrived[operator], strict=True):
+            own = [name for name in frame.columns if not name.startswith("__")]
+            names |= sensitive_columns(self.known.context, source, own)
+        return names
+
+    # -- what is known
+
+    @property
+    def app(self) -> Application:
+        return self.known.app
+
+    @property
+    def tasks(self) -> int:
+        return self.known.tasks
+
+    @property
+    def reading(self) -> VersionsMet:
+        return self.known.inputs.reading
+
+    @property
+    def number(self) -> int:
+        return self.known.inputs.batch
+
+    @property
+    def clock(self) -> datetime:
+        return self.known.inputs.clock
+
+    def system_of(self, stream: str) -> StreamSystem:
+        return self.known.system_of(stream)
+
+    def partitions_at(self, operator: str) -> int:
+        return self.known.partitions_at(operator)
+
+    def lying_by(self, operator: str) -> tuple[str, ...]:
+        return self.known.lying_by(operator)
+
+    def stream_of(self, operator: str) -> str | None:
+        return self.known.stream_of(operator)
+
+    def goes_on(self, operator: str) -> bool:
+        return self.known.goes_on(operator)
+
+    def late_wanted(self, operator: str) -> bool:
+        return operator in self.known.late_takers
+
+    # -- records, and what they meet
+
+    def read(self, stream: str) -> DataFrame:
+        return self._times.read(stream)
+
+    def together(self, frame: DataFrame) -> DataFrame:
+        return self.known.together(frame)
+
+    def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
+        return self._kept.keep(frame)
+
+    def first(self, frame: DataFrame) -> Row | None:
+        return frame.first()
+
+    def call(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
+        # Spark asks a filter behind it below it, too, and would call what is in it twice for a record.
+        return as_it_is(result_of(operator, function, frame))
+
+    def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
+        return entries_met(self.known, dataset, self._local, self._no_entries)
+
+    def _no_entries(self, dataset: AdjunctDataset, schema: Schema) -> DataFrame:
+        return self.known.spark.createDataFrame([], schema.ddl())
+
+    def over_time(self, dataset: str) -> TimedRows:
+        return rows_over_time(self.known, dataset)
+
+    def matched(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
+        return self._counts.of_join(operator, frame)
+
+    def looked_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
+        return self._tables.looked_up(operator, self.computed_once(operator, frame), lookup, self.sensitive(operator))
+
+    # -- time and state
+
+    def watermarks(self, name: str) -> Watermarks:
+        return self._times.watermarks(name)
+
+    def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateHandle:
+        return self._states.table(name, spec, self.watermarks(of or name))
+
+    def counted(self, operator: str, frame: DataFrame, conditions: Mapping[str, Column]) -> DataFrame:
+        return self._left_out.counted(operator, frame, conditions)
+
+    def leave_out(self, operator: str, records: DataFrame) -> None:
+        self._left_out.leave(operator, records)
+
+    def left_out(self, operator: str) -> DataFrame:
+        (before,) = self.app.operator(operator).inputs
+        return self._left_out.of(before)
+
+    # -- outputs
+
+    def send(
+        self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
+    ) -> AppendResult | None:
+        return self._streams.send(operator, frame, stream, key=key, partitions=partitions)
+
+    def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
+        self._tables.write(operator, frame, send, self.sensitive(operator))
+
+    def letters(self, operator: str) -> DataFrame:
+        return self._tables.letters(operator)
+
+    def send_letters(
+        self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
+    ) -> None:
+        self._streams.send_letters(operator, frame, stream, key=key, partitions=partitions)
+
+    def keep(self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey) -> None:
+        lying = operator not in self.known.exchanges
+        self._local.send(operator, frame, table, deleted=deleted, on_null_key=on_null_key, partitioned=lying)
+
+    def hand_to(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
+        self._functions.hand_to(operator, frame, function, self.sensitive(operator))
+
+    def results_of(self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema) -> DataFrame:
+        return self._functions.results_of(operator, frame, function, returns, self.sensitive(operator))
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBatch:
+    """What a batch reads, and what its application and plan say of each operator, by id; nothing here changes.
+
+    `operators` are those whose records are written, in their order. `takers` counts who takes the records of each,
+    `late_takers` are those whose left out records somebody takes. `origins` and `positions` say where records have
+    their positions from, `producers` and `writers` by which names they are appended to streams and written to tables.
+    """
+
+    context: StepContext
+    inputs: BatchInputs
+    operators: Sequence[Operator]
+    planned: Mapping[str, PlannedOperator]
+    exchanges: Mapping[str, Sequence[Exchange]]
+    takers: Mapping[str, int]
+    late_takers: frozenset[str]
+    origins: Mapping[str, Origin]
+    positions: Mapping[str, str | None]
+    producers: Mapping[str, str]
+    writers: Mapping[str, str]
+
+    @property
+    def app(self) -> Application:
+        return self.context.app
+
+    @property
+    def spark(self) -> SparkSession:
+        return self.context.spark()
+
+    @property
+    def replays(self) -> bool:
+        """Whether it is read beside the main position: a bounded replay, or a rehearsal."""
+        return self.inputs.consumed is None
+
+    @property
+    def tasks(self) -> int:
+        return self.inputs.tasks or len(self.context.plan.tasks)
+
+    def partitions_at(self, operator: str) -> int:
+        return self.planned[operator].partitions
+
+    def lying_by(self, operator: str) -> tuple[str, ...]:
+        return self.planned[operator].partitioned_by
+
+    def stream_of(self, operator: str) -> str | None:
+        """Return the stream that the positions of the records after an operator are in; None for several."""
+        return self.positions[operator]
+
+    def goes_on(self, operator: str) -> bool:
+        return self.takers.get(operator, 0) > 0
+
+    def several_take(self, operator: Operator) -> bool:
+        """Whether several operators take records that nothing keeps yet: what is read or written is there as it is."""
+        spec = operator.spec
+        return self.takers.get(operator.id, 0) > 1 and spec.reads is None and spec.writes is None
+
+    def moves(self, operator: str) -> Sequence[Exchange]:
+        """Return the exchanges that the planner's auto_repartition has before an operator."""
+        return [move for move in self.exchanges.get(operator, ()) if move.reason == "auto_repartition"]
+
+    def system_of(self, stream: str) -> StreamSystem:
+        return self.context.systems[split_stream_name(stream)[0]]
+
+    def sources(self, operator: str) -> Sources | None:
+        """Return what is read of the one stream that an operator's records are made of; None where it is not one."""
+        stream = self.origins[operator].made_of
+        return None if stream is None else self.inputs.sources(self.context.writer, stream)
+
+    def together(self, frame: DataFrame) -> DataFrame:
+        """Return records that are moved next: few are brought into one task first."""
+        # Spark would drop what brings records together right before they are moved.
+        return as_it_is(frame.coalesce(1)) if self.inputs.few else frame
+
+
+def known_batch(context: StepContext, inputs: BatchInputs) -> KnownBatch:
+    """Return what is known of the batch of a planned application that reads these inputs."""
+    operators = context.app.operators
+    written = upstream_of_outputs(operators)
+    exchanges: dict[str, list[Exchange]] = {}
+    for exchange in context.plan.exchanges:
+        exchanges.setdefault(exchange.operator, []).append(exchange)
+    return KnownBatch(
+        context,
+        inputs,
+        operators=[operator for operator in operators if operator.id in written],
+        planned={planned.id: planned for planned in context.plan.operators},
+        exchanges=exchanges,
+        takers=Counter(source for operator in operators for source in set(operator.inputs)),
+        late_takers=frozenset(
+            source for operator in operators if operator.spec.takes_left_out for source in operator.inputs
+        ),
+        origins=origins(operators),
+        positions=streams_of_positions(
+            operators, lambda stream: context.systems[split_stream_name(stream)[0]].appends_alone
+        ),
+        producers=producers_of(context.app, context.writer),
+        writers=writers_of(context.app, context.writer),
+    )
+
+
+def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counted:
+    """Run every output of the application once, in the order of their definition; return what was counted.
+
+    Outputs take (application, batch) as producer and sequence, so running a batch again adds nothing to
+    streams. `before_output` is called with the output's name before anything is written to it.
+    """
+    with interpreted_plans(context.spark()) if inputs.interpreted else nullcontext():
+        batch = CompilingBatch(known_batch(context, inputs), before_output)
+        try:
+            compiled_operators(batch)
+            return batch.commit()
+        finally:
+            batch.close()
+
+
+def compiled_operators(batch: CompilingBatch) -> dict[str, DataFrame]:
+    """Compile the operators whose records are written, which writes them; return the records that leave each."""
+    frames: dict[str, DataFrame] = {}
+    for operator in batch.known.operators:
+        leaving = compiled(batch, operator, [frames[source] for source in operator.inputs])
+        # Records that several operators take are computed once.
+        several = batch.known.several_take(operator)
+        frames[operator.id] = batch.computed_once(operator.id, leaving) if several else leaving
+    return frames
+
+
+def compiled(batch: CompilingBatch, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
+    """Return the records that leave an operator; `sources` are those that leave the operators before it.
+
+    What Spark says of its expressions, and what fails in its code, is told with its name, not with a plan.
+    """
+    from pyspark.errors import AnalysisException
+
+    aside = only_written_move(batch.known, operator)
+    try:
+        if aside and batch.known.goes_on(operator.id):  # two read them: what is written, and what goes on
+            sources = [batch.computed_once(operator.id, frame) for frame in sources]
+        arriving = arriving_records(batch.known, operator, sources, batch.with_watermark)
+        batch.note_arriving(operator.id, arriving)
+        leaving = _leaving(batch, operator, arriving)
+    except AnalysisException as error:
+        raise _refused(operator, error) from error
+    return sources[0] if aside else leaving
+
+
+def _leaving(batch: CompilingBatch, operator: Operator, arriving: Sequence[DataFrame]) -> DataFrame:
+    from pyspark.errors import AnalysisException
+
+    try:
+        return operator.spec.compile(operator.id, arriving, batch)
+    except AnalysisException:
+        raise
+    except Exception as error:
+        told = told_failure(batch, operator.id, error)
+        if told is None:
+            raise
+        raise told  # noqa: B904 - it says itself what may be told of its cause
+
+
+def _refused(operator: Operator, error: AnalysisException) -> PlanningError:
+    problem = str(error).strip().partition("SQLSTATE")[0].strip().splitlines()[0].rstrip(" .")
+    place = line_of(error) or operator.declared_at
+    return PlanningError(
+        f"{operator.id}: {problem}{f' ({place.words()})' if place else ''}.",
+        "Correct the expression, or the function; adjunct plan shows the operators by these names.",
+        operator=operator.id,
+    )

@@ -1,1 +1,0 @@
-"""What a step works with, and what one batch of it reads."""

@@ -1,0 +1,557 @@
+"""The records of a batch as they are read, with the columns that say when they happened; and what follows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.orchestration.operators.batch_context import Watermarks
+from dagster_adjunct.orchestration.operators.columns import AGAIN, BEHIND, EVENT_TIME
+from dagster_adjunct.orchestration.operators.event_time import FIRST, LAST
+from dagster_adjunct.orchestration.operators.stream_facts import needed_for
+from dagster_adjunct.orchestration.step.progress import Measured, event_times, moved_times
+from dagster_adjunct.orchestration.step.provenance import with_epochs
+from dagster_adjunct.resources.common import microseconds, split_stream_name
+from dagster_adjunct.resources.schemas.quoted_columns import bigints
+from dagster_adjunct.resources.spark.tuning import KeptFrames
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, OffsetRange
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from dagster_adjunct.orchestration.batch_log.batch_log import PartitionTimes, TimeState
+    from dagster_adjunct.orchestration.operators.event_time import EventTime
+    from dagster_adjunct.orchestration.operators.operator import Operator
+    from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+    from dagster_adjunct.resources.streams.system import SystemStreamPartition
+
+TIME = "time"
+"""The event time of a record in microseconds since 1970, null for none; with it its partition and its offset."""
+NEVER = -(2**62)
+"""Microseconds: before all times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stood:
+    """How far a partition had come before some records, in microseconds: its newest time and its watermark."""
+
+    newest: int | None = None
+    watermark: int | None = None
+
+
+def spans(partition: np.ndarray[Any, Any]) -> Iterator[tuple[int, slice]]:
+    """Yield each number, and where its records are, of numbers in their order."""
+    import numpy as np
+
+    if not len(partition):
+        return
+    starts = np.flatnonzero(np.r_[True, partition[1:] != partition[:-1]]).tolist()
+    for start, end in zip(starts, [*starts[1:], len(partition)], strict=True):
+        yield int(partition[start]), slice(start, end)
+
+
+def running(before: Stood, times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the newest time before the first, and after each."""
+    import numpy as np
+
+    first = NEVER if before.newest is None else before.newest
+    return np.maximum.accumulate(np.r_[first, times])
+
+
+def marks_at(before: Stood, newest: np.ndarray[Any, Any], delay: int) -> np.ndarray[Any, Any]:
+    """Return the watermarks at these newest times."""
+    import numpy as np
+
+    floor = NEVER if before.watermark is None else before.watermark
+    return np.maximum(np.where(newest > NEVER, newest - delay, NEVER), floor)
+
+
+# What a task finds in the times of records as it reads them: blocks of offsets, and records that are behind.
+#
+# A task knows the records that it has read itself. Where others come before these, more may be behind than it has
+# found:
+# each block says the oldest time of the others in it, so that who knows all blocks sees where that can be.
+
+
+COLUMNS = ("partition", "first", "last", "oldest", "latest", "mark")
+BLOCKS = f"{COLUMNS[0]} int, {', '.join(f'{name} bigint' for name in COLUMNS[1:])}"
+"""A row for each block: its first and last offset, the oldest time of those not found behind, and the newest of all.
+
+`mark` is null there. A record that is behind is a row of its own: its offset is the first and the last, and `mark` the
+watermark that it is below, by what the task had read.
+"""
+ALWAYS = 2**62
+"""Microseconds: after all times."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksOfTimes:
+    """Turns batches of (partition, offset, time) into BLOCKS of at most `length` offsets; `delay` in microseconds."""
+
+    stood: Mapping[int, Stood]
+    delay: int
+    length: int
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        reached: dict[int, tuple[int, int]] = {}  # partition: the last offset, and the newest time up to it
+        for batch in batches:
+            partition, offset, time = _in_order(batch)
+            for number, span in spans(partition):
+                last, newest = reached.get(number, (-1, NEVER))
+                before = self.stood.get(number, Stood())
+                if newest > NEVER and last < offset[span.start]:  # else they came out of order, and nothing is known
+                    before = Stood(newest, before.watermark)
+                after = running(before, time[span])
+                reached[number] = int(offset[span][-1]), int(after[-1])
+                yield self._blocks(number, offset[span], time[span], marks_at(before, after[:-1], self.delay))
+
+    def _blocks(
+        self, number: int, offset: np.ndarray[Any, Any], time: np.ndarray[Any, Any], mark: np.ndarray[Any, Any]
+    ) -> pa.RecordBatch:
+        import numpy as np
+        import pyarrow as pa
+
+        behind = (time > NEVER) & (time < mark)
+        block = offset // self.length
+        starts = np.flatnonzero(np.r_[True, block[1:] != block[:-1]])
+        oldest = np.minimum.reduceat(np.where(behind | (time == NEVER), ALWAYS, time), starts)
+        latest = np.maximum.reduceat(time, starts)
+        own = offset[behind]
+        none = np.zeros(len(own), np.int64)
+        values = [
+            np.full(len(starts) + len(own), number, np.int32),
+            np.r_[offset[starts], own],
+            np.r_[offset[np.r_[starts[1:], len(offset)] - 1], own],
+            np.r_[oldest, none],
+            np.r_[latest, none],
+        ]
+        marks = pa.array(np.r_[starts, mark[behind]], mask=np.r_[starts >= 0, none > 0])
+        return pa.record_batch([*map(pa.array, values), marks], names=list(COLUMNS))
+
+
+def _in_order(batch: pa.RecordBatch) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    import numpy as np
+
+    partition, offset = (batch.column(place).to_numpy() for place in (0, 1))
+    time = batch.column(2).fill_null(NEVER).to_numpy()
+    if (partition[1:] == partition[:-1]).all() and (offset[1:] > offset[:-1]).all():
+        return partition, offset, time
+    order = np.lexsort((offset, partition))
+    return partition[order], offset[order], time[order]
+
+
+# Which records are behind the watermark of their own source partition: exactly, and with one look at most records.
+#
+# A record is behind where its time is below the watermark that its partition had when it came: the newest time of all
+# records before it, since ever, less the delay. Many records are looked at where they are read, and a second time only
+# in
+# blocks of offsets whose task had not read all that came before them, where that may make a difference.
+
+
+BLOCK = 1_024
+"""Offsets that are looked at again together."""
+AT_ONCE = 100_000
+"""Offsets: so many are looked at by the driver, more by the tasks that read them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """What a batch's records say, and those behind: their partition, offset, and the watermark then (a timestamp)."""
+
+    measured: Measured
+    behind: pa.Table | None = None
+
+
+def lateness(
+    times: DataFrame, stood: Mapping[int, Stood], delay: int, *, offsets: int, in_tasks: TimesInTasks | None = None
+) -> Lateness:
+    """Return what the records say, of which there are at most as many as `offsets`; `delay` is in microseconds.
+
+    Of many the times are read by `in_tasks`, where there is such a thing.
+    """
+    if offsets <= AT_ONCE:
+        return look_at_each(times.toArrow(), stood, delay)
+    return _by_blocks(times, stood, delay, in_tasks)
+
+
+def look_at_each(records: pa.Table, stood: Mapping[int, Stood], delay: int) -> Lateness:
+    """Return what records say that are all here, in whatever order."""
+    import numpy as np
+
+    partition, offset = (records[name].to_numpy() for name in (PARTITION, OFFSET))
+    time = records[TIME].fill_null(NEVER).to_numpy()
+    order = np.lexsort((offset, partition))
+    partition, offset, time = partition[order], offset[order], time[order]
+    mark = np.full(len(time), NEVER)
+    newest, read_to = {}, {}
+    for number, span in spans(partition):
+        before = stood.get(number, Stood())
+        reached = running(before, time[span])
+        mark[span] = marks_at(before, reached[:-1], delay)
+        read_to[number] = int(offset[span][-1]) + 1
+        if reached[-1] > NEVER:
+            newest[number] = int(reached[-1])
+    late = (time > NEVER) & (time < mark)
+    behind = _behind(partition[late], offset[late], mark[late]) if late.any() else None
+    return Lateness(Measured(newest, read_to), behind)
+
+
+def _by_blocks(times: DataFrame, stood: Mapping[int, Stood], delay: int, in_tasks: TimesInTasks | None) -> Lateness:
+    """Look at each record in the task that reads it, and again at the blocks of which that task can't be sure."""
+    import pyarrow as pa
+
+    look = BlocksOfTimes(stood, delay, BLOCK)
+    if in_tasks is None:
+        rows = times.select(PARTITION, OFFSET, TIME).mapInArrow(look, BLOCKS)
+    else:
+        rows = in_tasks.blocks(times.sparkSession, look)
+    looked = put_together(rows.toArrow(), stood, delay, BLOCK)
+    behind = looked.behind
+    if looked.unsure.num_rows:
+        behind = pa.concat_tables([behind, _within(times, looked.unsure, delay)])
+    return Lateness(looked.measured, behind if behind.num_rows else None)
+
+
+@dataclass(frozen=True, slots=True)
+class PutTogether:
+    """What the tasks' blocks come to: the records behind of those that are sure, and those to look at again.
+
+    Of the latter partition, first offset, and newest time and watermark before it.
+    """
+
+    measured: Measured
+    behind: pa.Table
+    unsure: pa.Table
+
+
+def put_together(rows: pa.Table, stood: Mapping[int, Stood], delay: int, length: int) -> PutTogether:
+    """Return what rows of BLOCKS say, of all tasks, about blocks of `length` offsets."""
+    import numpy as np
+
+    rows = rows.sort_by([("partition", "ascending"), ("last", "ascending")])
+    blocks, late = rows.filter(rows["mark"].is_null()), rows.filter(rows["mark"].is_valid())
+    partition, first, last, oldest, latest = (blocks[name].to_numpy() for name in blocks.column_names[:-1])
+    late_partition, late_offset, late_mark = (late[name].to_numpy() for name in ("partition", "last", "mark"))
+    begun, mark, place = np.full(len(last), NEVER), np.full(len(last), NEVER), np.zeros(len(late_mark), np.int64)
+    newest, read_to = {}, {}
+    for number, span in spans(partition):
+        before = stood.get(number, Stood())
+        reached = running(before, latest[span])
+        begun[span], mark[span] = reached[:-1], marks_at(before, reached[:-1], delay)
+        mine = slice(*np.searchsorted(late_partition, [number, number + 1]))
+        place[mine] = span.start + np.searchsorted(last[span], late_offset[mine])
+        read_to[number] = int(last[span][-1]) + 1
+        if reached[-1] > NEVER:
+            newest[number] = int(reached[-1])
+    # Of one block several batches may have had a part each, and several tasks: those in any order.
+    begins = last - last % length
+    other = np.r_[len(last) > 0, (partition[1:] != partition[:-1]) | (begins[1:] != begins[:-1])][: len(last)]
+    mixed = ~other & np.r_[False, first[1:] <= last[:-1]][: len(last)]
+    block = np.cumsum(other) - 1
+    unsure = np.bincount(block, (oldest < mark) | mixed) > 0
+    sure = ~unsure[block[place]]
+    behind = _behind(late_partition[sure], late_offset[sure], np.maximum(late_mark, mark[place])[sure])
+    again = np.flatnonzero(other)[unsure]
+    return PutTogether(Measured(newest, read_to), behind, _asked(partition[again], begins[again], begun[again], stood))
+
+
+def _asked(
+    partition: np.ndarray[Any, Any],
+    begins: np.ndarray[Any, Any],
+    begun: np.ndarray[Any, Any],
+    stood: Mapping[int, Stood],
+) -> pa.Table:
+    import pyarrow as pa
+
+    floors = (stood.get(number, Stood()).watermark for number in partition.tolist())
+    return pa.table(
+        {
+            PARTITION: pa.array(partition, pa.int32()),
+            "block": pa.array(begins, pa.int64()),
+            "begun": pa.array(begun, pa.int64()),
+            "floor": pa.array([NEVER if floor is None else floor for floor in floors], pa.int64()),
+        }
+    )
+
+
+def _within(times: DataFrame, blocks: pa.Table, delay: int) -> pa.Table:
+    """Return the records behind in these blocks, each of which says the newest time and the watermark before it."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    spark = times.sparkSession
+    times = times.withColumn("block", F.col(OFFSET) - F.pmod(F.col(OFFSET), F.lit(BLOCK)))
+    asked = times.join(F.broadcast(spark.createDataFrame(blocks)), [PARTITION, "block"])
+    earlier = Window.partitionBy(PARTITION, "block").orderBy(OFFSET).rowsBetween(Window.unboundedPreceding, -1)
+    running = F.greatest(F.max(TIME).over(earlier), F.col("begun"))
+    mark = F.greatest(running - F.lit(delay), F.col("floor"))
+    late = asked.select(PARTITION, OFFSET, TIME, mark.alias("mark")).where(F.col(TIME) < F.col("mark"))
+    rows = late.select(PARTITION, OFFSET, "mark").toArrow()
+    return _behind(*(rows[name].to_numpy() for name in (PARTITION, OFFSET, "mark")))
+
+
+def _behind(partition: np.ndarray[Any, Any], offset: np.ndarray[Any, Any], mark: np.ndarray[Any, Any]) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.table(
+        {
+            PARTITION: pa.array(partition, pa.int32()),
+            OFFSET: pa.array(offset, pa.int64()),
+            BEHIND: pa.array(mark, pa.timestamp("us", tz="UTC")),
+        }
+    )
+
+
+# What a stream's records say of their times, read by Arrow, which decodes nothing else of them.
+#
+# Of many they are read in tasks: Spark hands each record to Python one by one, which costs several times what it takes
+# to read its time from a file. Of few this process has them before Spark would have planned a job for them.
+
+
+@dataclass(frozen=True, slots=True)
+class TimesInTasks:
+    """Reads the records of some partitions by `reads`, whose event time is the column `name`; see `TaskReads`.
+
+    Times after `latest` count as none.
+    """
+
+    reads: Callable[[int], Iterator[pa.Table]]
+    partitions: Sequence[int]
+    name: str
+    latest: int = LAST
+
+    def blocks(self, spark: SparkSession, look: BlocksOfTimes) -> DataFrame:
+        """Return rows of BLOCKS, made by a task for each partition."""
+        tasks = max(1, len(self.partitions))
+        return spark.range(0, len(self.partitions), 1, tasks).mapInArrow(_Task(self, look), BLOCKS)
+
+    def of(self, partition: int) -> Iterator[pa.RecordBatch]:
+        """Yield (partition, offset, time) of a partition's records: microseconds, null for those that count as none."""
+        for records in self.reads(partition):
+            yield from times_of(records, self.name, self.latest).combine_chunks().to_batches()
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    times: TimesInTasks
+    look: BlocksOfTimes
+
+    def __call__(self, places: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in places:
+            for place in batch.column(0).to_pylist():
+                yield from self.look(self.times.of(self.times.partitions[place]))
+
+
+def times_of(records: pa.Table, name: str, latest: int = LAST) -> pa.Table:
+    """Return PARTITION, OFFSET and TIME of these records, whose event time is the column `name`.
+
+    Times before the year 1, and after `latest`, count as none.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    time = records[name].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    time = pc.if_else(pc.and_(pc.greater_equal(time, FIRST), pc.less_equal(time, latest)), time, None)
+    return pa.table({PARTITION: records[PARTITION], OFFSET: records[OFFSET], TIME: time})
+
+
+_LONGEST = 2**60  # microseconds: more than there is between any two times
+
+
+class BatchTimes:
+    """Reads the inputs of one batch. What their times say is found when it is first asked for, once a stream.
+
+    In a bounded replay all records are read again, and nothing moves; so also in a rehearsal, which is batch 0.
+    """
+
+    def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
+        self._context, self._inputs = context, inputs
+        self._declared = event_times(context.app)
+        self._found: dict[str, Lateness] = {}
+        self._after: TimeState | None = None
+        self._kept = KeptFrames()
+        self._read: dict[str, DataFrame] = {}
+
+    def read(self, stream: str) -> DataFrame:
+        """Return the stream's records of the batch: with EVENT_TIME, BEHIND, AGAIN where it says when they happened."""
+        records = self._records(stream)
+        declared = self._declared.get(stream)
+        if declared is None:
+            return records
+        records = records.withColumns(
+            {EVENT_TIME: declared.column(f"input {stream}", records), AGAIN: self._again(stream)}
+        )
+        return self._with_behind(stream, records)
+
+    def arriving(self, operator: Operator, frame: DataFrame) -> DataFrame:
+        """Return what arrives at an operator: at a stateful one, what is below its watermark is behind at least that.
+
+        So are records of a partition that was idle, and of an input that is new: what is closed stays closed.
+        """
+        from pyspark.sql import functions as F
+
+        name = operator.spec.over_time
+        closed = None if name is None else self._inputs.times.operators.get(name)
+        if closed is None or EVENT_TIME not in frame.columns:
+            return frame
+        mark = F.timestamp_micros(F.lit(microseconds(closed)))
+        behind = F.when(F.col(EVENT_TIME) < mark, F.greatest(F.col(BEHIND), mark)).otherwise(F.col(BEHIND))
+        return frame.withColumn(BEHIND, behind)
+
+    def watermarks(self, name: str) -> Watermarks:
+        """Return the watermarks of the stateful operator of this name."""
+        stood = self._inputs.times.operators.get(name)
+        after = self.after()
+        return Watermarks(stood, stood if after is None else after.operators.get(name))
+
+    def after(self) -> TimeState | None:
+        """Return how far the inputs have come with the batch; None where none of them says, or nothing moves."""
+        if self._after is None and self._declared and not self._stays:
+            measured = {stream: self._lateness(stream).measured for stream in self._declared}
+            self._after = moved_times(
+                self._context.app, self._inputs.times, measured, self._inputs.clock, self._numbered_ranges()
+            )
+        return self._after
+
+    def close(self) -> None:
+        """Let go of records that were read once for several looks."""
+        self._kept.release()
+
+    # -- what the columns are made of
+
+    @property
+    def _stays(self) -> bool:
+        return self._inputs.consumed is None
+
+    @property
+    def _rehearsed(self) -> bool:
+        return self._inputs.batch == 0
+
+    def _ranges(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
+        return {ssp: span for ssp, span in self._inputs.ranges.items() if ssp.qualified_stream == stream}
+
+    def _numbered_ranges(self) -> dict[SystemStreamPartition, tuple[int, int]]:
+        return {
+            ssp: (int(span.start), int(span.end))
+            for ssp, span in self._inputs.ranges.items()
+            if self._context.systems[ssp.system].numbered_offsets
+        }
+
+    def _records(self, stream: str) -> DataFrame:
+        if stream in self._read:
+            return self._read[stream]
+        system, name = split_stream_name(stream)
+        streams, ranges = self._context.systems[system], self._ranges(stream)
+        if not ranges:
+            # A batch that replays other streams: no records of this one.
+            first = streams.upcoming(streams.partitions(name)[:1])
+            ranges = {ssp: OffsetRange(end, end) for ssp, end in first.items()}
+        epochs = {ssp.partition: epoch for ssp, epoch in self._inputs.epochs.items() if ssp in ranges}
+        records = with_epochs(streams.read(self._context.spark(), ranges), epochs)
+        if stream in self._declared and not streams.reads_columns and self._offsets(stream) and not self._stays:
+            records = self._read[stream] = self._kept.keep(records)
+        return records
+
+    def _offsets(self, stream: str) -> int:
+        system = self._context.systems[split_stream_name(stream)[0]]
+        return sum(system.distance(ssp, span.start, span.end) for ssp, span in self._ranges(stream).items())
+
+    def _again(self, stream: str) -> Column:
+        from pyspark.sql import functions as F
+
+        if self._stays and not self._rehearsed:
+            return F.col(OFFSET) >= F.lit(-1)  # as a literal, Spark would leave out what counts these records
+        read_to = self._read_to(stream)
+        if not read_to and not self._rehearsed:
+            return F.lit(False)
+        ends = bigints(read_to.get(number, 0) for number in range(max(read_to, default=0) + 1))
+        again = F.col(OFFSET) < F.coalesce(F.get(ends, F.col(PARTITION)), F.lit(0))
+        for ssp, stood in self._stood(stream).items():
+            for low, high in stood.skipped:  # passed over then, so this is the first time
+                here = (F.col(PARTITION) == ssp.partition) & (F.col(OFFSET) >= low) & (F.col(OFFSET) < high)
+                again = again & ~here
+        return again
+
+    def _read_to(self, stream: str) -> dict[int, int]:
+        """Return the offsets below which records of the partitions were read before, without zeros."""
+        return {ssp.partition: times.read_to for ssp, times in self._stood(stream).items() if times.read_to}
+
+    def _stood(self, stream: str) -> Mapping[SystemStreamPartition, PartitionTimes]:
+        times = self._inputs.times.partitions.items()
+        return {ssp: stood for ssp, stood in times if ssp.qualified_stream == stream}
+
+    def _lateness(self, stream: str) -> Lateness:
+        if stream not in self._found:
+            self._found[stream] = self._look(stream, self._declared[stream])
+        return self._found[stream]
+
+    def _look(self, stream: str, declared: EventTime) -> Lateness:
+        from pyspark.sql import functions as F
+
+        offsets = self._offsets(stream)
+        if self._stays or not offsets:
+            return Lateness(Measured())
+        records = self._records(stream)
+        stood = {ssp.partition: _stood(times) for ssp, times in self._stood(stream).items()}
+        delay = _micros(declared.delay)
+        # What would be needed beyond all times moves no watermark: operators leave it out, as they do what has no time.
+        latest = LAST - _micros(needed_for(self._context.app.operators).get(stream, timedelta(0)))
+        in_tasks = None
+        name, system = declared.column_name(dict(records.dtypes)), self._context.systems[split_stream_name(stream)[0]]
+        if name is not None and system.numbered_offsets:
+            unread, columns = self._unread(stream), [] if name == TIMESTAMP else [name]
+            if unread is not None and not unread:
+                return Lateness(Measured())
+            if unread is None:
+                pass  # records of before lie between: Spark leaves them out
+            elif self._inputs.few and offsets <= AT_ONCE and system.reads_arrow:
+                return look_at_each(times_of(system.read_arrow(unread, columns), name, latest), stood, delay)
+            elif system.reads_in_tasks:
+                numbers = [ssp.partition for ssp in unread]
+                in_tasks = TimesInTasks(system.task_reads(unread, columns), numbers, name, latest)
+        time = F.unix_micros(declared.column(f"input {stream}", records))
+        counting = F.when(time <= latest, time).alias(TIME)
+        times = records.where(~self._again(stream)).select(PARTITION, OFFSET, counting)
+        return lateness(times, stood, delay, offsets=offsets, in_tasks=in_tasks)
+
+    def _unread(self, stream: str) -> dict[SystemStreamPartition, OffsetRange] | None:
+        """Return the parts of the batch's ranges, of numbered offsets, that were not read before.
+
+        None where a partition has several, because others between them were read.
+        """
+        unread = {}
+        for ssp, span in self._ranges(stream).items():
+            stood, start, end = self._stood(stream).get(ssp), int(span.start), int(span.end)
+            gaps = [(0, end)] if stood is None else [*stood.skipped, (stood.read_to, end)]
+            parts = [(max(low, start), min(high, end)) for low, high in gaps if max(low, start) < min(high, end)]
+            if len(parts) > 1:
+                return None
+            if parts:
+                unread[ssp] = OffsetRange(*map(str, parts[0]))
+        return unread
+
+    def _with_behind(self, stream: str, records: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        marks = self._lateness(stream).behind
+        if marks is None:
+            none = F.lit(None).cast("timestamp")
+            # Not a constant in a rehearsal: Spark would leave out what is made of records that are behind.
+            return records.withColumn(BEHIND, F.when(F.col(OFFSET) < 0, F.col(TIMESTAMP)) if self._rehearsed else none)
+        behind = F.broadcast(self._context.spark().createDataFrame(marks))
+        return records.join(behind, [PARTITION, OFFSET], "left").select(*records.columns, BEHIND)
+
+
+def _stood(times: PartitionTimes) -> Stood:
+    return Stood(
+        None if times.newest is None else microseconds(times.newest),
+        None if times.watermark is None else microseconds(times.watermark),
+    )
+
+
+def _micros(delay: timedelta) -> int:
+    return min((delay.days * 86_400 + delay.seconds) * 1_000_000 + delay.microseconds, _LONGEST)

@@ -1,0 +1,515 @@
+"""Turns what Spark says of a job that failed in user code into an error with operator, line and a sample record."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from dagster_adjunct.assets.declaration.sources import OwnedBy
+from dagster_adjunct.orchestration.operators.arguments import called
+from dagster_adjunct.orchestration.operators.stream_facts import LineageContext, LineageNode
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ManifestMismatchError,
+    OperatorFailedError,
+    StreamNotFoundError,
+)
+from dagster_adjunct.resources.spark.errors import adjunct_error, first_line
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
+from dagster_adjunct.resources.user_code import cut, failed, line_in
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.operator import Operator
+    from dagster_adjunct.orchestration.operators.stream_facts import Made
+    from dagster_adjunct.orchestration.step.context import StepContext
+    from dagster_adjunct.resources.common import Place
+    from dagster_adjunct.resources.schemas.schema import Schema
+
+# How Spark quotes the expression that failed: its text, cut at both ends, then a line that points at the part.
+_QUOTED = re.compile(
+    r"^== SQL[^\n]*==\n(?P<text>.*?(?P<line>[^\n]*))\n(?P<before> *)(?P<part>\^+)[ ^]*$", re.MULTILINE | re.DOTALL
+)
+_CONDITION = re.compile(r"\[(?P<condition>[A-Z][A-Z0-9_.]+)\]")
+_DATA = re.compile(r"\[(?:MALFORMED_RECORD_IN_PARSING|MALFORMED_CSV_RECORD|MALFORMED_PROTOBUF_MESSAGE)[A-Z_.]*\]")
+_RAISED = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): ?(?P<said>.*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a Spark job said of an expression or function that failed over a record.
+
+    `kind` is the class of a Python error or Spark's name of the condition, `said` its words; `quoted` is the
+    expression as Spark quotes it, `part` what of it failed, and `place` the line of a Python function.
+    """
+
+    kind: str
+    message: str
+    quoted: str | None = None
+    part: str | None = None
+    place: Place | None = None
+
+    @property
+    def of_expression(self) -> bool:
+        """Whether Spark itself failed, over an expression: its conditions are in capitals."""
+        return self.kind.isupper()
+
+    def problem(self, what: str, *, told: bool) -> str:
+        """Return it in words, those of the error itself only where it may be `told`."""
+        if self.part is not None:
+            return f"{what}: {cut(self.part)}: {self.message if told else self.kind}"
+        if f"[{self.kind}]" in self.message:  # Spark's own words, whose end says what to do
+            return f"{what}: {self.message if told else self.kind}"
+        return f"{what} raised {self.kind}{f': {cut(self.message)}' if told and self.message else ''}"
+
+
+def failure_in(error: Exception) -> Failure | None:
+    """Return what an error of Spark's says of user code that failed over a record; None for any other error."""
+    text = str(error)
+    if type(error).__name__ == "PythonException" or "An exception was thrown from the Python worker" in text:
+        last = [line for line in text.strip().splitlines() if _RAISED.match(line)]
+        raised = _RAISED.match(last[-1]) if last else None
+        kind = raised["kind"].rpartition(".")[2] if raised else "an error"
+        return Failure(kind, raised["said"] if raised else "", place=line_in(text))
+    quoted, condition = _QUOTED.search(text), _CONDITION.search(text)
+    if condition is None or (quoted is None and "Exception" not in type(error).__name__ and not _of_data(text)):
+        return None
+    bare = type(error).__name__ in ("SparkException", "Py4JJavaError", "AnalysisException")
+    if quoted is None and bare and not _of_data(text):
+        return None
+    message = first_line(error).partition(" SQLSTATE")[0].partition(' If necessary set "spark.sql')[0]
+    message = message.removeprefix("org.apache.spark.SparkException: ")
+    if quoted is None:
+        return Failure(condition["condition"], message)
+    begin = len(quoted["before"])
+    part = quoted["line"][begin : begin + len(quoted["part"])]
+    return Failure(condition["condition"], message, quoted["text"].strip().strip("."), part)
+
+
+def _of_data(text: str) -> bool:
+    """Whether a condition is about the data, which Spark tells without saying which of its exceptions it is."""
+    return _DATA.search(text) is not None
+
+
+def to_blame(before: Sequence[Operator], failure: Failure) -> list[Operator]:
+    """Return the operators that it may have failed in: the likeliest of those `before` it, [] where any may be."""
+    if failure.quoted is not None:
+        for wanted in (failure.quoted, failure.part or ""):
+            saying = [candidate for candidate in before if any(wanted in text for text in _texts(candidate.spec))]
+            if saying:
+                return saying
+        return []
+    if failure.of_expression:
+        return []
+    calling = [candidate for candidate in before if any(True for _ in _functions(candidate.spec))]
+    place = failure.place
+    if place is not None:
+        there = [
+            candidate
+            for candidate in calling
+            if any(place.line in _lines(f, place.file) for f in _functions(candidate.spec))
+        ]
+        if there:
+            return there
+    return calling
+
+
+def what_of(operator: Operator, failure: Failure) -> str:
+    """Return what failed in an operator, as plans show it."""
+    functions = list(_functions(operator.spec))
+    return operator.id if failure.part is not None or not functions else f"{operator.id}: {called(functions[0])}"
+
+
+def runs_code(operator: Operator) -> bool:
+    """Whether expressions or functions of the user's are in an operator."""
+    return bool(operator.spec.sql) or any(True for _ in _functions(operator.spec))
+
+
+def operators_before(app: Application, operator: str) -> Iterator[Operator]:
+    waiting, seen = [operator], set()
+    while waiting:
+        here = app.operator(waiting.pop())
+        if here.id in seen:
+            continue
+        seen.add(here.id)
+        yield here
+        if here.id == operator or here.spec.role != "output":
+            waiting.extend(here.inputs)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    for part in _parts(value):
+        if isinstance(part, str):
+            yield part
+
+
+def _functions(value: Any) -> Iterator[Callable[..., Any]]:
+    for part in _parts(value):
+        if callable(part) and not isinstance(part, type):
+            yield part
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _parts(getattr(value, field.name))
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for element in value:
+            yield from _parts(element)
+    else:
+        yield value
+
+
+def _lines(function: Callable[..., Any], file: str) -> set[int]:
+    """Return the lines of a function, and of what is defined within it, in this file."""
+    inner = getattr(function, "__wrapped__", getattr(function, "func", function))
+    code = getattr(inner, "__code__", None) or getattr(type(inner).__dict__.get("__call__"), "__code__", None)
+    lines: set[int] = set()
+    waiting = [code] if isinstance(code, CodeType) else []
+    while waiting:
+        here = waiting.pop()
+        if here.co_filename == file:
+            lines |= {line for _, _, line in here.co_lines() if line is not None}
+        waiting.extend(constant for constant in here.co_consts if isinstance(constant, CodeType))
+    return lines
+
+
+T = TypeVar("T")
+
+SECONDS = 60.0
+_MOST = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRecord:
+    """A record that an operator failed over: where it stands in its stream, and its columns."""
+
+    partition: int
+    offset: str
+    record: dict[str, Any]
+
+
+def sample_record(
+    arriving: DataFrame, made: Callable[[DataFrame], DataFrame], same: Callable[[Exception], bool]
+) -> SampleRecord | None:
+    """Return a record of these over which what is `made` of them fails with the `same` error; None where none is found.
+
+    Each half is computed anew, so a batch of 100,000 records takes some twenty small jobs, which end after a minute.
+    """
+    return _in_time(arriving, lambda ends: _found(arriving, made, same, ends))
+
+
+def fails_over(
+    arriving: DataFrame, made: Callable[[DataFrame], DataFrame], same: Callable[[Exception], bool], seconds: float
+) -> bool:
+    """Return whether what is `made` of these records fails with the `same` error, as far as these seconds tell."""
+    return bool(_in_time(arriving, lambda ends: _fails(made(arriving), same), seconds))
+
+
+def _in_time(arriving: DataFrame, look: Callable[[float], T], seconds: float = SECONDS) -> T | None:
+    """Return what is found, None where that fails or takes longer."""
+    session = arriving.sparkSession
+    tag = f"adjunct-sample-{uuid.uuid4().hex}"
+    ends = time.monotonic() + seconds
+    timer = threading.Timer(seconds, session.interruptTag, [tag])
+    session.addTag(tag)
+    timer.start()
+    try:
+        return look(ends)
+    except Exception:  # noqa: BLE001 - what failed is told without a sample then
+        return None
+    finally:
+        timer.cancel()
+        session.removeTag(tag)
+
+
+def _found(
+    arriving: DataFrame, made: Callable[[DataFrame], DataFrame], same: Callable[[Exception], bool], ends: float
+) -> SampleRecord | None:
+    places = [(row[0], row[1]) for row in arriving.select(PARTITION, OFFSET).distinct().limit(_MOST + 1).collect()]
+    if len(places) > _MOST:
+        return None
+    places.sort()
+    while len(places) > 1:
+        if time.monotonic() > ends:
+            return None
+        half = places[: len(places) // 2]
+        places = half if _fails(made(_between(arriving, half)), same) else places[len(half) :]
+    if not places or not _fails(made(_between(arriving, places)), same):
+        return None
+    row = _between(arriving, places).first()
+    return None if row is None else SampleRecord(places[0][0], str(places[0][1]), row.asDict())
+
+
+def _between(frame: DataFrame, places: Sequence[tuple[int, int]]) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    (first, low), (last, high) = places[0], places[-1]
+    partition, offset = F.col(PARTITION), F.col(OFFSET)
+    return frame.where(
+        ((partition > first) | ((partition == first) & (offset >= low)))
+        & ((partition < last) | ((partition == last) & (offset <= high)))
+    )
+
+
+def _fails(frame: DataFrame, same: Callable[[Exception], bool]) -> bool:
+    try:
+        frame.write.format("noop").mode("overwrite").save()
+    except Exception as error:
+        if same(error):
+            return True
+        raise
+    return False
+
+
+def sensitive_columns(context: StepContext, operator: str, columns: Iterable[str]) -> frozenset[str]:
+    """Return which of the columns of records that leave an operator hold what a schema or a dataset calls sensitive.
+
+    Where anything is sensitive, a column of unknown origin is taken for it, too.
+    """
+    sensitive = _declared(context)
+    if not sensitive:
+        return frozenset()
+    names = {name for _, name in sensitive}
+    made = _made(context, operator)
+    return frozenset(
+        name
+        for name in columns
+        if name.lower() in names
+        or not made.get(name)
+        or any((node, column.lower()) in sensitive for node, column in made[name])
+    )
+
+
+def sensitive_entries(context: StepContext, name: str) -> frozenset[str]:
+    """Return the columns of a dataset that it calls sensitive, or the schema of the stream that it is made of."""
+    dataset = context.app.dataset(name)
+    own = frozenset(column.lower() for column in dataset.sensitive)
+    if isinstance(dataset.input, OwnedBy):
+        return own | _flagged(dataset.input.schema)
+    return own | (_of_stream(context, dataset.stream) if dataset.stream else frozenset())
+
+
+def _declared(context: StepContext) -> set[tuple[LineageNode, str]]:
+    """Return what is declared as sensitive, looked for once a run: every operator of a batch asks."""
+    if not context.declared_sensitive:
+        context.declared_sensitive.append(_looked_for(context))
+    return context.declared_sensitive[0]
+
+
+def _looked_for(context: StepContext) -> set[tuple[LineageNode, str]]:
+    app = context.app
+    flagged = {
+        (LineageNode("dataset", dataset.name), name)
+        for dataset in app.datasets
+        for name in sensitive_entries(context, dataset.name)
+    }
+    for stream in app.inputs:
+        flagged |= {(LineageNode("stream", stream), name) for name in _of_stream(context, stream)}
+    for operator in app.operators:  # what functions return: known by its name
+        schemas = operator.spec.declared_schemas
+        flagged |= {(LineageNode("stream", operator.id), name) for schema in schemas for name in _flagged(schema)}
+    return flagged
+
+
+def _of_stream(context: StepContext, stream: str) -> frozenset[str]:
+    known = context.sensitive_of_streams
+    if stream not in known:
+        system, name = split_stream_name(stream)
+        try:
+            known[stream] = _flagged(context.systems[system].info(name).schema)
+        except (StreamNotFoundError, KeyError):  # a dataset that was made before, from what is no more
+            known[stream] = frozenset()
+    return known[stream]
+
+
+def _flagged(schema: Schema | None) -> frozenset[str]:
+    return frozenset(field.name.lower() for field in (schema.fields if schema else ()) if field.sensitive)
+
+
+def _made(context: StepContext, wanted: str) -> Made:
+    planned = {operator.id: operator.columns for operator in context.plan.operators}
+    made: dict[str, Made] = {}
+    for operator in context.app.operators:
+        before = tuple(planned[source] for source in operator.inputs)
+        lineage = LineageContext(context.app, before, planned[operator.id])
+        made[operator.id] = operator.spec.column_sources(lineage, [made[source] for source in operator.inputs])
+        if operator.id == wanted:
+            return made[wanted]
+    return {}
+
+
+class FailedBatch(Protocol):
+    """A batch, as far as its operators are compiled: what is asked of it to find a record that failed."""
+
+    @property
+    def app(self) -> Application: ...
+
+    def sensitive(self, operator: str) -> frozenset[str]: ...
+
+    def arriving(self, operator: Operator) -> list[DataFrame]: ...
+
+    def stream_of(self, operator: str) -> str | None: ...
+
+
+def told_failure(batch: FailedBatch, operator: str, error: Exception) -> OperatorFailedError | None:
+    """Return the error that tells what failed in a job that this operator ran; None where no user code did.
+
+    Looking for the operator and the record runs small jobs, for a minute at most each. Where columns are sensitive,
+    neither their values are told nor what the failing code says in its own words, nor the error that it is made of.
+    """
+    ours = adjunct_error(error)
+    if isinstance(ours, ManifestMismatchError) and ours.partition_by is not None:
+        return _broken_promise(batch, operator, ours)
+    if ours is not None or type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+        return None
+    failure = failure_in(error)
+    if failure is None:
+        return None
+    before = list(operators_before(batch.app, operator))
+    blamed = to_blame(before, failure)
+    one = blamed[0] if len(blamed) == 1 else _tried(batch, blamed or before, failure) if failure.of_expression else None
+    # Where Spark names nobody, what it says may be about a column of any of them.
+    about_all = blamed if len(blamed) == 1 else before
+    hidden = frozenset[str]().union(*(batch.sensitive(suspect.id) for suspect in about_all))
+    if one is not None:
+        told = _with_sample(batch, one, failure, hidden)
+    else:
+        names = " or ".join(suspect.id for suspect in blamed) or operator
+        about: dict[str, Any] = {"operator": blamed[0].id if blamed else operator}
+        told = failed(failure.problem(names, told=not hidden), failure.place, None, hidden, **about)
+    told.__cause__ = None if hidden else error
+    return told
+
+
+def _broken_promise(batch: FailedBatch, operator: str, error: AdjunctError) -> OperatorFailedError | None:
+    """Return the error that names the functions that promise to leave records where they are; None without one."""
+    promising = [one for one in operators_before(batch.app, operator) if one.spec.promises_partitioning]
+    if not promising:
+        return None
+    names, place = " or ".join(sorted(one.id for one in promising)), promising[0].declared_at
+    line = "" if place is None else f" ({place.words()})"
+    told = OperatorFailedError(
+        f"{names}{line} does not keep the promise keeps_partitioning=True: {error.problem}",
+        "Nothing of it was committed. Take keeps_partitioning=True back, and use partition_by(…) behind the function.",
+        operator=promising[0].id,
+        file=None if place is None else place.file,
+        line=None if place is None else place.line,
+    )
+    told.__cause__ = error
+    return told
+
+
+def _tried(batch: FailedBatch, likely: list[Operator], failure: Failure) -> Operator | None:
+    """Return the first of these operators that fails alike when it is tried by itself over its records.
+
+    Spark says which expression failed only of those that it has as they were written.
+    """
+    ends = time.monotonic() + SECONDS
+    wanted = {suspect.id for suspect in likely}
+    for candidate in batch.app.operators:  # in this order, an operator's records are made without failing
+        if candidate.id in wanted and len(candidate.inputs) == 1 and runs_code(candidate):
+            (arriving,) = batch.arriving(candidate)
+            left = ends - time.monotonic()
+            if left <= 0:
+                return None
+            if fails_over(
+                arriving, _compiled(batch, candidate), lambda other: _is_alike(failure_in(other), failure), left
+            ):
+                return candidate
+    return None
+
+
+def _compiled(batch: FailedBatch, operator: Operator) -> Callable[[DataFrame], DataFrame]:
+    """Return what an operator makes of some of its records."""
+
+    def made(frame: DataFrame) -> DataFrame:
+        probe: Any = _Probe(batch)
+        leaving = operator.spec.compile(operator.id, [frame], probe)
+        return leaving if probe.sent is None else probe.sent
+
+    return made
+
+
+def _is_alike(other: Failure | None, failure: Failure) -> bool:
+    if other is None or other.kind != failure.kind:
+        return False
+    return None in (other.part, failure.part) or other.part == failure.part
+
+
+def _with_sample(batch: FailedBatch, blamed: Operator, failure: Failure, hidden: frozenset[str]) -> OperatorFailedError:
+    problem = failure.problem(what_of(blamed, failure), told=not hidden)
+    place, about = failure.place or blamed.declared_at, dict[str, Any](operator=blamed.id)
+    arriving = batch.arriving(blamed)
+    if len(arriving) != 1:
+        return failed(problem, place, None, hidden, **about)
+
+    seen = [failure]
+
+    def same(other: Exception) -> bool:
+        again = failure_in(other)
+        if again is None or not _is_alike(again, failure):
+            return False
+        seen.append(again)  # its words may quote a value: those of the record that is told
+        return True
+
+    sample = sample_record(arriving[0], _compiled(batch, blamed), same)
+    if sample is None:
+        return failed(problem, place, None, hidden, **about)
+    (source,) = blamed.inputs
+    return failed(
+        seen[-1].problem(what_of(blamed, failure), told=not hidden),
+        place,
+        sample.record,
+        hidden,
+        stream=batch.stream_of(source),
+        partition=sample.partition,
+        offset=sample.offset,
+        **about,
+    )
+
+
+# What changes nothing, and asks nobody outside.
+_HARMLESS = frozenset(
+    {"app", "call", "entries", "lying_by", "partitions_at", "sensitive", "stream_of", "system_of", "tasks", "together"}
+)
+
+
+class _Probe:
+    """Stands for a batch while an operator is compiled anew over some of its records: nothing is written or kept.
+
+    What it does not know of a batch it refuses: functions are not handed records again, and nobody is asked again.
+    The failure is told without a sample then.
+    """
+
+    def __init__(self, batch: FailedBatch) -> None:
+        self._batch = batch
+        self.sent: DataFrame | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _HARMLESS:
+            raise AttributeError(f"no {name} while a record is looked for")
+        return getattr(self._batch, name)
+
+    def goes_on(self, operator: str) -> bool:
+        return False
+
+    def matched(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
+        return frame
+
+    def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
+        return frame
+
+    def send(self, operator: str, frame: DataFrame, *given: object, **more: object) -> None:
+        self.sent = frame
+
+    write = keep = send_letters = send

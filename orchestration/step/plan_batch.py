@@ -1,0 +1,374 @@
+"""Plans the next batch: what it reads, of the bounded replays or of the main input.
+
+It reads at most so many records, shared by lag. Nothing is committed, or held (`hold_versions.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dagster_adjunct.assets.unbounded.local_table import tend_state, undo_batch
+from dagster_adjunct.orchestration.batch_log.batch_log import Intent, Range
+from dagster_adjunct.orchestration.maintenance.discard import discard
+from dagster_adjunct.orchestration.operators.operator import BROADCAST
+from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
+from dagster_adjunct.orchestration.startpoints.coordinator import start_of_run
+from dagster_adjunct.orchestration.startpoints.positions import (
+    check_open_batch,
+    check_positions,
+    input_positions,
+    look_at_streams,
+    loss_in_words,
+    open_batch_past_the_end,
+    order_of_replay,
+)
+from dagster_adjunct.orchestration.startpoints.recorded_replay import plans_of
+from dagster_adjunct.orchestration.step.progress import StepEvent
+from dagster_adjunct.orchestration.step.versions import HeldBatch, served_now
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.errors import OffsetOutOfRangeError
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Replay
+    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+    from dagster_adjunct.orchestration.startpoints.positions import InputPositions, StreamSnapshot
+    from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPiece, RecordedPlan
+    from dagster_adjunct.orchestration.step.context import OpenedStep, StepContext, StepRun
+    from dagster_adjunct.orchestration.step.versions import ServedVersions
+    from dagster_adjunct.resources.schemas.schema import Schema
+    from dagster_adjunct.resources.streams.system import StreamSystem
+
+
+def store_first_positions(step: OpenedStep, run: StepRun, seen: Seen) -> StepRun:
+    """Return the run with a position for each partition, stored before anything is read; as it is if it has started."""
+    if seen.handed is None:
+        return run
+    context = step.context
+    logged = run.logged
+    plans = plans_of(context.lake, context.app.name, seen.handed)
+    start = start_of_run(context.app, seen.streams, step.tasks, seen.handed, logged.state, context.lake.now(), plans)
+    if start.state != logged.state:
+        logged = step.log.move(logged, start.state, by=context.run, note="; ".join(start.carried) or None)
+    if start.done:
+        step.startpoints.remove_fan_outs(start.done)
+    return replace(run, logged=logged, held=start.held).told(context, start.told)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The dataset versions that are served, and the input streams as they stand, by name.
+
+    `handed` is what was fanned out for this run and is still there at its start; None once it has started.
+    """
+
+    served: ServedVersions
+    handed: FanOut | None
+    streams: Mapping[str, StreamSnapshot]
+
+    @property
+    def schemas(self) -> dict[str, Schema | None]:
+        """The columns of the input streams; None where they are not known."""
+        return {name: snapshot.info.schema for name, snapshot in self.streams.items()}
+
+
+def look(step: OpenedStep, run: StepRun) -> Seen:
+    """Return what the next batch is planned over.
+
+    Raises NoSealedVersionError for a dataset that holds its application back and has no version.
+    """
+    context = step.context
+    served = served_now(step)  # before anything is stored: without a version, no position is taken either
+    handed = context.fan_out.without_taken_back(step.startpoints.get_fan_outs()) if run.held is None else None
+    return Seen(served, handed, look_at_streams(context.systems, context.app.inputs))
+
+
+def tend_own_tables(step: OpenedStep, run: StepRun) -> None:
+    """Take out what a batch that was given up has written, and keep the tables of state small."""
+    if run.logged.state.given_up is not None:
+        undo_given_up(step, run.logged.state.given_up)
+    tend_states(step)
+
+
+def undo_given_up(step: OpenedStep, batch: int) -> None:
+    """Take what a batch that was given up has written out of the application's tables, once.
+
+    A table of state is begun before the first batch that writes it: where there is none, no batch has.
+    """
+    app, runtime = step.context.app, step.context.runtime
+    for dataset in app.datasets:
+        if dataset.is_owned_by(app.name):
+            undo_batch(runtime, dataset.name, app.name, batch, declared=dataset)
+    for name in step.states:
+        undo_batch(runtime, name, step.context.writer, batch)
+
+
+def tend_states(step: OpenedStep) -> None:
+    """Merge small generations of the tables of state where there are many, and delete what nobody reads."""
+    for name in step.states:
+        if tend_state(step.context.runtime, name):
+            discard(step.context.lake, name, by=step.context.run)
+
+
+K = TypeVar("K", bound=Hashable)
+Spans = Mapping[SystemStreamPartition, OffsetRange]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """What a batch is to do; only of recorded replays the versions that are met stand there already.
+
+    `losses` are what retention took of its inputs, in words.
+    """
+
+    intent: Intent
+    losses: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToRead:
+    """The inputs are read up to these positions; `losses` are what retention took on the way there, in words."""
+
+    positions: InputPositions
+    losses: Sequence[str]
+
+
+def plan_batch(step: OpenedStep, run: StepRun, seen: Seen) -> PlannedBatch | NothingToRead:
+    """Return what the next batch is to do, over what was seen; commit nothing."""
+    context, state = step.context, run.logged.state
+    positions = input_positions(context.app, seen.streams, state, run.held or ())
+    losses = check_positions(context.app, seen.streams, state.offsets, positions)
+    intent = _replay_batch(context, state, positions, step.versions.plan_of)
+    if intent is not None:
+        return PlannedBatch(intent)
+    intent = _main_batch(context, state, positions)
+    return NothingToRead(positions, losses) if intent is None else PlannedBatch(intent, losses)
+
+
+def _replay_batch(
+    context: StepContext,
+    state: ApplicationState,
+    positions: InputPositions,
+    plan_of: Callable[[Replay], RecordedPlan],
+) -> Intent | None:
+    """Return a batch of the bounded replays; not two in a row while the main input has records.
+
+    Those that meet the same versions go together with the one that began first. Of recorded ones that is what one batch
+    has read: it has the versions of that batch, and all others have none yet.
+    """
+    replays = positions.replays
+    if not replays:
+        return None
+    systems = context.systems
+    just = state.last is not None and state.last.intent.replays and state.last.intent.batch == state.batch
+    if just and not _all_empty(systems, positions.unread):
+        return None
+    first = min(replays.values(), key=order_of_replay)
+    if first.recorded is not None:
+        return _recorded_batch(context, state, replays, plan_of(first))
+    reading = first.versions
+    replays = {ssp: replay for ssp, replay in replays.items() if replay.recorded is None and replay.versions == reading}
+    shared = _shared(context, {ssp: OffsetRange(replay.next, replay.until) for ssp, replay in replays.items()})
+    read = {ssp: replay for ssp, replay in replays.items() if not _all_empty(systems, {ssp: shared[ssp]})}
+    return _intent(
+        context,
+        state,
+        {ssp: shared[ssp] for ssp in read},
+        replays={ssp: replay.id for ssp, replay in read.items()},
+        epochs={ssp: replay.epoch for ssp, replay in read.items()},
+        reading=reading,
+    )
+
+
+def _recorded_batch(
+    context: StepContext,
+    state: ApplicationState,
+    replays: Mapping[SystemStreamPartition, Replay],
+    plan: RecordedPlan,
+) -> Intent:
+    """Return the batch that reads what the earliest batch of this plan has read that is not read again yet."""
+
+    def piece_of(replay: Replay) -> RecordedPiece | None:
+        """Return the piece that a replay is in: the first whose end lies behind where it has come to."""
+        compare = context.systems[replay.ssp.system].compare
+        pieces = plan.pieces.get(replay.ssp, ())
+        return next((piece for piece in pieces if compare(piece.end, replay.next) > 0), None)
+
+    ours = {ssp: replay for ssp, replay in replays.items() if replay.recorded == plan.id}
+    pieces = {ssp: piece for ssp, replay in ours.items() if (piece := piece_of(replay)) is not None}
+    number = min(piece.batch for piece in pieces.values())
+    read = {ssp: piece for ssp, piece in pieces.items() if piece.batch == number}
+    return _intent(
+        context,
+        state,
+        {ssp: OffsetRange(ours[ssp].next, piece.end) for ssp, piece in read.items()},
+        replays={ssp: ours[ssp].id for ssp in read},
+        epochs={ssp: ours[ssp].epoch for ssp in read},
+        versions=plan.versions[number],
+        over_time=plan.over_time.get(number, {}),
+        reading=RECORDED,
+    )
+
+
+def _main_batch(context: StepContext, state: ApplicationState, positions: InputPositions) -> Intent | None:
+    """Return a batch of the main input, which applies the startpoints there; None where there is nothing to read."""
+    shared = _shared(context, {ssp: positions.unread[ssp] for ssp in sorted(positions.unread)})
+    if _all_empty(context.systems, shared):
+        return None
+    offsets, startpoints = state.offsets, positions.startpoints
+    epochs = {ssp: offsets.next_epoch(ssp) if ssp in startpoints else offsets.epochs.get(ssp, 0) for ssp in shared}
+    return _intent(
+        context,
+        state,
+        shared,
+        startpoints={ssp: start.id for ssp, start in startpoints.items()},
+        epochs={ssp: epoch for ssp, epoch in epochs.items() if epoch},
+        lost={ssp: Range(start=span.start, end=span.end) for ssp, span in positions.lost.items()},
+        waiting=_waiting(context, positions.unread, shared),
+    )
+
+
+def spread(lags: Mapping[K, int], limit: int) -> dict[K, int]:
+    """Share `limit` records among partitions in proportion to their lags; exact, never above a lag.
+
+    Largest remainders get what rounding leaves, so that the sum is min(limit, all lags).
+    """
+    total = sum(lags.values())
+    if total <= limit:
+        return dict(lags)
+    shares = {ssp: lag * limit // total for ssp, lag in lags.items()}
+    left = limit - sum(shares.values())
+    by_remainder = sorted(lags, key=lambda ssp: (-(lags[ssp] * limit % total), str(ssp)))
+    for ssp in by_remainder[:left]:
+        shares[ssp] += 1
+    return shares
+
+
+def _intent(context: StepContext, state: ApplicationState, ranges: Spans, **more: Any) -> Intent:
+    broadcast = any(operator.spec.role in BROADCAST for operator in context.app.operators)
+    return Intent(
+        batch=state.batch + 1,
+        run=context.run,
+        clock=context.lake.now(),
+        ranges={ssp: Range(start=span.start, end=span.end) for ssp, span in ranges.items()},
+        tasks=len(context.plan.tasks) if broadcast else None,
+        **{"versions": {}, **more},
+    )
+
+
+def _shared(context: StepContext, spans: Spans) -> dict[SystemStreamPartition, OffsetRange]:
+    """Return this batch's part of these offsets: at most the application's records a batch, shared by lag."""
+    systems = context.systems
+    lags = {ssp: systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans.items()}
+    shares = spread(lags, context.app.max_batch_records)
+    return {
+        # The end itself, not its own way of writing it: a replay has ended when it is there.
+        ssp: span
+        if shares[ssp] == lags[ssp]
+        else OffsetRange(span.start, systems[ssp.system].advance(ssp, span.start, shares[ssp]))
+        for ssp, span in spans.items()
+    }
+
+
+def _waiting(context: StepContext, unread: Spans, shared: Spans) -> tuple[SystemStreamPartition, ...]:
+    """Return the partitions that could become idle, and have records that are not in this batch's part."""
+    sources = context.app.inputs.values()
+    timed = {
+        source.stream
+        for source in sources
+        if source.event_time is not None and source.event_time.idle_after is not None
+    }
+    return tuple(
+        ssp
+        for ssp, span in sorted(unread.items())
+        if ssp.qualified_stream in timed and context.systems[ssp.system].compare(shared[ssp].end, span.end) < 0
+    )
+
+
+def _all_empty(systems: Mapping[str, StreamSystem], spans: Spans) -> bool:
+    """Whether nothing lies in any of them: only its system can tell whether two offsets are one."""
+    return all(systems[ssp.system].compare(span.start, span.end) == 0 for ssp, span in spans.items())
+
+
+# The batch that a crash left open: it is run again as it is written, before anything else is read.
+#
+# Where retention has taken records of it meanwhile, it is run with what is left, if its inputs say so.
+
+
+def take_over(step: OpenedStep, run: StepRun, left_open: Intent) -> HeldBatch:
+    """Return somebody's crashed batch, to be run again in the name of this run.
+
+    Streams that the application does not read any more are left where they were. Raises OffsetOutOfRangeError where a
+    stream was made anew meanwhile, or does not hold all of the batch any more and its input does not say to go on.
+    """
+    context = step.context
+    ranges = {ssp: span for ssp, span in left_open.ranges.items() if ssp.qualified_stream in context.app.inputs}
+    left_open = left_open.model_copy(update={"ranges": ranges, "run": context.run})
+    _check_same_streams(context, run, left_open)
+    gone = lost_ranges(context, left_open)
+    if gone:
+        resolved = run.logged.state.offsets.resolved
+        oldest = {ssp for ssp in left_open.startpoints if ssp in resolved and resolved[ssp].position == "oldest"}
+        lost = {ssp: span for ssp, span in gone.items() if ssp not in oldest}  # the oldest is what is left
+        check_open_batch(context.app, left_open, lost)
+        left_open = _cut(context, left_open, gone, lost)
+    step.leases.take(left_open.versions, left_open.over_time, reopened=True)
+    records = {
+        name: context.systems[split_stream_name(name)[0]].info(split_stream_name(name)[1]).schema
+        for name in context.app.inputs
+    }
+    return HeldBatch(left_open, records)
+
+
+def lost_ranges(context: StepContext, intent: Intent) -> dict[SystemStreamPartition, OffsetRange]:
+    """Return the offsets that the batch is to read and its streams have no more: [its start, the oldest left).
+
+    Raises OffsetOutOfRangeError where a stream ends before the batch does.
+    """
+    lost: dict[SystemStreamPartition, OffsetRange] = {}
+    for name in sorted({ssp.qualified_stream for ssp in intent.ranges}):
+        spans = {ssp: span for ssp, span in intent.ranges.items() if ssp.qualified_stream == name}
+        system = context.systems[split_stream_name(name)[0]]
+        oldest, upcoming = system.oldest(spans), system.upcoming(spans)
+        for ssp, span in spans.items():
+            if system.compare(span.end, upcoming[ssp]) > 0:
+                raise open_batch_past_the_end(context.app, intent.batch, ssp, span.end, upcoming[ssp])
+            if system.compare(span.start, oldest[ssp]) < 0:
+                lost[ssp] = OffsetRange(span.start, oldest[ssp])
+    return lost
+
+
+def _cut(
+    context: StepContext,
+    intent: Intent,
+    gone: dict[SystemStreamPartition, OffsetRange],
+    lost: dict[SystemStreamPartition, OffsetRange],
+) -> Intent:
+    """Return the batch with what is left to read, and what is lost counted."""
+    ranges, counted = dict(intent.ranges), dict(intent.lost)
+    for ssp, span in gone.items():
+        end = ranges[ssp].end
+        whole = context.systems[ssp.system].compare(end, span.end) < 0
+        ranges[ssp] = Range(start=span.end, end=span.end if whole else end)
+    for ssp, span in lost.items():
+        counted[ssp] = Range(start=counted[ssp].start if ssp in counted else span.start, end=span.end)
+        text = loss_in_words(ssp, span, f"batch {intent.batch}, which was open, at ")
+        context.on_event(StepEvent("lost", intent.batch, {"text": text}))
+    return intent.model_copy(update={"ranges": ranges, "lost": counted, "cut": True})
+
+
+def _check_same_streams(context: StepContext, run: StepRun, left_open: Intent) -> None:
+    before, app = run.logged.state.offsets.streams, context.app.name
+    for name, ssp in sorted({ssp.qualified_stream: ssp for ssp in left_open.ranges}.items()):
+        identity, info = before.get(name), context.systems[ssp.system].info(ssp.stream)
+        if info.is_another(identity):
+            raise OffsetOutOfRangeError(
+                f"{name} was {info.how_it_came(identity)} (it is {info.identity}, and was {identity}), and batch "
+                f"{left_open.batch} of application {app!r} is open over the stream before.",
+                f"Give the batch up (adjunct checkpoint abandon {app} --reason …), then say where to "
+                f"begin in the new stream: adjunct startpoint set MODULE:APP {name} --oldest --reason ….",
+                application=app,
+                stream=name,
+            )

@@ -1,0 +1,115 @@
+"""Which stream's positions records carry through the operators, and the columns that tell what they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.orchestration.operators.columns import BRANCH, ORIGIN
+from dagster_adjunct.resources.schemas.quoted_columns import bigints
+from dagster_adjunct.resources.streams.system import (
+    EPOCH,
+    OFFSET,
+    PARTITION,
+    POSITION,
+    READER,
+    SOURCE,
+    SOURCE_EPOCH,
+    SOURCE_OFFSET,
+    SystemStreamPartition,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.operators.operator import Operator
+    from dagster_adjunct.resources.streams.system import Sources
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the records after an operator have their positions from.
+
+    `streams` are those that the positions are in, by the operator that each comes from: an input, an output that the
+    graph goes on with, or what makes records of several. `made_of` is the input stream that all the records are made
+    of, None where they come from several, or from several of `streams`: then no single stream's positions tell what
+    they are made of.
+    """
+
+    streams: Mapping[str, str]
+    made_of: str | None
+
+
+def origins(operators: Iterable[Operator]) -> dict[str, Origin]:
+    """Return the origin of the records after each operator."""
+    result: dict[str, Origin] = {}
+    for operator in operators:
+        before = [result[source] for source in operator.inputs]
+        streams: Mapping[str, str]
+        if len(before) == 1:  # shared: behind a merge of many there may be many more
+            streams = before[0].streams
+        else:
+            streams = {begun: stream for origin in before for begun, stream in origin.streams.items()}
+        made_of = before[0].made_of if len(streams) == 1 else None
+        spec = operator.spec
+        if spec.makes_records:
+            streams, made_of = {operator.id: operator.id}, None
+        elif spec.reads is not None:
+            streams, made_of = {operator.id: spec.reads}, spec.reads
+        elif spec.role == "output" and spec.writes is not None:
+            streams = {operator.id: spec.writes}
+        result[operator.id] = Origin(streams, made_of)
+    return result
+
+
+def with_epochs(records: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
+    """Return the records with the epoch of their partition's position added to their own.
+
+    The sum, so that who reads the output of an application that read a replayed output can tell, too.
+    """
+    from pyspark.sql import functions as F
+
+    if not epochs:
+        return records
+    here = F.get(bigints(epochs.get(partition, 0) for partition in range(max(epochs) + 1)), F.col(PARTITION))
+    return records.withColumn(EPOCH, (F.col(EPOCH) + F.coalesce(here, F.lit(0))).cast("int"))
+
+
+def with_positions(records: DataFrame, sources: Sources | None) -> DataFrame:
+    """Return the records with the columns of POSITION, where their output keeps these, and else without.
+
+    Records that come from an output of this batch have them already: the positions are in the application's input.
+    """
+    from pyspark.sql import functions as F
+
+    if sources is None:
+        return records.drop(*POSITION)
+    if SOURCE in records.columns:
+        return records
+    numbers = {SystemStreamPartition.parse(span.source).partition: span.epoch for span in sources.ranges}
+    epoch = F.get(bigints(numbers.get(p, 0) for p in range(max(numbers, default=0) + 1)), F.col(PARTITION))
+    return records.withColumns(
+        {
+            SOURCE: F.concat(F.lit(f"{sources.stream}."), F.col(PARTITION).cast("string")),
+            SOURCE_OFFSET: F.col(OFFSET),
+            SOURCE_EPOCH: F.coalesce(epoch, F.lit(0)).cast("int"),
+            READER: F.lit(sources.reader),
+        }
+    )
+
+
+def as_branch(records: DataFrame, number: int, *, one_stream: bool, stream: str = "") -> DataFrame:
+    """Return the records as input `number` of an operator with several, in whose records it is told again.
+
+    Unless the positions of all inputs are in `one_stream`, the columns of POSITION go: the inputs differ in them. Then
+    the `stream` that this input's are in is told with each record, where that does not tell it already.
+    """
+    from pyspark.sql import functions as F
+
+    if not one_stream:
+        records = records.drop(*POSITION)
+        if ORIGIN not in records.columns:
+            records = records.withColumn(ORIGIN, F.lit(stream))
+    here = F.lit(str(number))
+    return records.withColumn(BRANCH, F.concat_ws("/", here, F.col(BRANCH)) if BRANCH in records.columns else here)

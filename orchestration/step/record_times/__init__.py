@@ -1,1 +1,0 @@
-"""When the records of a batch happened, and which of them are behind the watermark."""

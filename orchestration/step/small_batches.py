@@ -1,0 +1,54 @@
+"""Whether a batch has so few records, and meets so few rows, that one task does a stage sooner than many would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.resources.spark.tuning import FEW_ROWS
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
+    from dagster_adjunct.assets.unbounded.transient import TransientVersion
+
+ROWS = 300_000
+"""The rows of all partitioned datasets that one task reads, at most: some tenths of a second."""
+_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSize:
+    """How many rows a dataset's version has, and how many bytes are read for them: none of a table in memory.
+
+    `broadcast`: it is whole in every task, however many there are.
+    """
+
+    rows: int
+    bytes: int = 0
+    broadcast: bool = False
+
+
+def size_of(view: VersionReader | TransientVersion | None, *, broadcast: bool = False) -> VersionSize:
+    """Return the size of a version, as its manifest has it."""
+    sealed = getattr(view, "sealed", None)
+    if sealed is None:
+        return VersionSize(0 if view is None else view.rows or 0, 0, broadcast)
+    generations = sealed.generations
+    return VersionSize(sum(part.rows for part in generations), sum(part.size for part in generations), broadcast)
+
+
+def are_few(records: int, tasks: int | None, limit: int, met: Iterable[VersionSize]) -> bool:
+    """Whether a batch of so many records, joined with versions of these sizes, is for one task a stage.
+
+    `limit` is how many records are few at most. `tasks` get each record of a broadcast input; None: there is none.
+    """
+    if records * (tasks or 1) > limit:
+        return False
+    read = [size for size in met if not size.broadcast]
+    return sum(size.rows for size in read) <= ROWS and sum(size.bytes for size in read) <= _BYTES
+
+
+def are_interpreted(met: Iterable[VersionSize]) -> bool:
+    """Whether Spark had better interpret than compile what few records do with these versions, broadcast or not."""
+    return sum(size.rows for size in met) <= FEW_ROWS

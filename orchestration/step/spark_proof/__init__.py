@@ -1,1 +1,0 @@
-"""What Spark is going to do with a batch, held against what the plan promises."""

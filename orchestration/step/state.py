@@ -1,0 +1,298 @@
+"""What one batch sends to the application's local tables, and what its joins meet of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.unbounded.local_table import LocalWrites, WritingBatch, schema_of, state_dataset, state_name
+from dagster_adjunct.assets.writing.write_generation import BY_ONE_TASK, SPARK
+from dagster_adjunct.orchestration.operators.columns import tie_breakers
+from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
+from dagster_adjunct.resources.bucketing.files import GENERATION, bucketed_frame
+from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Observation
+
+    from dagster_adjunct.assets.unbounded.local_table import StateSpec
+    from dagster_adjunct.orchestration.operators.arguments import OnNullKey
+    from dagster_adjunct.orchestration.operators.batch_context import Watermarks
+    from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+
+Counters = dict[str, dict[str, int]]
+NEW = "__new"
+
+
+def states_of(context: StepContext) -> Iterator[str]:
+    """Yield the names of the datasets that the state of an application's operators is in."""
+    for operator in context.app.operators:
+        for name in operator.spec.states:
+            yield state_name(context.writer, name)
+
+
+@dataclass(slots=True)
+class StateTable:
+    """One table of state in one batch (operators/spec/compiling.py).
+
+    `kept` says whether what is written is kept, `real` whether records are read at all.
+    """
+
+    context: StepContext
+    writes: LocalWrites
+    spec: StateSpec
+    watermarks: Watermarks
+    kept: bool
+    real: bool
+    counted: dict[str, int] = field(default_factory=dict)
+
+    def frame(self) -> DataFrame:
+        if self.spec.append_only:
+            return self._appended(sends=False).drop(NEW)
+        return self._standing(self.writes.reader(sends=False).frame(self.context.spark))
+
+    def with_written(self) -> DataFrame:
+        return self._appended(sends=True)
+
+    def write(self, rows: DataFrame, *, lying: bool = False) -> None:
+        from pyspark.sql import functions as F
+
+        if TOMBSTONE not in rows.columns:
+            rows = rows.withColumn(TOMBSTONE, F.lit(False))
+        rows = rows.select(*[column(name) for name in (*self.spec.schema.names, TOMBSTONE)])
+        if self.kept:
+            done = self.writes.send(rows, order_by=(), partitioned=lying)
+            if self.spec.append_only and done.get("superseded"):
+                raise SchemaMismatchError(
+                    f"state {self.writes.name!r}: {done['superseded']} record(s) of the batch have the position of "
+                    "another one, and only one of those would be kept.",
+                    "Something before this operator makes several records of one without an order among them, as "
+                    "explode in map, select or with_columns does, or a function: use flat_map there.",
+                    dataset=self.writes.name,
+                )
+            for name, count in done.items():
+                self.counted[name] = self.counted.get(name, 0) + count
+        elif self.real:
+            rows.count()  # what passes here is counted
+
+    def commit(self) -> None:
+        """Commit what was written, and drop what has expired with this batch."""
+        _, duplicate = self.writes.commit(self.watermarks.after)
+        self.counted["duplicate_batches"] = int(duplicate)
+
+    def _appended(self, *, sends: bool) -> DataFrame:
+        """Return the rows as they are scanned: each key was written once."""
+        from pyspark.sql import functions as F
+
+        sealed = self.writes.reader(sends=sends).sealed
+        what = f"state {self.writes.name!r}"
+        rows = bucketed_frame(self.context.spark(), self.context.lake.store, what, sealed.layout, sealed.generations)
+        # Not a literal: of rows that are none Spark forgets where they lie, and would move them.
+        new = F.col(GENERATION).isin(*self.writes.sent) if self.writes.sent else F.col(GENERATION) < F.lit(0)
+        return self._standing(rows.select(*[column(name) for name in self.spec.schema.names], new.alias(NEW)))
+
+    def _standing(self, rows: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        before = self.watermarks.before
+        return rows if before is None else rows.where(column(self.spec.expires) > F.lit(before))
+
+
+class StateTables:
+    """The tables of state of one batch. A bounded replay keeps nothing: what it reads was kept, or comes in order."""
+
+    def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
+        self._context, self._inputs = context, inputs
+        self._tables: dict[str, StateTable] = {}
+        self._stack = ExitStack()
+
+    def table(self, name: str, spec: StateSpec, watermarks: Watermarks) -> StateTable:
+        """Return the table of this name, as the batch was begun with it."""
+        if name not in self._tables:
+            writer_name, inputs = self._context.writer, self._inputs
+            dataset = state_dataset(writer_name, name, spec)
+            pinned = inputs.states.get(dataset.name)
+            batch = WritingBatch(writer_name, inputs.batch, self._context.run, inputs.cut)
+            writer = BY_ONE_TASK if inputs.few else SPARK
+            sealed = None if pinned is None else pinned.sealed
+            writes = self._stack.enter_context(LocalWrites(self._context.lake, dataset, sealed, batch, writer))
+            kept = inputs.consumed is not None
+            self._tables[name] = StateTable(self._context, writes, spec, watermarks, kept, inputs.batch > 0)
+        return self._tables[name]
+
+    def commit(self, before_commit: Callable[[str], None]) -> Counters:
+        """Commit each table once for the batch; return what was counted, by dataset."""
+        counted: Counters = {}
+        for table in self._tables.values():
+            if table.kept:
+                before_commit(table.writes.name)
+                table.commit()
+                counted[table.writes.name] = table.counted
+        return counted
+
+    def close(self) -> None:
+        """Let go of what is not committed."""
+        self._stack.close()
+
+
+class LeftOut:
+    """The records left out, by the operator, and counts that Spark makes as records pass."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, DataFrame] = {}
+        self._counts: list[tuple[str, Observation]] = []
+
+    def counted(self, operator: str, frame: DataFrame, conditions: Mapping[str, Column]) -> DataFrame:
+        """Return the records, counted as they pass: how many meet each condition."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F
+
+        observation = Observation(f"{operator}-{uuid4().hex}")
+        self._counts.append((operator, observation))
+        return frame.observe(observation, *[F.count_if(met).alias(name) for name, met in conditions.items()])
+
+    def leave(self, operator: str, records: DataFrame) -> None:
+        """Note what an operator has left out, beside what it has noted already."""
+        before = self._records.get(operator)
+        self._records[operator] = records if before is None else before.unionByName(records)
+
+    def of(self, operator: str) -> DataFrame:
+        """Return what an operator has left out."""
+        return self._records[operator]
+
+    def counts(self) -> Counters:
+        """Return what was counted, by operator, of records that outputs or state have consumed by now."""
+        counters: Counters = {}
+        for operator, observation in self._counts:
+            of_operator = counters.setdefault(operator, {})
+            assert observation._jo is not None, "it observes"
+            if not observation._jo.getRow().length():  # nothing can come there, so Spark has left it out
+                continue
+            for name, count in observation.get.items():
+                of_operator[name] = of_operator.get(name, 0) + int(count)
+        return counters
+
+
+class LocalSends:
+    """The local tables of one batch. A bounded replay writes none: they have had its records, or get them in order.
+
+    One of recorded versions has its joins meet what it would write all the same, and commits nothing of that.
+    `stream_of` tells the stream that the positions of an operator's records are in.
+    """
+
+    def __init__(self, context: StepContext, inputs: BatchInputs, stream_of: Callable[[str], str | None]) -> None:
+        self._context, self._inputs, self._stream_of = context, inputs, stream_of
+        self._writes: dict[str, LocalWrites] = {}
+        self._counters: Counters = {}
+        self._stack = ExitStack()
+
+    def reader(self, table: str) -> VersionReader:
+        """Return the table as the batch was begun with it, with what it has sent so far on top."""
+        return self._of(table).reader()
+
+    def send(
+        self,
+        operator: str,
+        frame: DataFrame,
+        table: str,
+        *,
+        deleted: str | None,
+        on_null_key: OnNullKey,
+        partitioned: bool,
+    ) -> None:
+        """Write the last record of each key; counted in the end, when it is committed."""
+        counted = self._counters.setdefault(table, {"rows": 0, "deleted": 0, "duplicate_batches": 0})
+        if self._inputs.consumed is None:
+            counted["replayed_batches"] = 1
+            if self._inputs.reading != RECORDED or table not in self._context.plan.tables_met_after_sends():
+                return
+        rows, null_keys = kept_rows(frame, self._context.app.dataset(table).key, deleted, on_null_key)
+        names = schema_of(self._context.app.dataset(table)).names
+        order = (PARTITION, OFFSET, *tie_breakers(frame))
+        try:
+            done = self._of(table).send(
+                rows.select(*[column(name) for name in (*names, TOMBSTONE, *order)]),
+                order_by=order,
+                partitioned=partitioned,
+            )
+        except NullKeyError as error:
+            key = self._context.app.dataset(table).key
+            raise _located(error, operator, rows, key, self._stream_of(operator)) from error
+        if self._inputs.consumed is None:
+            return
+        if null_keys is not None:
+            done["null_keys"] = null_keys()
+        for name, count in done.items():
+            counted[name] = counted.get(name, 0) + count
+
+    def commit(self, before_commit: Callable[[str], None]) -> Counters:
+        """Commit each table that was sent to, once for the batch; return what was counted."""
+        for table, writes in self._writes.items():
+            if table in self._counters and self._inputs.consumed is not None:
+                before_commit(table)
+                _, duplicate = writes.commit()
+                self._counters[table]["duplicate_batches"] = int(duplicate)
+        return self._counters
+
+    def close(self) -> None:
+        """Let go of what is not committed."""
+        self._stack.close()
+
+    def _of(self, table: str) -> LocalWrites:
+        if table not in self._writes:
+            view = self._inputs.views.get(table)
+            pinned = view.sealed if isinstance(view, VersionReader) else None
+            app, run = self._context.app, self._context.run
+            batch = WritingBatch(app.name, self._inputs.batch, run, self._inputs.cut)
+            writer = BY_ONE_TASK if self._inputs.few else SPARK
+            self._writes[table] = self._stack.enter_context(
+                LocalWrites(self._context.lake, app.dataset(table), pinned, batch, writer)
+            )
+        return self._writes[table]
+
+
+def kept_rows(
+    frame: DataFrame, key: tuple[str, ...], deleted: str | None, on_null_key: OnNullKey
+) -> tuple[DataFrame, Callable[[], int] | None]:
+    """Return the records with `__tombstone` as it is for the table, and what tells how many were left out."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    if deleted is not None:
+        frame = frame.withColumn(
+            TOMBSTONE, F.coalesce(F.col(TOMBSTONE), F.lit(False)) | F.coalesce(F.expr(deleted), F.lit(False))
+        )
+    if on_null_key == "fail":
+        return frame, None  # the writer refuses them
+    lacks = _without_key(key)
+    observed = Observation()
+    watched = frame.observe(observed, F.coalesce(F.sum(lacks.cast("long")), F.lit(0)).alias("null_keys"))
+    return watched.where(~lacks), lambda: int(observed.get["null_keys"])
+
+
+def _without_key(key: tuple[str, ...]) -> Column:
+    return reduce(or_, [column(name).isNull() for name in key])
+
+
+def _located(
+    error: NullKeyError, operator: str, rows: DataFrame, key: tuple[str, ...], stream: str | None
+) -> NullKeyError:
+    """Return the error with the operator, the first record without a key, and what may be done about such records."""
+    first = rows.where(_without_key(key)).select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET).first()
+    where = f"{stream}." if stream is not None else "partition "
+    place = "" if first is None else f"; the first is {where}{first[0]} at offset {first[1]}"
+    return NullKeyError(
+        f"{operator}: {error.problem.rstrip('.')}{place}.",
+        'Filter them out, or let them be counted and left out: send_to(…, on_null_key="skip").',
+        dataset=error.dataset,
+        table=error.table,
+        operator=operator,
+    )

@@ -1,0 +1,571 @@
+"""Compares a plan with what Spark would do, without a run: nothing is read, written or begun."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from dagster_adjunct.assets.declaration.sources import OwnedBy
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.unbounded.local_table import check_state, state_dataset
+from dagster_adjunct.orchestration.operators.batch_context import check_stored, read_function
+from dagster_adjunct.orchestration.operators.columns import UNSENT, tie_breakers
+from dagster_adjunct.orchestration.operators.functions import shipped_function
+from dagster_adjunct.orchestration.operators.table_updates import CheckedSink, check_columns
+from dagster_adjunct.orchestration.planner.columns import check_fed
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+from dagster_adjunct.orchestration.step.batch_outputs import sent_schema
+from dagster_adjunct.orchestration.step.compile_batch import CompilingBatch, compiled, known_batch
+from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+from dagster_adjunct.orchestration.step.recorded_answers import SinkCall, made_by, with_unknown
+from dagster_adjunct.orchestration.step.state import kept_rows
+from dagster_adjunct.resources.bucketing.files import GENERATION, BucketLayout, bucketed_frame
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError, PlanningError
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.streams.system import OffsetRange
+from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
+from dagster_adjunct.resources.tables.operation import run_to_end
+from dagster_adjunct.resources.tables.spark import check_record_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
+    from dagster_adjunct.assets.unbounded.local_table import StateSpec
+    from dagster_adjunct.assets.unbounded.transient import TransientVersion
+    from dagster_adjunct.assets.writing.write_generation import Runtime
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
+    from dagster_adjunct.orchestration.operators.batch_context import SinkFunction, StateHandle, TableLookup, TableSend
+    from dagster_adjunct.orchestration.operators.operator import Operator
+    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, PlannedOperator
+    from dagster_adjunct.orchestration.step.compile_batch import KnownBatch
+    from dagster_adjunct.resources.schemas.schema import Schema
+    from dagster_adjunct.resources.streams.system import AppendResult, SystemStreamPartition
+    from dagster_adjunct.resources.tables.functions import TableFunction
+
+_log = logging.getLogger("adjunct.step")
+# What the plan lists and a frame has; the others move records as they are written.
+_IN_FRAMES = ("partition_by", "auto_repartition")
+
+
+@dataclass(frozen=True, slots=True)
+class JoinProof:
+    """One join as Spark does it: how, how the dataset's side is read, and how many exchanges each side has."""
+
+    operator: str
+    dataset: str
+    kind: str
+    reads: str
+    stream_exchanges: int
+    dataset_exchanges: int
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What Spark is going to do at an operator and the plan does not list, in words, with what to look at."""
+
+    operator: str
+    problem: str
+    next_step: str
+    dataset: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicalProof:
+    """What Spark's physical plans of an application say of its plan.
+
+    `differences` is what they do that is not listed there; `notes` is what the plan claims nothing of, such as a
+    function that moves records as it likes, or what rests on a promise that Spark can't see.
+    """
+
+    joins: tuple[JoinProof, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def tell(self) -> None:
+        """Warn of each difference; with ADJUNCT_STRICT_PLANS raise PlanningError for the first.
+
+        The answer is right either way: what is lost is speed, and the promise that the planner made.
+        """
+        for difference in self.differences:
+            error = PlanningError(
+                difference.problem, difference.next_step, operator=difference.operator, dataset=difference.dataset
+            )
+            if os.environ.get("ADJUNCT_STRICT_PLANS"):
+                raise error
+            _log.warning("%s", error)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the proof as plain JSON values."""
+        return {
+            "joins": [{name: getattr(join, name) for name in JoinProof.__slots__} for join in self.joins],
+            "differences": [
+                {"operator": difference.operator, "problem": difference.problem, "next_step": difference.next_step}
+                for difference in self.differences
+            ],
+            "notes": list(self.notes),
+        }
+
+    def render(self) -> str:
+        """Return the proof as plain text for people."""
+        lines = ["What Spark is going to do"]
+        for join in self.joins:
+            moved = f"exchanges: {join.stream_exchanges} of records, {join.dataset_exchanges} of the dataset"
+            lines.append(f"  {join.operator}  {join.kind} with {join.dataset}, {join.reads}; {moved}")
+        lines += [f"  {note}" for note in self.notes]
+        lines += [f"  NOT IN THE PLAN: {difference.problem} {difference.next_step}" for difference in self.differences]
+        if not self.differences:
+            lines.append("  No exchange that the plan does not list.")
+        return "\n".join(lines)
+
+
+class Proof:
+    """Collects the physical plans of an application, each operator once, and compares them with its plan."""
+
+    def __init__(self, plan: ExecutionPlan) -> None:
+        self._listed = Counter(exchange.operator for exchange in plan.exchanges if exchange.reason in _IN_FRAMES)
+        self._claims = {operator.id: operator.partitioned_by for operator in plan.operators}
+        self._seen: set[str] = set()
+        self._joins: list[JoinProof] = []
+        self._differences: list[Difference] = []
+        self._notes: list[str] = []
+
+    def add(self, spark_plan: SparkPlan, datasets: Mapping[str, str]) -> None:
+        """Take in a plan; `datasets` are those that operators look up in."""
+        for operator in sorted(spark_plan.operators):
+            if operator in self._seen:
+                continue
+            self._seen.add(operator)
+            moved = [exchange for exchange in spark_plan.exchanges if exchange.operator == operator]
+            if operator in datasets:
+                self._join(operator, datasets[operator], spark_plan)
+            self._moved(
+                operator, datasets.get(operator), [(exchange.partitioning, exchange.side) for exchange in moved]
+            )
+
+    def allow(self, operator: str, moves: int) -> None:
+        """Expect an operator to move rows of its own so often."""
+        self._listed[operator] += moves
+
+    def result(self) -> PhysicalProof:
+        return PhysicalProof(tuple(self._joins), tuple(self._differences), tuple(self._notes))
+
+    def note(self, text: str) -> None:
+        self._notes.append(text)
+
+    def _join(self, operator: str, dataset: str, spark_plan: SparkPlan) -> None:
+        join = spark_plan.joins.get(operator)
+        if join is None:
+            return
+        sides = Counter(exchange.side for exchange in spark_plan.exchanges if exchange.operator == operator)
+        self._joins.append(JoinProof(operator, dataset, _kind(join), _reads(join), sides["stream"], sides["dataset"]))
+
+    def _moved(self, operator: str, dataset: str | None, moved: Sequence[tuple[str, str | None]]) -> None:
+        of_dataset = [where for where, side in moved if side == "dataset"]
+        others = [where for where, side in moved if side != "dataset"]
+        if of_dataset and dataset is not None:
+            self._differences.append(
+                Difference(
+                    operator,
+                    f"{operator}: Spark shuffles dataset {dataset}, which the plan proved to be partitioned alike "
+                    f"({', '.join(of_dataset)}).",
+                    "Compare the types of the join's keys on both sides, and its partitions.",
+                    dataset,
+                )
+            )
+        unlisted = others[self._listed[operator] :]
+        if not unlisted:
+            return
+        times = "once" if len(unlisted) == 1 else f"{len(unlisted)} times"
+        problem = f"{operator}: Spark moves the records {times} more than the plan lists ({', '.join(unlisted)})"
+        if dataset is None and not self._claims.get(operator):
+            self._notes.append(f"{problem}; the plan claims nothing of where they lie after it.")
+            return
+        step = "Move them with partition_by, where the plan lists it; a function may not move what keeps its place."
+        self._differences.append(Difference(operator, f"{problem}.", step, dataset))
+
+
+def check_written(operator: str, source: PlannedOperator, spark_plan: SparkPlan) -> str | None:
+    """Return a note on records that are written where they lie, or None where Spark sees that they lie right.
+
+    `source` is planned for the operator that they come from. Raises PlanningError where they certainly lie otherwise
+    than it says: writing them would fail, or lose the order of a key's records.
+    """
+    expected = f"hashpartitioning({', '.join(source.partitioned_by)}, {source.partitions})"
+    lying = spark_plan.partitioning
+    if expected in lying or (source.partitions == 1 and "singlepartition" in lying.lower()):
+        return None
+    if lying in ("UnknownPartitioning(0)", f"UnknownPartitioning({source.partitions})"):
+        return f"{operator}: that records lie as {expected} is a promise, which Spark can't see."
+    moving = list(
+        dict.fromkeys(exchange.operator for exchange in spark_plan.exchanges if exchange.partitioning in lying)
+    ) or [source.id]
+    raise PlanningError(
+        f"{operator}: records are written where they lie, which the plan says is {expected}; after "
+        f"{', '.join(moving)} it is {lying}.",
+        "A function that moves records may not promise keeps_partitioning, nor be a filter: take that back, and use "
+        "partition_by behind it.",
+        operator=operator,
+    )
+
+
+def _kind(join: FoundJoin) -> str:
+    kinds = {"SortMergeJoin": "sort-merge join", "BroadcastHashJoin": "broadcast join"}
+    return kinds.get(join.kind, join.kind)
+
+
+def _reads(join: FoundJoin) -> str:
+    if join.broadcast:
+        return "all of it in every task"
+    return f"a bucketed scan of {join.buckets}" if join.buckets is not None else "not by buckets"
+
+
+# Reads Spark's physical plan of a batch's records: what moves, how joins are done, and where records lie in the end.
+#
+# Frames are marked after each operator, so that what is found in a plan has an operator's name: that of the nearest
+# mark
+# above it. The marks are metrics of Spark's that nobody reads; a rehearsal has them, and no batch.
+
+
+Side = Literal["stream", "dataset"]
+_MARK = "adjunct "
+_ATTRIBUTE = re.compile(r"#\d+L?")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundExchange:
+    """Records that Spark moves for an operator, into `partitioning` ("hashpartitioning(k, 4)"); of a join, a `side`."""
+
+    operator: str
+    partitioning: str
+    side: Side | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundJoin:
+    """How Spark joins for an operator ("SortMergeJoin"), and how it reads the dataset's side.
+
+    `buckets` is the number of them that are read as they are stored, None where it is no bucketed scan; `broadcast`,
+    whether every task gets all of it.
+    """
+
+    operator: str
+    kind: str
+    buckets: int | None = None
+    broadcast: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SparkPlan:
+    """What one physical plan does for these operators, and the partitioning of the records in the end."""
+
+    operators: frozenset[str]
+    joins: Mapping[str, FoundJoin]
+    exchanges: tuple[FoundExchange, ...]
+    partitioning: str
+
+
+def marked(operator: str, frame: DataFrame) -> DataFrame:
+    """Return the same records, with the operator's name in Spark's plans of them."""
+    from pyspark.sql import functions as F
+
+    return frame.observe(f"{_MARK}{operator}", F.count(F.lit(1)))
+
+
+def plan_of(operator: str, frame: DataFrame, joins: Collection[str]) -> SparkPlan:
+    """Return what Spark plans for records that arrive at an operator, or are kept after it; no job is run.
+
+    `joins` are the operators that join a dataset: of these, the topmost join is looked at.
+    """
+    top = frame._jdf.queryExecution().executedPlan()
+    joins_found: dict[str, FoundJoin] = {}
+    exchanges: list[FoundExchange] = []
+    operators = {operator}
+    waiting: list[tuple[Any, str, Side | None]] = [(top, operator, None)]
+    while waiting:
+        node, owner, side = waiting.pop()
+        name = node.nodeName()
+        sides: tuple[Side | None, ...] = (side, side)
+        if name.startswith("CollectMetrics"):
+            if node.name().startswith(_MARK):
+                owner, sides = node.name().removeprefix(_MARK), (None,)
+                operators.add(owner)
+        elif name.startswith(("BroadcastExchange", "ReusedExchange")) and _is_broadcast(name, node):
+            if side == "dataset" and owner in joins_found:
+                joins_found[owner] = _with(joins_found[owner], broadcast=True)
+            continue
+        elif name.startswith(("Exchange", "ShuffleExchange", "ReusedExchange")):
+            exchanges.append(FoundExchange(owner, _words(node.outputPartitioning()), side))
+        elif "Join" in name and owner in joins and owner not in joins_found:
+            joins_found[owner] = FoundJoin(owner, name.partition("(")[0])
+            sides = ("stream", "dataset")
+        elif (
+            side == "dataset"
+            and owner in joins_found
+            and joins_found[owner].buckets is None
+            and _is_bucketed(name, node)
+        ):
+            joins_found[owner] = _with(joins_found[owner], buckets=node.outputPartitioning().numPartitions())
+        children = node.children()
+        for index in range(children.size()):
+            waiting.append((children.apply(index), owner, sides[min(index, len(sides) - 1)]))
+    return SparkPlan(frozenset(operators), joins_found, tuple(exchanges), _words(top.outputPartitioning()))
+
+
+def _is_broadcast(name: str, node: Any) -> bool:
+    return not name.startswith("Reused") or node.child().nodeName().startswith("Broadcast")
+
+
+def _is_bucketed(name: str, node: Any) -> bool:
+    if not name.startswith("Scan ") or node.getClass().getSimpleName() != "FileSourceScanExec":
+        return False
+    return bool(node.bucketedScan())
+
+
+def _with(join: FoundJoin, *, buckets: int | None = None, broadcast: bool = False) -> FoundJoin:
+    return FoundJoin(
+        join.operator, join.kind, join.buckets if buckets is None else buckets, join.broadcast or broadcast
+    )
+
+
+def _words(partitioning: Any) -> str:
+    return _ATTRIBUTE.sub("", partitioning.toString())
+
+
+def rehearse(
+    context: StepContext,
+    views: Mapping[str, VersionReader | TransientVersion | None],
+    starts: Mapping[SystemStreamPartition, str] | None = None,
+    on_state: Callable[[AdjunctDataset], object] = lambda dataset: None,
+) -> PhysicalProof:
+    """Return what Spark is going to do with a batch over these dataset versions; nothing is read, and no job is run.
+
+    Raises what creating an output stream would raise for the columns that it gets, and PlanningError for what Spark
+    refuses. Functions of the application are called with a frame of no records, as a batch may be: one that fails over
+    that is refused. `starts` are offsets that are there, of input streams; they are asked for where they are left out.
+    `on_state` is told of each table of state that a batch writes.
+    """
+    ranges = {ssp: OffsetRange(start, start) for ssp, start in (starts or {}).items()}
+    rehearsal = Rehearsal(known_batch(context, BatchInputs(0, ranges, views)))
+    rehearsal.run()
+    for dataset in rehearsal.states:
+        on_state(dataset)
+    return rehearsal.proof.result()
+
+
+class Rehearsal(CompilingBatch):
+    """A batch without records, which writes nothing and runs no Spark job."""
+
+    def __init__(self, known: KnownBatch) -> None:
+        super().__init__(known, lambda name: None)
+        self.proof = Proof(known.context.plan)
+        for operator in known.app.operators:
+            self.proof.allow(operator.id, operator.spec.moves)
+        self.states: list[AdjunctDataset] = []
+        self._datasets: dict[str, str] = {}
+        self._looked_at: dict[str, dict[str, str] | None] = {}
+
+    def run(self) -> None:
+        """Compile all operators whose records are written, and look at what Spark makes of each output."""
+        frames: dict[str, DataFrame] = {}
+        try:
+            for operator in self.known.operators:
+                compiled_frame = self._named(operator, [frames[source] for source in operator.inputs])
+                frames[operator.id] = self._handed_on(operator, compiled_frame)
+        finally:
+            self.close()
+
+    def _handed_on(self, operator: Operator, frame: DataFrame) -> DataFrame:
+        """Return the records as the next operators meet them, cut off from what was looked at already."""
+        spec = operator.spec
+        if spec.reads is not None or not self.goes_on(operator.id):
+            return frame
+        if spec.role == "output" and spec.writes is not None and self.system_of(spec.writes).appends_alone:
+            # They are read from the output, in whose partitions they lie.
+            by = map(column, self.lying_by(operator.id))
+            stored = frame.drop(*tie_breakers(frame), *UNSENT).repartition(self.partitions_at(operator.id), *by)
+            return self._cut(operator.id, stored)
+        frame = marked(operator.id, frame)
+        return self.computed_once(operator.id, frame) if self.known.several_take(operator) else frame
+
+    def _cut(self, operator: str, frame: DataFrame) -> DataFrame:
+        """Return the same records, which Spark plans no more as part of others: kept, if anybody computed them."""
+        return super().computed_once(operator, frame)
+
+    def _look(self, operator: str, frame: DataFrame) -> SparkPlan:
+        planned = plan_of(operator, frame, self._datasets)
+        self.proof.add(planned, self._datasets)
+        return planned
+
+    def _written_as_they_lie(self, operator: str, frame: DataFrame) -> None:
+        planned = self._look(operator, frame)
+        (source,) = self.app.operator(operator).inputs
+        lay = self.known.planned[source]
+        if operator not in self.known.exchanges and lay.partitioned_by:
+            note = check_written(operator, lay, planned)
+            if note is not None:
+                self.proof.note(note)
+
+    def _named(self, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
+        """Return the operator's records; what is refused of them is told with its name."""
+        try:
+            return compiled(self, operator, sources)
+        except PermanentError as error:
+            if getattr(error, "operator", None) is not None:
+                raise
+            about = {"operator": operator.id} if hasattr(error, "operator") else {}
+            raise error.reworded(f"{operator.id}: {error.problem}", error.next_step, **about) from error
+
+    def call(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
+        try:
+            return super().call(operator, function, frame)
+        except OperatorFailedError as error:
+            raise error.reworded(
+                f"{error.problem} It was called with no records, before the batch is begun.",
+                "Mend it, so that it gives its columns for no records, too: a batch may have none for it, as where "
+                "another stream is replayed.",
+            ) from error.__cause__
+
+    def _no_entries(self, dataset: AdjunctDataset, schema: Schema) -> DataFrame:
+        if dataset.partitions is None or not set(dataset.partition_by) <= set(schema.names):
+            return super()._no_entries(dataset, schema)
+        layout = BucketLayout(schema, dataset.partition_by, dataset.partitions, dataset.key)
+        store = self.known.context.lake.store
+        return bucketed_frame(self.known.spark, store, dataset.name, layout, []).drop(GENERATION)
+
+    def matched(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
+        self._datasets[operator] = dataset
+        return frame
+
+    def first(self, frame: DataFrame) -> None:
+        return None
+
+    def looked_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
+        """Compare what is taken of the table's records with its columns, as its store has them; nothing is read."""
+        table = self.app.tables[lookup.table]
+        check_stored(operator, table, lookup, self._stored(lookup.table, read_function(table)))
+        return with_unknown(self.computed_once(operator, frame), lookup)
+
+    def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
+        self._look(operator, frame)
+        return self._cut(operator, frame)
+
+    def send(
+        self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
+    ) -> AppendResult | None:
+        system, name = self.system_of(stream), split_stream_name(stream)[1]
+        sent = sent_schema(frame)
+        system.check_create(name, schema=sent, key=key, partitions=partitions)
+        if system.evolves and any(dataset.stream == stream for dataset in self.app.datasets):
+            stored = system.info(name).schema
+            if stored is not None:
+                check_fed(self.app, operator, stream, stored, sent)
+        if key:
+            self._written_as_they_lie(operator, frame)
+        else:
+            self._look(operator, frame)
+        return None
+
+    def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
+        declared = self.app.dataset(dataset)
+        if isinstance(declared.input, OwnedBy):
+            return self._no_entries(declared, declared.input.schema), declared.input.schema
+        return super().entries(dataset)
+
+    def keep(self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey) -> None:
+        self._written_as_they_lie(operator, frame)
+        kept_rows(frame, self.app.dataset(table).key, deleted, on_null_key)
+
+    def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateHandle:
+        self.states.append(state_dataset(self.known.context.writer, name, spec))
+        check_state(self.known.context.lake, self.states[-1])
+        return super().state(name, spec, of=of)
+
+    def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
+        """Compare what Spark makes of the records with the table's columns, as its store has them."""
+        table = self.app.tables[send.table]
+        check_record_columns(frame.columns, table.name, table.key, updates=send.contract is not None, what=operator)
+        sink = CheckedSink(table, send)
+        check_columns(operator, sink, _types(frame), self._stored_types(sink))
+        self._written_as_they_lie(operator, frame)
+
+    def _stored_types(self, sink: CheckedSink) -> dict[str, str] | None:
+        return sink.columns or self._stored(sink.table.name, sink.function)
+
+    def _stored(self, table: str, function: TableFunction | None) -> dict[str, str] | None:
+        if function is None or not hasattr(function, "stored_types"):
+            return None
+        if table not in self._looked_at:
+            try:
+                self._looked_at[table] = run_to_end(_asked(function))
+            except PermanentError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the table's own retries are for the batch, which tells what is wrong
+                _log.info("Table %s can't be asked for its columns now: %s", table, error)
+                self._looked_at[table] = None
+        return self._looked_at[table]
+
+    def hand_to(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
+        shipped_function(operator, function)
+        self._look(operator, frame)
+
+    def results_of(self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema) -> DataFrame:
+        self._look(operator, frame)
+        made = made_by(frame, SinkCall(operator, function, self.app.name, self.number, returns))
+        by = self.lying_by(operator)
+        if by:
+            made = made.repartition(self.partitions_at(operator), *map(column, by))
+        return self._cut(operator, made)
+
+    def send_letters(
+        self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
+    ) -> None:
+        name = split_stream_name(stream)[1]
+        self.system_of(stream).check_create(name, schema=sent_schema(frame), key=key, partitions=partitions)
+
+
+async def _asked(function: TableFunction) -> dict[str, str] | None:
+    try:
+        return await function.stored_types()
+    finally:
+        await function.close()
+
+
+def _types(frame: DataFrame) -> dict[str, str | None]:
+    """Return the types of the records' columns, and of those in the structs of an update, by "update.name"."""
+    from pyspark.sql.types import StructType
+
+    types: dict[str, str | None] = {}
+    for field in frame.schema.fields:
+        if field.name.startswith("__"):
+            continue
+        types[field.name] = field.dataType.simpleString()
+        if field.name in (UPDATE, DEFAULT) and isinstance(inside := field.dataType, StructType):
+            for part in inside.fields:  # of a short update: what is set, added and appended
+                columns = part.dataType.fields if isinstance(part.dataType, StructType) else [part]
+                types |= {f"{field.name}.{one.name}": one.dataType.simpleString() for one in columns}
+    return types
+
+
+def verify_plan(runtime: Runtime, app: Application, plan: ExecutionPlan) -> PhysicalProof:
+    """Return what Spark would do with a batch of this application, over the dataset versions that are served now.
+
+    A dataset without a version is taken for an empty one in its buckets. Raises what a run raises before its first
+    batch for mistakes in expressions and functions, which are called with no records.
+    """
+    views = {dataset.name: _served(runtime, dataset) for dataset in app.datasets}
+    return rehearse(StepContext(runtime, app, plan, FanOut()), views)
+
+
+def _served(runtime: Runtime, dataset: AdjunctDataset) -> VersionReader | None:
+    if isinstance(dataset.input, OwnedBy) or not dataset.following.persistent or not runtime.lake.exists():
+        return None
+    return StoredVersions(runtime.lake, dataset).current()

@@ -1,0 +1,347 @@
+"""`TestApplication`: an application on records of a test, with no server and no lake of its own.
+
+It is the code that runs in production, over a lake in memory (a folder of `/dev/shm`, where the system has that, for
+Spark's workers are processes of their own) and twins of what lies outside. So what a test sees of batches, datasets,
+state and errors is what a run does.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dagster_adjunct.assets.declaration.policies import MARKER
+from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.orchestration.planner.catalog import plan_application
+from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.step.run import RunReport, run_application
+from dagster_adjunct.orchestration.testing.fakes import (
+    Streams,
+    StreamTwins,
+    TableTwin,
+    catalog_of,
+    schema_of,
+    table_of,
+    twin_of,
+)
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    DatasetNotFoundError,
+    NoSealedVersionError,
+    StreamNotFoundError,
+)
+from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.streams.system import RECORD_META, TOMBSTONE, OffsetRange
+from dagster_adjunct.resources.tables.table import RemoteTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+    from dagster_adjunct.resources.streams.system import SystemStreamPartition
+
+
+def assert_plannable(app: Application, streams: Streams) -> ExecutionPlan:
+    """Return the plan of an application over these streams, which are named "system.stream".
+
+    Inputs, and the inputs of datasets, have to be given; an output need not exist. It takes milliseconds, and neither
+    Spark nor a lake. Raises PlanningError for what a run would refuse before it begins.
+    """
+    return plan(app, catalog_of(streams))
+
+
+Rows = Sequence[Mapping[str, Any]]
+Records = list[dict[str, Any]]
+_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """What one run has done: the records that it has sent to each output stream, and the deletions, all records of
+    each table that it writes or asks by their keys, its counters by output and join, and the run's report and plan."""
+
+    __test__: ClassVar[bool] = False
+    outputs: Mapping[str, Records]
+    deletions: Mapping[str, Records]
+    tables: Mapping[str, Mapping[Any, dict[str, Any]]]
+    counters: Mapping[str, Mapping[str, int]]
+    report: RunReport
+    plan: ExecutionPlan
+
+    def output(self, name: str) -> Records:
+        """Return the records that this run has sent to an output stream, by partition and offset."""
+        return self.outputs[_known("output", name, self.outputs)]
+
+    def deleted(self, name: str) -> Records:
+        """Return the deletions that this run has sent to an output stream, by partition and offset: key columns, and
+        null in the others where the stream had none."""
+        return self.deletions[_known("output", name, self.deletions)]
+
+    def table(self, name: str) -> Mapping[Any, dict[str, Any]]:
+        """Return the records after this run, by key, of a remote table, or of a local table or dataset that the
+        application writes; a key of several columns is a tuple."""
+        return self.tables[_known("table", name, self.tables)]
+
+
+class TestApplication:
+    """An application that a test gives records, runs, and asks for what it has written.
+
+        with TestApplication(app, streams) as test:
+            test.dataset("members", [{"visitor": "ann", "level": "gold"}])
+            test.input("lake.visits", [{"visitor": "ann", "shop": "north", "spent": 3.5}])
+            assert test.run(spark).output("lake.known-visits") == [...]
+
+    `streams` describes those that exist (see `TestStream`); one that is not described has the columns of its first
+    records, no key and one partition. Whatever systems they are of, they lie in the test's own lake; remote tables are
+    twins in memory, with the contract of those declared. Runs go on from each other. Functions of the user are called
+    as they are. It ends with its block, or with `close()`.
+    """
+
+    __test__ = False
+
+    def __init__(self, app: Application, streams: Streams | None = None) -> None:
+        self._described = dict(streams or {})
+        folder = tempfile.mkdtemp(prefix="adjunct-test-", dir=_MEMORY if _MEMORY.is_dir() else None)
+        self._folder = Path(folder)
+        self._close = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._lake = open_lake(self._folder / "lake")
+        self._declared = app
+        self._datasets = {dataset.name: _dated_by_marker(_from_stream(dataset)) for dataset in app.datasets}
+        self._tables = {
+            name: twin_of(table, self._folder / f"{name}.table")
+            for name, table in app.tables.items()
+            if isinstance(table, RemoteTable)
+        }
+        self._app = app._with_tables(self._datasets, self._tables)
+        self._sequence, self._runs = 0, 0
+        named = {*app.inputs, *app.outputs, *self._described}
+        named |= {dataset.stream for dataset in self._datasets.values() if dataset.stream is not None}
+        self._systems = {system: self._system(system) for system in sorted({split_stream_name(n)[0] for n in named})}
+        for name, stream in self._described.items():
+            if stream.schema is not None:
+                self._create(name, ())
+
+    def __enter__(self) -> TestApplication:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forget all records."""
+        self._close()
+
+    def input(self, stream: str, records: Rows, *, deleted: Rows = ()) -> None:
+        """Append records to the stream "system.stream", then deletions of the keys of `deleted`."""
+        split_stream_name(stream)
+        self._append(stream, records, deleted, None)
+
+    def dataset(self, name: str, records: Rows, *, deleted: Rows = (), valid_from: datetime | None = None) -> None:
+        """Deliver records to a dataset, for the next run.
+
+        To a bounded one they are a whole new version; to an unbounded one changes of these keys, and deletions of those
+        of `deleted`. They are records as its input has them. `valid_from` (with its zone) is since when the version of
+        a bounded dataset is valid that declares what tells it, whatever that is.
+        """
+        dataset = self._datasets[_known("dataset", name, self._datasets)]
+        _check_dated(dataset, valid_from)
+        if dataset.stream is None:
+            raise ConfigurationError(
+                f"dataset {name!r} takes no records: it is made from {dataset.input}.",
+                "What an application writes to it gets there by running it.",
+                dataset=name,
+            )
+        if dataset.follows_changes:
+            self._append(dataset.stream, records, deleted, None)
+            return
+        if deleted:
+            raise ConfigurationError(
+                f"dataset {name!r} is bounded, and each delivery is a whole version.",
+                "Leave those out that are not in it any more.",
+                argument="deleted",
+                dataset=name,
+            )
+        self._append(dataset.stream, records, (), f"v{self._sequence + 1:06d}", valid_from)
+
+    def table(self, name: str, records: Mapping[Any, Mapping[str, Any]]) -> None:
+        """Put records into a remote table, each under its key (a tuple where the key has several columns)."""
+        table = self._tables[_known("remote table", name, self._tables)]
+        whole = {key: {**_key_columns(table.key, key), **record} for key, record in records.items()}
+        self._twin(name).fill(whole)
+
+    def run(
+        self, spark: SparkSession | Callable[[], SparkSession] | None = None, *, max_batches: int | None = None
+    ) -> TestResult:
+        """Bring the datasets up to date and run batches until the inputs are read, or `max_batches` of them.
+
+        `spark` is a session, or a function that gives one; left out, a local one is started, once a process. Raises
+        what a run raises in production.
+        """
+        plan = plan_application(self._declared if self._same_inputs() else self._app, self._systems)
+        before = {name: self._ends(name) for name in self._app.outputs}
+        self._runs += 1
+        report = run_application(
+            self._lake, self._systems, self._app, spark or _session, run=f"test-{self._runs}", max_batches=max_batches
+        )
+        sent = {name: self._records(name, start) for name, start in before.items()}
+        outputs, deletions = ({name: records[part] for name, records in sent.items()} for part in (0, 1))
+        tables: dict[str, Mapping[Any, dict[str, Any]]] = {name: self._twin(name).records() for name in self._tables}
+        tables |= {name: self._entries(name) for name in self._written_datasets()}
+        return TestResult(outputs, deletions, tables, report.step.counters, report, plan)
+
+    def output(self, name: str) -> Records:
+        """Return all records of an output stream, by partition and offset, without deletions."""
+        return self._records(_known("output", name, self._app.outputs), {})[0]
+
+    # -- what it is made of
+
+    def _system(self, name: str) -> StreamTwins:
+        described = {split_stream_name(stream): given for stream, given in self._described.items()}
+        partitioners = {stream: given.partitioner for (system, stream), given in described.items() if system == name}
+        lake = self._lake if name == "lake" else open_lake(self._folder / f"system-{name}")
+        return StreamTwins(lake, name, {} if name == "lake" else partitioners)
+
+    def _same_inputs(self) -> bool:
+        return all(self._datasets[dataset.name].input is dataset.input for dataset in self._declared.datasets)
+
+    def _twin(self, name: str) -> TableTwin:
+        table = self._tables[name]
+        twin = table.write_function or table.read_function
+        assert isinstance(twin, TableTwin)
+        return twin
+
+    def _written_datasets(self) -> list[str]:
+        return [spec.writes for spec in (one.spec for one in self._app.operators) if spec.writes in self._datasets]
+
+    def _entries(self, dataset: str) -> dict[Any, dict[str, Any]]:
+        try:
+            with open_dataset(self._lake, dataset) as opened:
+                return {key: dict(entry) for key, entry in opened.items()}
+        except (DatasetNotFoundError, NoSealedVersionError):
+            return {}
+
+    def _create(self, name: str, records: Rows) -> None:
+        system, stream = split_stream_name(name)
+        given = self._described.get(name)
+        key = () if given is None else (given.key,) if isinstance(given.key, str) else tuple(given.key)
+        partitions = 1 if given is None else given.partitions
+        self._systems[system].create(stream, schema=schema_of(name, given, records), key=key, partitions=partitions)
+
+    def _append(
+        self, name: str, records: Rows, deleted: Rows, version: str | None, valid_from: datetime | None = None
+    ) -> None:
+        system, stream = split_stream_name(name)
+        if system not in self._systems:
+            raise ConfigurationError(
+                f"application {self._app.name!r} names no stream of system {system!r}.",
+                "Correct the name.",
+                stream=name,
+            )
+        try:
+            info = self._systems[system].info(stream)
+        except StreamNotFoundError:
+            self._create(name, [*records, *deleted])
+            info = self._systems[system].info(stream)
+        assert info.schema is not None
+        self._sequence += 1
+        self._systems[system].append(
+            stream, table_of(name, info.schema, records, deleted), producer="test", sequence=self._sequence,
+            end_of_dataset=version, valid_from=valid_from,
+        )  # fmt: skip
+
+    def _ends(self, name: str) -> dict[SystemStreamPartition, str]:
+        system, stream = split_stream_name(name)
+        try:
+            return self._systems[system].upcoming(self._systems[system].partitions(stream))
+        except StreamNotFoundError:
+            return {}
+
+    def _records(self, name: str, start: Mapping[SystemStreamPartition, str]) -> tuple[Records, Records]:
+        """Return the records of an output from these positions on, and the deletions."""
+        system = self._systems[split_stream_name(name)[0]]
+        ends = self._ends(name)
+        if not ends:
+            return [], []
+        oldest = system.oldest(ends)
+        ranges = {ssp: OffsetRange(start.get(ssp, oldest[ssp]), end) for ssp, end in ends.items()}
+        arrow_records = system.read_arrow(ranges)
+        told = arrow_records.drop_columns([n for n in RECORD_META if n in arrow_records.column_names]).to_pylist()
+        gone = (
+            arrow_records.column(TOMBSTONE).to_pylist()
+            if TOMBSTONE in arrow_records.column_names
+            else [False] * len(told)
+        )
+        kept, deleted = (
+            [row for row, is_gone in zip(told, gone, strict=True) if is_gone is of] for of in (False, True)
+        )
+        return kept, deleted
+
+
+def _from_stream(dataset: AdjunctDataset) -> AdjunctDataset:
+    """Return a dataset that is made from files or a query as one that is made from a stream."""
+    if dataset.stream is not None or dataset.follows_changes:
+        return dataset
+    if dataset.versions is not None:
+        raise ConfigurationError(
+            f"dataset {dataset.name!r} has versions that are Dagster's partitions, which a test does not run.",
+            "Test the application with a dataset that is declared without them.",
+            dataset=dataset.name,
+        )
+    return replace(dataset, input=f"lake.{dataset.name}-of-the-test")
+
+
+def _dated_by_marker(dataset: AdjunctDataset) -> AdjunctDataset:
+    """Return a dataset whose versions are dated as one whose markers say it, which is how a test does."""
+    return dataset if dataset.valid_from is None else replace(dataset, valid_from=MARKER)
+
+
+def _check_dated(dataset: AdjunctDataset, valid_from: datetime | None) -> None:
+    """Raise ConfigurationError where a version lacks its time, or something has one that takes none."""
+    if (valid_from is None) == (dataset.valid_from is None):
+        return
+    if valid_from is None:
+        problem = f"dataset {dataset.name!r} has a time of each version, and this one has none."
+        next_step = "Say since when it is valid: valid_from=datetime(2026, 1, 31, tzinfo=UTC)."
+    elif dataset.follows_changes:
+        problem = f"dataset {dataset.name!r} follows changes, and valid_from={valid_from!r} is for whole versions."
+        next_step = "Leave it out: each change says its own time, in the column that the dataset's valid_from names."
+    else:
+        problem = f"dataset {dataset.name!r} got valid_from={valid_from!r}: it declares nothing that tells such a time."
+        next_step = "Leave it out, or declare the dataset with valid_from=…."
+    raise ConfigurationError(problem, next_step, argument="valid_from", dataset=dataset.name)
+
+
+def _key_columns(columns: Sequence[str], key: Hashable) -> dict[str, Any]:
+    values = key if isinstance(key, tuple) and len(columns) > 1 else (key,)
+    return dict(zip(columns, values, strict=True))
+
+
+def _known(kind: str, name: str, known: Mapping[str, object]) -> str:
+    if name not in known:
+        raise ConfigurationError(
+            f"the application has no {kind} {name!r}; it has {', '.join(known) or 'none'}.",
+            "Correct the name.",
+            argument=kind,
+        )
+    return name
+
+
+@cache
+def _session() -> SparkSession:
+    """A session for small data, which ends with the process."""
+    from dagster_adjunct.resources.spark.session import new_session
+
+    return new_session({"spark.sql.shuffle.partitions": "4"}, master="local[2]")

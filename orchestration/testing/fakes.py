@@ -1,0 +1,206 @@
+"""A twin of a remote table: the same contract over records in one file, which Spark's workers see, too."""
+
+from __future__ import annotations
+
+import fcntl
+import pickle
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from dagster_adjunct.orchestration.operators.arguments import column_names
+from dagster_adjunct.orchestration.operators.stream_facts import Catalog, StreamFacts
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.schema import Schema, exact_array
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import LAKE, TOMBSTONE, NewStreams, Partitioner, StreamInfo, StreamSystem
+from dagster_adjunct.resources.tables.functions import StoreFunction
+from dagster_adjunct.resources.tables.layers import Capabilities
+from dagster_adjunct.resources.tables.memory import MemoryTable
+from dagster_adjunct.resources.tables.operation import Operation, Outcomes
+from dagster_adjunct.resources.tables.table import RemoteTable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class TestStream:
+    """A stream that exists, as far as a test says: its columns (None: not known), those that choose the partition, how
+    many partitions, by which hash ("spark-murmur3", "kafka-murmur2" or "unknown"), and whether offsets are numbers."""
+
+    __test__: ClassVar[bool] = False
+    schema: Schema | None = None
+    key: str | Sequence[str] = ()
+    partitions: int = 1
+    partitioner: Partitioner = "spark-murmur3"
+    numbered_offsets: bool = True
+
+
+Streams: TypeAlias = Mapping[str, TestStream]
+
+
+def catalog_of(streams: Streams) -> Catalog:
+    """Return the facts of these streams, for the planner. Raises ConfigurationError for a wrong name or key."""
+    facts = {}
+    for name, stream in streams.items():
+        system, _ = split_stream_name(name)
+        key = column_names(f"stream {name!r}: key", stream.key)
+        partitioner = stream.partitioner if key else "unknown"
+        evolves = system == "lake"
+        facts[name] = StreamFacts(
+            name, stream.partitions, key, partitioner, stream.schema, evolves, stream.numbered_offsets
+        )
+    return facts
+
+
+class StreamTwins(LakeStreams):
+    """The streams of a lake as the system `name`; `partitioners` say how those of some streams hash, as it is said."""
+
+    def __init__(self, lake: Lake, name: str, partitioners: Mapping[str, Partitioner]) -> None:
+        super().__init__(lake)
+        self.name = name
+        if name != LAKE:
+            self.new_streams = NewStreams()  # what the system itself would say is not known here
+        self._partitioners = dict(partitioners)
+
+    def info(self, stream: str) -> StreamInfo:
+        described = super().info(stream)
+        return replace(described, partitioner=self._partitioners.get(stream, described.partitioner))
+
+    def snapshot(self, stream: str) -> StreamSystem:
+        """Nobody else writes to the streams of a test."""
+        return self
+
+
+def schema_of(stream: str, given: TestStream | None, rows: Sequence[Mapping[str, Any]]) -> Schema:
+    """Return the columns that a test gives a stream, else those of its first records as Python has them."""
+    if given is not None and given.schema is not None:
+        return given.schema
+    if not rows:
+        raise ConfigurationError(
+            f"stream {stream!r} has no columns: none are given, and no records to take them from.",
+            "Describe it: TestApplication(app, {…: TestStream(Schema.of(…))}).",
+            stream=stream,
+        )
+    import pyarrow as pa
+
+    return Schema.from_arrow(pa.Table.from_pylist(list(rows)).schema)
+
+
+def table_of(
+    stream: str, schema: Schema, rows: Sequence[Mapping[str, Any]], deleted: Sequence[Mapping[str, Any]]
+) -> pa.Table:
+    """Return records, then tombstones, as the stream takes them. Raises ConfigurationError with the record's number."""
+    import pyarrow as pa
+
+    everything = [*rows, *deleted]
+    for number, row in enumerate(everything):
+        unknown = [name for name in row if name not in schema]
+        if unknown:
+            raise ConfigurationError(
+                f"stream {stream!r}: record {number} has a column {unknown[0]!r}; its columns are "
+                f"{', '.join(schema.names)}.",
+                "Correct the record, or the columns of the stream.",
+                stream=stream,
+            )
+    columns = {}
+    for field in schema.to_arrow():
+        try:
+            columns[field.name] = exact_array([row.get(field.name) for row in everything], field.type)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"stream {stream!r}: column {field.name!r} is {schema.field(field.name, stream).type}: {error}.",
+                "Correct the records, or the columns of the stream.",
+                stream=stream,
+            ) from error
+    columns[TOMBSTONE] = pa.array([False] * len(rows) + [True] * len(deleted), pa.bool_())
+    return pa.table(columns)
+
+
+Record = dict[str, Any]
+
+
+class TableTwin(StoreFunction[Hashable, Record, Any]):
+    """Records in a file, for as long as a test lives. It can do what the function says that it stands for."""
+
+    def __init__(
+        self,
+        path: str,
+        capabilities: Capabilities,
+        columns: Mapping[str, str] | None,
+        key: str | tuple[str, ...] | None,
+    ) -> None:
+        self.path = path
+        self.key = key
+        self._capabilities = capabilities
+        self._columns = None if columns is None else dict(columns)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TableTwin, (self.path, self._capabilities, self._columns, self.key)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    def column_types(self) -> dict[str, str] | None:
+        return self._columns
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        with _held(self.path) as table:
+            return await table.send(operation)
+
+    def records(self) -> dict[Hashable, Record]:
+        """Return all records by their keys."""
+        with _held(self.path) as table:
+            return table.records()
+
+    def fill(self, records: Mapping[Hashable, Record]) -> None:
+        """Put these records, in place of those of the same keys."""
+        with _held(self.path) as table:
+            table.fill(records)
+
+
+def twin_of(table: RemoteTable[Any, Any, Any], path: Path) -> RemoteTable[Any, Any, Any]:
+    """Return a table with the contract of another one, and its records in a file."""
+    return RemoteTable(
+        table.name,
+        key=table.key,
+        read_function=None if table.read_function is None else _function(table.read_function, path),
+        write_function=None if table.write_function is None else _function(table.write_function, path),
+        retry=table.retry,
+        rate_limit=table.rate_limit,
+        batches=table.batches,
+        in_flight=table.in_flight,
+        newest_by=table.conditions.newest_by,
+        idempotent=table.conditions.idempotent,
+        on_replay=table.conditions.on_replay,
+        defaults_may_overwrite=table.defaults_may_overwrite,
+        cache=table.cache,
+    )
+
+
+def _function(function: Any, path: Path) -> TableTwin:
+    key = getattr(function, "key", None)
+    named = key if key is None or isinstance(key, str) else tuple(key)
+    return TableTwin(str(path), function.capabilities, function.column_types(), named)
+
+
+@contextmanager
+def _held(path: str) -> Iterator[MemoryTable]:
+    """The table of a file, which nobody else sees until it is written again."""
+    with Path(f"{path}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        table = MemoryTable(path)
+        table.clear()
+        file = Path(path)
+        if file.exists():
+            table.restore(pickle.loads(file.read_bytes()))
+        yield table
+        written = file.with_suffix(".new")
+        written.write_bytes(pickle.dumps(table.content()))
+        written.replace(file)

@@ -1,1 +1,0 @@
-"""What operators do to streams and datasets as a whole: delete, repartition, discard."""

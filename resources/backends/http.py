@@ -1,0 +1,458 @@
+"""`HttpTable`: records of a service, one resource a key; the pattern for services, made to be subclassed.
+
+    get               GET    path     2xx: the record, 404: none
+    put               PUT    path     2xx
+    put if absent     PUT    path, If-None-Match: *       2xx: put, 412: there is one
+    update            PATCH  path     2xx, 404: the record is missing
+    delete            DELETE path     2xx, 404: there was none
+
+Every other answer is an error (http_answers.py). A subclass says where its service differs by overriding `decode`,
+`encode`, `path_of` or one of the requests; and a service that takes many records at once gets them by overriding
+`get_all`, `put_all`, `delete_all` or `update_all`, with `request` for what it sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime
+from email.utils import parsedate_to_datetime
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import quote, urlsplit
+
+from dagster_adjunct.resources.backends.columns import variable_name
+from dagster_adjunct.resources.backends.write_plan import Key, Record
+from dagster_adjunct.resources.common import check_seconds, check_whole_number, utc_now
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    SchemaMismatchError,
+    TableAccessError,
+    TableError,
+    TableUnavailableError,
+)
+from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction, record_not_found
+from dagster_adjunct.resources.tables.layers import Capabilities
+from dagster_adjunct.resources.tables.operation import (
+    Operation,
+    Outcomes,
+    PerLoop,
+    Problem,
+    RowEntries,
+    State,
+    first_cause,
+    in_own_order,
+    key_columns,
+    no_key,
+)
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx
+
+READS = ("GET", "HEAD")
+_SHOWN = 300  # characters of a body
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class HttpUnavailableError(TableUnavailableError):
+    """The service did not do it now. `had_effect`: False where it surely did nothing, None where nobody knows."""
+
+    status: int | None = None
+    retry_after: float | None = None  # seconds
+    had_effect: bool | None = None
+
+
+def error_of(answer: httpx.Response, label: str, secrets: Iterable[str]) -> AdjunctError:
+    """The error that an answer stands for that is no success; it shows the beginning of its body, and no secret."""
+    status = answer.status_code
+    beginning = _said(answer.text, secrets)
+    what = f"{label}: {answer.request.method} {answer.request.url.copy_with(query=None)}"
+    if status == 429 or status >= 500 or status == 408:
+        wait = seconds_of(answer.headers.get("Retry-After"), utc_now())
+        nothing_done = status == 429 or (status == 503 and wait is not None) or answer.request.method in READS
+        return HttpUnavailableError(
+            f"{what} was answered with {status}{beginning}.",
+            "It is tried again; if that goes on, ask who runs the service.",
+            table=label,
+            status=status,
+            retry_after=wait,
+            had_effect=False if nothing_done else None,
+        )
+    kind = TableAccessError if status in (401, 403, 407) else TableError
+    return kind(f"{what} was refused with {status}{beginning}.", "Correct the request or the declaration.", table=label)
+
+
+def seconds_of(retry_after: str | None, now: datetime) -> float | None:
+    """How long a Retry-After header asks to wait from `now` on, in seconds; it is written as seconds or as a date."""
+    if retry_after is None:
+        return None
+    text = retry_after.strip()
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        moment = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - now).total_seconds())
+
+
+def lost(error: Exception, label: str, method: str, url: str, secrets: Iterable[str]) -> HttpUnavailableError:
+    """The error for a request without an answer; a write had no effect where no connection was made."""
+    import httpx
+
+    unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.ProxyError)
+    what = "can't be reached" if unsent else "did not answer"
+    return HttpUnavailableError(
+        f"{label}: {method} {url}: the service {what} ({type(error).__name__}{_said(str(error), secrets)}).",
+        "Check that the service runs and can be reached from here; it is tried again.",
+        table=label,
+        had_effect=False if unsent or method in READS else None,
+    )
+
+
+def _said(text: str, secrets: Iterable[str]) -> str:
+    """The beginning of what was said, behind a colon."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    text = " ".join(text.split())
+    return f": {text if len(text) <= _SHOWN else text[:_SHOWN] + '…'}" if text else ""
+
+
+_PLACE = re.compile(r"{(\w+)}")
+_SECRET_HEADERS = ("authorization", "proxy-authorization", "cookie", "x-api-key")
+
+
+@dataclass(frozen=True)
+class HttpExtra:
+    """What a call of a table hands through to its requests: `table.get(key, HttpExtra(params={"unit": "km"}))`.
+
+    Each is a mapping or pairs, and kept as pairs. It can be hashed, so that a cache keeps answers to others apart.
+    Headers that a declaration sets are replaced by those of the same name.
+    """
+
+    params: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
+    headers: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("params", "headers"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, tuple(sorted(given.items())) if isinstance(given, Mapping) else given)
+
+
+@dataclass(slots=True)
+class _Client:
+    """What one event loop has open: at most so many requests at a time, each waiting for its turn outside its limit."""
+
+    client: httpx.AsyncClient
+    turns: asyncio.Semaphore
+    secrets: tuple[str, ...]
+    busy: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, Record]):
+    """Read and write function over a service.
+
+    `path` has the key's columns in braces ("/planes/{tail}"); their values are percent-encoded, so a key is never
+    more than a part of one segment, and a segment that would be empty, "." or ".." is refused. `headers` are sent with
+    each request; `secret_headers` gives for a header the environment variable that holds its value, read when a client
+    is opened and never stored. With `puts_if_absent` the service is taken to honour `If-None-Match: *`.
+
+    At most `connections` requests of an event loop are under way at a time, each for at most `timeout` seconds.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        path: str,
+        key: str | Sequence[str],
+        *,
+        headers: Mapping[str, str] | None = None,
+        secret_headers: Mapping[str, str] | None = None,
+        puts_if_absent: bool = False,
+        connections: int = 10,
+        timeout: float = 10.0,
+    ) -> None:
+        self.base_url, self.path, self.key = base_url.rstrip("/"), path, key_columns(path, key)
+        self.headers, self.secret_headers = dict(headers or {}), dict(secret_headers or {})
+        self.puts_if_absent, self.connections, self.timeout = puts_if_absent, connections, timeout
+        self._label = f"HTTP table {path}"
+        for header, name in self.secret_headers.items():
+            variable_name(f"secret_headers[{header!r}]", name, label=self._label)
+        _check(self)
+        self._clients: PerLoop[_Client] = PerLoop(self._client)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.base_url!r}, {self.path!r}, key={self.key})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The declaration as plain values; it holds no secret."""
+        names = ("base_url", "path", "headers", "secret_headers", "puts_if_absent", "connections", "timeout")
+        return {name: getattr(self, name) for name in names} | {"key": list(self.key)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_clients"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._clients = PerLoop(self._client)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            updates=True, changes=frozenset({"set"}), puts_if_absent=self.puts_if_absent, takes_args=True
+        )
+
+    async def open(self) -> None:
+        self._clients.here()
+
+    async def close(self) -> None:
+        """Close the running event loop's connections, once the requests that use them have ended."""
+        open_ = self._clients.take()
+        if open_ is not None:
+            if open_.busy:
+                await open_.idle.wait()
+            await open_.client.aclose()
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        ordered = in_own_order(self._label, self.key, operation.key)
+        if ordered is None:
+            return await super().send(operation)
+        entries = operation.entries
+        mine = RowEntries(
+            list(map(ordered, entries.keys)), entries.values, entries.defaults, entries.marks, entries.newest
+        )
+        return await super().send(replace(operation, entries=mine, key=self.key))
+
+    # -- what a service may do otherwise
+
+    def path_of(self, key: Key) -> str:
+        """The path of a key's resource, below the base URL."""
+        parts = (key,) if len(self.key) == 1 else key
+        if not isinstance(parts, tuple) or len(parts) != len(self.key):
+            raise no_key(self._label, key, self.key)
+        texts = {name: quote(_text(self._label, part), safe="") for name, part in zip(self.key, parts, strict=True)}
+        segments = [_PLACE.sub(lambda place: texts[place[1]], segment) for segment in self.path.split("/")]
+        for segment, declared in zip(segments, self.path.split("/"), strict=True):
+            if segment in ("", ".", "..") and segment != declared:  # it would name another resource, or all of them
+                raise SchemaMismatchError(
+                    f"{self._label}: the key {key!r} makes {segment!r} of a segment of its path.",
+                    "Filter such keys out before they reach the table.",
+                    table=self._label,
+                )
+        return "/".join(segments)
+
+    def encode(self, record: Record) -> bytes:
+        """The body of a put or an update: JSON, so values must be what JSON has."""
+        try:
+            return json.dumps(dict(record), allow_nan=False, ensure_ascii=False).encode()
+        except (TypeError, ValueError) as error:
+            raise SchemaMismatchError(
+                f"{self._label}: a record can't be written as JSON: {error}.",
+                "Convert its values before they are written, or override encode().",
+                table=self._label,
+            ) from error
+
+    def decode(self, body: bytes) -> Record:
+        """The record that the body of an answer to a get holds."""
+        try:
+            record = json.loads(body)
+        except ValueError as error:
+            raise TableError(
+                f"{self._label}: an answer is no JSON: {body[:200]!r}.",
+                "Look at the service, or override decode().",
+                table=self._label,
+            ) from error
+        if not isinstance(record, dict):
+            raise TableError(
+                f"{self._label}: an answer is a {type(record).__name__}, expected an object: {body[:200]!r}.",
+                "Look at the path, or override decode().",
+                table=self._label,
+            )
+        return record
+
+    # -- requests
+
+    async def get(self, key: Key, *args: object) -> Record | None:
+        answer = await self.request("GET", self.path_of(key), args, expected=(404,))
+        return None if answer.status_code == 404 else self.decode(answer.content)
+
+    async def put(self, key: Key, value: Record, *args: object) -> None:
+        await self.request("PUT", self.path_of(key), args, body=self.encode(value))
+
+    async def put_if_absent(self, key: Key, value: Record, *args: object) -> bool:
+        only = {"If-None-Match": "*"}
+        answer = await self.request(
+            "PUT", self.path_of(key), args, body=self.encode(value), headers=only, expected=(412,)
+        )
+        return answer.status_code != 412
+
+    async def update(self, key: Key, update: Record, *args: object) -> None:
+        answer = await self.request("PATCH", self.path_of(key), args, body=self.encode(update), expected=(404,))
+        if answer.status_code == 404:
+            raise record_not_found([key], self._label)
+
+    async def delete(self, key: Key, *args: object) -> None:
+        await self.request("DELETE", self.path_of(key), args, expected=(404,))
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        args: Sequence[object] = (),
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        expected: Sequence[int] = (),
+    ) -> httpx.Response:
+        """The answer to one request: a success, or a status that is `expected`; else an error of a table's.
+
+        `args` are those of the table's call, each an `HttpExtra`.
+        """
+        import httpx
+
+        params, more = self._extra(args)
+        if body is not None:
+            more = {"Content-Type": "application/json", **more}
+        open_, url = self._clients.here(), self.base_url + path
+        open_.busy += 1
+        open_.idle.clear()
+        try:
+            async with open_.turns, asyncio.timeout(self.timeout):
+                answer = await open_.client.request(
+                    method,
+                    url,
+                    content=body,
+                    params=tuple(params) if params else None,
+                    headers={**more, **(headers or {})},
+                )
+        except (httpx.TransportError, TimeoutError) as error:
+            raise lost(error, self._label, method, url, open_.secrets) from error
+        finally:
+            open_.busy -= 1
+            if not open_.busy:
+                open_.idle.set()
+        if answer.is_success or answer.status_code in expected:
+            return answer
+        raise error_of(answer, self._label, open_.secrets)
+
+    def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
+        unavailable = first_cause(error, HttpUnavailableError)
+        if unavailable is None:
+            return super().problem_of(error, sent=sent)
+        state = State.UNKNOWN if sent and unavailable.had_effect is None else State.FAILED
+        return Problem(state, error, unavailable.retry_after)
+
+    def _extra(self, args: Sequence[object]) -> tuple[list[tuple[str, str]], dict[str, str]]:
+        params: list[tuple[str, str]] = []
+        headers: dict[str, str] = {}
+        for extra in args:
+            if not isinstance(extra, HttpExtra):
+                raise TableError(
+                    f"{self._label} got {extra!r} as an argument; expected an HttpExtra.",
+                    "Give query parameters and headers as HttpExtra(params={…}, headers={…}).",
+                    table=self._label,
+                )
+            params += cast("Iterable[tuple[str, str]]", extra.params)
+            headers |= dict(extra.headers)
+        return params, headers
+
+    def _client(self) -> _Client:
+        try:
+            import httpx
+        except ImportError as error:
+            raise ConfigurationError(
+                f"{self._label} needs the package httpx, which can't be imported here ({error}).",
+                "Install it: pip install 'dagster-adjunct[http]', on executors too.",
+                package="httpx",
+                table=self._label,
+            ) from error
+        secrets = {header: os.environ.get(name, "") for header, name in self.secret_headers.items()}
+        for header, value in secrets.items():
+            if not value:
+                name = self.secret_headers[header]
+                raise ConfigurationError(
+                    f"{self._label}: the environment variable {name}, which should hold its header {header}, is not "
+                    "set here.",
+                    f"Set {name}, on executors too.",
+                    setting=name,
+                )
+        client = httpx.AsyncClient(
+            headers={**self.headers, **secrets},
+            limits=httpx.Limits(max_connections=self.connections, max_keepalive_connections=self.connections),
+            timeout=self.timeout,
+            verify=_trusted(),
+        )
+        return _Client(client, asyncio.Semaphore(self.connections), tuple(secrets.values()))
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Whom to trust, read once in a process: that takes longer than some requests do."""
+    import httpx
+
+    return httpx.create_ssl_context()
+
+
+def _check(table: HttpTable) -> None:
+    try:
+        parts = urlsplit(table.base_url)
+        parts.port  # noqa: B018 - which may be none
+    except ValueError:
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ConfigurationError(
+            "an HTTP table has a base_url that can't be used.",
+            "Expected https://host:port/path, without query.",
+            argument="base_url",
+        )
+    if parts.username is not None or parts.password is not None:
+        raise ConfigurationError(
+            f"HTTP table {table.path} was declared with a login in its base_url, which would travel in pickles and "
+            "logs.",
+            "Leave it out, and name an environment variable for the header: secret_headers={'Authorization': …}.",
+            argument="base_url",
+        )
+    for header in table.headers:
+        if header.lower() in _SECRET_HEADERS:
+            raise ConfigurationError(
+                f"HTTP table {table.path} was declared with a value for its header {header}, which would travel in "
+                "pickles and stored documents.",
+                f"Name the environment variable that holds it: secret_headers={{{header!r}: …}}.",
+                argument="headers",
+            )
+    named = _PLACE.findall(table.path)
+    if sorted(named) != sorted(table.key) or not table.path.startswith("/"):
+        raise ConfigurationError(
+            f"HTTP table {table.path}: its path names {', '.join(named) or 'no column'}, and its key is "
+            f"{', '.join(table.key)}.",
+            "Write a path as /planes/{tail}, with each key column once.",
+            argument="path",
+        )
+    what, whole = f"HTTP table {table.path} has", "a whole number above 0"
+    check_whole_number(table.connections, f"{what} connections={table.connections!r}", whole, argument="connections")
+    check_seconds(table.timeout, f"{what} timeout={table.timeout!r}", argument="timeout")
+
+
+def _text(label: str, part: object) -> str:
+    """A key's value in a path."""
+    if isinstance(part, bool):
+        return "true" if part else "false"
+    if isinstance(part, date | datetime):
+        return part.isoformat()
+    if not isinstance(part, str | int):
+        raise SchemaMismatchError(
+            f"{label} got {part!r} ({type(part).__name__}) in a key; expected text, whole numbers, dates or times.",
+            "Convert it, or override path_of().",
+            table=label,
+        )
+    return str(part)

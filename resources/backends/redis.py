@@ -1,0 +1,686 @@
+"""Requests to Redis as the bytes that are sent: one call of the script for each key, one HMGET for each get.
+
+They are made here and not by the client because that is most of what a bulk request costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
+
+from dagster_adjunct.resources.backends.columns import Kind, declared_column, variable_name
+from dagster_adjunct.resources.backends.redis_script import BEGUN, DONE, MISSING, SKIPPED, script
+from dagster_adjunct.resources.backends.redis_values import NULL, redis_column
+from dagster_adjunct.resources.backends.write_plan import CheckedChanges, Key, Record, Row, RowCodec
+from dagster_adjunct.resources.common import check_seconds, check_whole_number
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    SchemaMismatchError,
+    TableAccessError,
+    TableError,
+    TableUnavailableError,
+)
+from dagster_adjunct.resources.tables.functions import StoreFunction, as_declared, record_not_found
+from dagster_adjunct.resources.tables.layers import OF_A_STORE, Capabilities
+from dagster_adjunct.resources.tables.operation import (
+    Changes,
+    Operation,
+    OperationKind,
+    Outcomes,
+    PerLoop,
+    Problem,
+    State,
+    key_columns,
+)
+
+if TYPE_CHECKING:
+    from redis.asyncio import BlockingConnectionPool
+
+_SCHEMES = ("redis", "rediss", "unix")
+# Answers that say that nothing was done, and that may be others later; redis-py has classes for some of them.
+_FOR_NOW = {
+    *("BusyLoadingError", "OutOfMemoryError", "ReadOnlyError"),
+    *("MasterDownError", "ClusterDownError", "TryAgainError"),
+}
+_CODES_FOR_NOW = ("BUSY", "OOM", "MISCONF", "READONLY", "NOREPLICAS")
+NO_SCRIPT = Problem(State.FAILED)  # the server does not know the script: nothing was done
+
+
+def require_client(label: str) -> None:
+    """Return if redis-py can be imported; else say how to get it."""
+    try:
+        import redis.asyncio  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{label} needs the package redis, which can't be imported here ({error}).",
+            "Install it: pip install 'dagster-adjunct[redis]', on executors too.",
+            package="redis",
+            table=label,
+        ) from error
+
+
+def check_url(label: str, url: str | None, url_env: str | None) -> None:
+    """Refuse a declaration that says nowhere, or twice, where the server is, or that holds a password."""
+    if (url is None) == (url_env is None):
+        raise ConfigurationError(
+            f"{label} is declared with {'neither url nor' if url is None else 'both url and'} url_env.",
+            "Give one: url='redis://host:6379/0', or the name of an environment variable that holds it.",
+            argument="url",
+        )
+    if url is None:
+        return
+    parts = _parts(label, "url", url)
+    if parts.password is not None or "password" in parts.query.lower():
+        raise ConfigurationError(
+            f"{label} was declared with a password in its url, which would travel in pickles and logs.",
+            "Give url_env, the name of an environment variable that holds the whole URL, or leave the password out "
+            "and give password_env.",
+            argument="url",
+        )
+
+
+def _parts(label: str, what: str, url: str) -> Any:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - which may be none
+    except ValueError:
+        parts = urlsplit("")
+    if parts.scheme not in _SCHEMES:
+        raise ConfigurationError(
+            f"{label}: {what} can't be read as a URL of a Redis server.",
+            "Expected redis://host:6379/0, rediss://… for TLS, or unix:///path?db=0.",
+            argument=what,
+        )
+    return parts
+
+
+def from_environment(label: str, name: str, what: str) -> str:
+    """The value of an environment variable, which must be set."""
+    value = os.environ.get(name, "")
+    if not value:
+        raise ConfigurationError(
+            f"{label}: the environment variable {name}, which should hold its {what}, is not set here.",
+            f"Set {name}, on executors too.",
+            setting=name,
+        )
+    return value
+
+
+class RedisServer:
+    """The connections of one event loop to one server; at most so many at a time, others wait.
+
+    Nothing is sent again by the client itself: what was sent and not answered may have had its effect.
+    """
+
+    def __init__(
+        self, label: str, url: str, password: str | None, *, source: str, connections: int, timeout: float
+    ) -> None:
+        from redis.asyncio import BlockingConnectionPool
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+
+        self.label, self._timeout = label, timeout
+        parts = _parts(label, source, url)
+        self.place = f"{parts.hostname or 'localhost'}:{parts.port or 6379}" if parts.hostname else parts.path
+        self._secrets = [secret for secret in (password, parts.password) if secret]
+        settings: dict[str, Any] = {} if password is None else {"password": password}
+        try:
+            self.pool: BlockingConnectionPool = BlockingConnectionPool.from_url(
+                url,
+                max_connections=connections,
+                timeout=None,
+                protocol=2,
+                retry=Retry(NoBackoff(), 0),
+                socket_connect_timeout=timeout,
+                socket_timeout=None,  # requests have their limit as a whole, here
+                **settings,
+            )
+        except (ValueError, TypeError):  # whose message may quote the password
+            raise ConfigurationError(
+                f"{label}: {source} can't be read as a URL of a Redis server.",
+                "Expected redis://host:6379/0, and of options what redis-py knows.",
+                setting=source,
+            ) from None
+        self._busy, self._idle = 0, asyncio.Event()
+        self._idle.set()
+
+    async def ask(self, commands: Sequence[bytes], *, reads: bool = False) -> list[Any]:
+        """The answers to packed commands, sent together in this order: values, or the `Problem` of one.
+
+        What `reads` had no effect, so it never is UNKNOWN.
+        """
+        from redis.exceptions import RedisError
+
+        self._busy += 1
+        self._idle.clear()
+        try:
+            try:
+                connection = await self.pool.get_connection()  # type: ignore[no-untyped-call]
+            except (RedisError, OSError, TimeoutError) as error:
+                return [self.problem(error, lost=State.FAILED)] * len(commands)
+            answers: list[Any] = []
+            whole = False
+            try:
+                async with asyncio.timeout(self._timeout):
+                    await connection.send_packed_command(b"".join(commands), check_health=False)
+                    whole = await self._read(connection, len(commands), answers)
+            except (RedisError, OSError, TimeoutError) as error:
+                problem = self.problem(error, lost=State.FAILED if reads else State.UNKNOWN)
+                answers += [problem] * (len(commands) - len(answers))
+            finally:
+                if not whole:
+                    await connection.disconnect(nowait=True)  # what it still answers would be taken for other answers
+                await self.pool.release(connection)
+            return answers
+        finally:
+            self._busy -= 1
+            if not self._busy:
+                self._idle.set()
+
+    async def _read(self, connection: Any, count: int, answers: list[Any]) -> bool:
+        """Read all answers; return whether the connection may be used again: not one to a server that is no master."""
+        from redis.exceptions import BusyLoadingError, ReadOnlyError, ResponseError
+
+        read, whole = connection.read_response, True
+        while len(answers) < count:
+            try:
+                answers.append(await read(disable_decoding=True, disconnect_on_error=False))
+            except (ResponseError, BusyLoadingError) as error:
+                answers.append(self.problem(error, lost=State.FAILED))
+                whole = whole and not isinstance(error, ReadOnlyError)
+        return whole
+
+    def problem(self, error: BaseException, *, lost: State) -> Problem:
+        """What an error says of the entries that met it; `lost`: the state of those whose connection ended."""
+        from redis import exceptions
+
+        text = " ".join(f"{getattr(error, 'status_code', None) or ''} {error}".split())[:300]
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        if isinstance(error, exceptions.NoScriptError):
+            return NO_SCRIPT
+        denied = isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError)
+        if denied or "unauthenticated" in text:  # what a login would have told of many arguments
+            return self._refused(
+                TableAccessError,
+                f"refused the login or the command ({text})",
+                "Check user, password and rights: it needs HMGET, EVALSHA, SCRIPT LOAD and what the script calls",
+                error,
+            )
+        if type(error).__name__ in _FOR_NOW or text.startswith(_CODES_FOR_NOW):
+            busy = TableUnavailableError(
+                f"{self.label} at {self.place} takes no requests now ({text}).",
+                "It is tried again; if that goes on, look at the server's log and memory.",
+                table=self.label,
+            )
+            busy.__cause__ = error
+            return Problem(State.FAILED, busy)
+        if isinstance(error, exceptions.ResponseError):
+            other_type = "WRONGTYPE" in text
+            hint = "Another type is stored under the key" if other_type else "Correct the data or the server"
+            return self._refused(TableError, f"refused the request ({text})", hint, error)
+        unanswered = "can't be reached" if lost is State.FAILED else "did not answer"
+        gone = TableUnavailableError(
+            f"{self.label}: Redis at {self.place} {unanswered} ({type(error).__name__}: {text}).",
+            "Check that the server runs and can be reached from here; what had no effect is sent again.",
+            table=self.label,
+        )
+        gone.__cause__ = error
+        return Problem(lost, gone)
+
+    def _refused(self, kind: type[TableError], what: str, hint: str, error: BaseException) -> Problem:
+        refused: AdjunctError = kind(f"{self.label} at {self.place} {what}.", f"{hint}.", table=self.label)
+        refused.__cause__ = error
+        return Problem(State.REFUSED, refused)
+
+    async def close(self) -> None:
+        """Close the connections once the requests that use them have ended."""
+        await self._idle.wait()
+        await self.pool.disconnect()
+
+
+OWN = "adjunct_"  # how fields begin that are no columns
+Packed = tuple[int, bytes]  # how many arguments, and they
+
+
+def bulk(text: bytes) -> bytes:
+    """One argument of a command."""
+    return b"$%d\r\n%b\r\n" % (len(text), text)
+
+
+def command(*arguments: bytes) -> bytes:
+    """A whole command."""
+    return b"*%d\r\n%b" % (len(arguments), b"".join(map(bulk, arguments)))
+
+
+class RedisRequests:
+    """Between entries and what is sent and received. Errors name the table, the column and the value found."""
+
+    def __init__(
+        self, label: str, prefix: str, key: Sequence[str], columns: Mapping[str, str], largest_value: int, horizon: int
+    ) -> None:
+        self.label, self.largest, self._horizon = label, largest_value, horizon
+        declared = [declared_column(*pair) for pair in columns.items()]
+        self.rows = RowCodec(label, key, declared)
+        self._columns = {column.name: redis_column(column) for column in declared}
+        self._encoders = {name: (bulk(name.encode()), c.encode) for name, c in self._columns.items()}
+        for name in columns:
+            if name.startswith(OWN):
+                raise ConfigurationError(
+                    f"{label} has a column {name!r}; names that begin with {OWN} are for what conditions keep.",
+                    "Rename it.",
+                    argument="columns",
+                )
+            if name in self.rows.key and not self._columns[name].may_be_key:
+                raise SchemaMismatchError(
+                    f"{label}: its key column {name!r} is {columns[name]}, in which equal values may be written in "
+                    "several ways.",
+                    "Use a string, an integer, boolean, timestamp, date, binary or decimal(p,s).",
+                    column=name,
+                )
+        self._prefix = prefix.encode() + b":"
+        self._decoders = [(name, c.decode) for name, c in self._columns.items() if name not in self.rows.key]
+        asked = [name.encode() for name in (*self.rows.key, *(name for name, _ in self._decoders))]
+        self._get = b"*%d\r\n$5\r\nHMGET\r\n" % (len(asked) + 3), b"".join(map(bulk, [b"adjunct_deleted", *asked]))
+
+    def name(self, key: Row) -> bytes:
+        r"""The name of the record's hash. Of several columns "\" and ":" stand with a "\" before them."""
+        if len(key) == 1:
+            return self._prefix + self._text(self.rows.key[0], key[0])
+        texts = map(self._text, self.rows.key, key)
+        return self._prefix + b":".join(t.replace(b"\\", b"\\\\").replace(b":", b"\\:") for t in texts)
+
+    # -- gets
+
+    def get(self, key: Row) -> bytes:
+        head, tail = self._get
+        return head + bulk(self.name(key)) + tail
+
+    def record(self, key: Row, answer: Sequence[bytes | None]) -> dict[str, Any] | None:
+        """The record that was read for a key; it has the key's columns, and of the others those that are stored."""
+        if answer[0] is not None or answer.count(None) == len(answer):
+            return None
+        record: dict[str, Any] = dict(zip(self.rows.key, key, strict=True))
+        try:
+            for (name, decode), text in zip(self._decoders, answer[len(key) + 1 :], strict=True):
+                if text is not None:
+                    record[name] = None if text == NULL else decode(text)
+        except (ValueError, ArithmeticError) as error:
+            raise SchemaMismatchError(
+                f"{self.label}: the record of {key!r} has {text!r} as its {name}, which is no "
+                f"{self.rows.columns[name].type}.",
+                "Correct it, or the declaration; another program has written it.",
+                column=name,
+            ) from error
+        return record
+
+    # -- writes
+
+    def compares(self, newest_by: str | None) -> str:
+        """How the script compares times of this column; "-" for none."""
+        if newest_by is None:
+            return "-"
+        compares = self._columns[self.rows.column(newest_by).name].compares
+        if compares == "-":
+            raise SchemaMismatchError(
+                f"{self.label}: column {newest_by!r} is {self.rows.columns[newest_by].type}, and newest_by needs a "
+                "column of times, numbers or text.",
+                "Name another column as newest_by.",
+                column=newest_by,
+            )
+        return compares
+
+    def settings(self, newest_by: str | None) -> bytes:
+        """What the calls of an operation have in common."""
+        return b"".join(map(bulk, ((newest_by or "").encode(), b"%d" % self._horizon, self.rows.key[0].encode())))
+
+    def entry(self, operation: Operation[Any], place: int, key: Row, used: set[str]) -> Packed:
+        """The arguments of one entry; what its script has to be able to do is added to `used`."""
+        entries, kind = operation.entries, operation.kind
+        count, own = 0, b""
+        if kind is not OperationKind.DELETE:
+            assert entries.values is not None
+            value = entries.values[place]
+            if kind is OperationKind.UPDATE:
+                default = None if entries.defaults is None else entries.defaults[place]
+                count, own = self._update(key, value, default, used)
+            else:
+                count, own = self._fields(self.rows.whole(key, value))
+        own = b"$%d\r\n%d\r\n%b" % (len(str(count)), count, own)
+        if not operation.conditions:
+            return count + 1, own
+        conditions = self._conditions(operation, place)
+        return count + 1 + len(conditions), b"".join(map(bulk, conditions)) + own
+
+    def _conditions(self, operation: Operation[Any], place: int) -> list[bytes]:
+        entries, conditions = operation.entries, operation.conditions
+        assert entries.marks is not None  # whoever states conditions gives marks
+        mark, texts = entries.marks[place], []
+        if conditions.newest_by is not None:
+            assert entries.newest is not None
+            time = self.rows.checked(conditions.newest_by, entries.newest[place])
+            if time is None:
+                raise SchemaMismatchError(
+                    f"{self.label}: {entries.keys[place]!r} came without its {conditions.newest_by}, by which the "
+                    "newest is known.",
+                    "Give every record a time, or filter such records out.",
+                    column=conditions.newest_by,
+                )
+            texts += [self._text(conditions.newest_by, time), mark.tie.encode()]
+        if conditions.idempotent:
+            if "\n" in mark.source or "\t" in mark.source:
+                raise SchemaMismatchError(
+                    f"{self.label}: a mark names the source {mark.source!r}; line ends and tabs part them.",
+                    "Name sources as stream partitions are named.",
+                    table=self.label,
+                )
+            texts += [mark.source.encode(), mark.position.encode()]
+        return texts
+
+    def _fields(self, checked: Mapping[str, Any]) -> Packed:
+        """Checked values as fields and values."""
+        encoders, parts = self._encoders, []
+        try:
+            for name, value in checked.items():
+                field, encode = encoders[name]
+                text = NULL if value is None else encode(value)
+                parts.append(b"%b$%d\r\n%b\r\n" % (field, len(text), text))
+        except ValueError:
+            self._text(name, value)  # says which one
+            raise
+        packed = b"".join(parts)
+        if len(packed) > self.largest:
+            for name, value in checked.items():
+                self._text(name, value)
+        return 2 * len(parts), packed
+
+    def _update(self, key: Row, update: Record | Changes, default: Record | None, used: set[str]) -> Packed:
+        begins, begin = 0, b""
+        if default is not None:
+            used.add("default")
+            begins, begin = self._fields(self.rows.whole(key, default))
+        changes = self.rows.changes(key, update)
+        sets, others, more = changes.set, 0, b""
+        if isinstance(update, Changes):
+            if update.remove:  # of a hash that others wrote, the key's columns may be all that is left
+                kept = {name: value for name, value in changes.set.items() if name not in update.remove}
+                sets = dict(zip(self.rows.key, key, strict=True)) | kept
+            others, more = self._more(changes, update.remove, used)
+        fields, packed = self._fields(sets)
+        head = b"$%d\r\n%d\r\n%b$%d\r\n%d\r\n" % (len(str(begins)), begins, begin, len(str(fields)), fields)
+        return 2 + begins + fields + others, b"%b%b%b" % (head, packed, more)
+
+    def _more(self, changes: CheckedChanges, remove: Sequence[str], used: set[str]) -> Packed:
+        """The arguments of what is no setting."""
+        count, more = 0, []
+        for name, value in changes.add.items():
+            column = self._columns[name]
+            if column.kind is Kind.JSON:
+                used.add("merge")
+                self._text(name, value)
+                members = [part for item in value.items() for part in map(column.encode, item)]
+                count += 4 + len(members)
+                more += [b"merge", name.encode(), b"%d" % self.largest, b"%d" % len(members), *members]
+            else:
+                used.add("add")
+                how = b"f" if column.compares == "f" else b"n"
+                count += 6
+                more += [b"add", name.encode(), how, self._text(name, value), column.least, column.most]
+        for name, items in changes.append.items():
+            used.add("append")
+            count += 4
+            more += [b"append", name.encode(), b"%d" % self.largest, self._text(name, items)[1:-1]]
+        for name in remove:
+            used.add("remove")
+            count += 2
+            more += [b"remove", name.encode()]
+        return count, b"".join([b"$%d\r\n%b\r\n" % (len(text), text) for text in more])
+
+    def _text(self, name: str, value: Any) -> bytes:
+        """The checked value as it is stored; SchemaMismatchError where Redis can't or shall not hold it."""
+        try:
+            text = NULL if value is None else self._columns[name].encode(value)
+        except ValueError as error:
+            column = self.rows.columns[name]
+            raise SchemaMismatchError(
+                f"{self.label}: column {name!r} is {column.type}{column.size} and got {value!r}; {error}.",
+                "Convert the value before it is written.",
+                column=name,
+            ) from None
+        if len(text) > self.largest:
+            raise SchemaMismatchError(
+                f"{self.label}: a value of column {name!r} has {len(text)} bytes, and {self.largest} are allowed.",
+                "Write smaller values, or allow more (largest_value=…, at most 512 MB).",
+                column=name,
+            )
+        return text
+
+
+def script_call(digest: bytes, settings: bytes, name: bytes, entries: Sequence[Packed]) -> bytes:
+    """The call of a script for one key."""
+    if len(entries) == 1:
+        count, packed = entries[0]
+    else:
+        count, packed = sum(n for n, _ in entries), b"".join([p for _, p in entries])
+    return b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n1\r\n$%d\r\n%b\r\n$%d\r\n%d\r\n%b%b" % (
+        8 + count,
+        digest,
+        len(name),
+        name,
+        len(str(len(entries))),
+        len(entries),
+        settings,
+        packed,
+    )
+
+
+# `RedisTable`: records as hashes of a Redis server, one hash a record.
+#
+# A record with the key k is the hash `prefix:k`; of a key of several columns `prefix:k1:k2`, where a "\" or ":" in a
+# value has a "\" before it. Its fields are the columns (redis_values.py says how they are written), those of the key
+# among them, and what conditions keep, whose names begin with `adjunct_`. One call of a script for each key does all of
+# its entries (redis_script.py), so a cluster's rule holds that a script touches the keys that it is given; a key's
+# entries take effect together, what other keys do is apart.
+
+
+_LARGEST = 512 * 1024 * 1024  # bytes of a value, by Redis' own limit
+
+
+class RedisTable(StoreFunction[Key, Record, Record | Changes]):
+    """Read and write function over the hashes below one prefix.
+
+    Where the server is: `url` ("redis://user@host:6379/0", "rediss://…" for TLS, "unix:///path"), with the password
+    in the environment variable that `password_env` names; or all of it in the variable that `url_env` names. Both are
+    read when connecting, and never stored.
+
+    `columns` gives each column's type. A get returns the key's columns and those that are stored; null, a column that
+    is not there and an empty text are told apart. Numbers are added exactly: integers within the bits of their type,
+    decimals within their digits, floats as doubles are.
+
+    Deletes under conditions leave a tombstone for `forget_deleted_after` seconds (for good unless given). A value of
+    more than `largest_value` bytes is refused before it is sent. At most `connections` requests of an event loop are
+    under way at a time, each for at most `timeout` seconds.
+    """
+
+    appends_to_json: ClassVar[bool] = False  # only to lists
+
+    def __init__(
+        self,
+        prefix: str,
+        key: str | Sequence[str],
+        *,
+        columns: Mapping[str, str],
+        url: str | None = None,
+        url_env: str | None = None,
+        password_env: str | None = None,
+        forget_deleted_after: int | None = None,
+        largest_value: int = _LARGEST,
+        connections: int = 8,
+        timeout: float = 10.0,
+    ) -> None:
+        self.prefix, self.key, self.columns = prefix, key_columns(prefix, key), dict(columns)
+        self.url, self.url_env, self.password_env = url, url_env, password_env
+        self.forget_deleted_after, self.largest_value = forget_deleted_after, largest_value
+        self.connections, self.timeout = connections, timeout
+        self._label = f"Redis table {prefix}"
+        if not prefix or not prefix.isprintable():
+            raise ConfigurationError(
+                f"a Redis table has {prefix!r} as its prefix; expected printable text.", "Name it.", argument="prefix"
+            )
+        for name in ("url_env", "password_env"):
+            if getattr(self, name) is not None:
+                variable_name(name, getattr(self, name), label=self._label)
+        check_url(self._label, url, url_env)
+        check_seconds(timeout, f"{self._label} has timeout={timeout!r}", argument="timeout")
+        numbers = {"connections": connections, "largest_value": largest_value}
+        forgets = f"{self._label} has forget_deleted_after={forget_deleted_after!r}"
+        check_seconds(forget_deleted_after, forgets, argument="forget_deleted_after", none=True)
+        if forget_deleted_after is not None:
+            numbers["forget_deleted_after"] = forget_deleted_after
+        for name, number in numbers.items():
+            check_whole_number(number, f"{self._label} has {name}={number!r}", "a whole number above 0", argument=name)
+        if largest_value > _LARGEST:
+            raise ConfigurationError(
+                f"{self._label} has largest_value={largest_value!r}; expected at most 512 MB.",
+                "Correct the declaration.",
+                argument="largest_value",
+            )
+        self._requests = RedisRequests(
+            self._label, prefix, self.key, self.columns, largest_value, forget_deleted_after or 0
+        )
+        self._servers: PerLoop[RedisServer] = PerLoop(self._server)
+
+    def __repr__(self) -> str:
+        where = f"url_env={self.url_env!r}" if self.url is None else f"url={self.url!r}"
+        return f"RedisTable({self.prefix!r}, key={self.key}, {where})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The declaration as plain values; it holds no secret."""
+        names = ("url", "url_env", "password_env", "forget_deleted_after", "largest_value", "connections", "timeout")
+        declared = {"prefix": self.prefix, "key": list(self.key), "columns": dict(self.columns)}
+        return declared | {name: getattr(self, name) for name in names}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return as_declared(self, RedisTable, RedisTable.to_dict(self))
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return OF_A_STORE
+
+    def column_types(self) -> dict[str, str]:
+        return dict(self.columns)
+
+    async def open(self) -> None:
+        require_client(self._label)
+        self._servers.here()
+
+    async def close(self) -> None:
+        """Close the running event loop's connections, once the requests that use them have ended."""
+        server = self._servers.take()
+        if server is not None:
+            await server.close()
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        if not len(operation):
+            return Outcomes(0)
+        return await (self._get(operation) if operation.kind is OperationKind.GET else self._write(operation))
+
+    async def _get(self, operation: Operation[Any]) -> Outcomes:
+        keys, requests = operation.entries.keys, self._requests
+        to_row = requests.rows.keys_by(operation.key)
+        commands, rows, problems = [], dict[int, Row](), dict[int, Problem]()
+        for place, key in enumerate(keys):
+            try:
+                row = to_row(key)
+                commands.append(requests.get(row))
+                rows[place] = row
+            except AdjunctError as error:
+                problems[place] = Problem(State.REFUSED, error)
+        records: list[Any] = [None] * len(keys)
+        answers = await self._servers.here().ask(commands, reads=True) if commands else []
+        for (place, row), answer in zip(rows.items(), answers, strict=True):
+            if isinstance(answer, Problem):
+                problems[place] = answer
+                continue
+            try:
+                records[place] = requests.record(row, answer)
+            except AdjunctError as error:
+                problems[place] = Problem(State.REFUSED, error)
+        return Outcomes(len(keys), records, problems)
+
+    async def _write(self, operation: Operation[Any]) -> Outcomes:
+        requests, conditions = self._requests, operation.conditions
+        to_row, compares = requests.rows.keys_by(operation.key), requests.compares(conditions.newest_by)
+        problems: dict[int, Problem] = {}
+        by_name: dict[bytes, list[tuple[int, tuple[int, bytes]]]] = {}
+        used: set[str] = set()
+        for place, key in enumerate(operation.entries.keys):
+            try:
+                row = to_row(key)
+                packed = requests.entry(operation, place, row, used)
+                by_name.setdefault(requests.name(row), []).append((place, packed))
+            except AdjunctError as error:
+                problems[place] = Problem(State.REFUSED, error)
+        digest, text = script(operation.kind, compares, conditions.idempotent, frozenset(used))
+        settings = requests.settings(conditions.newest_by)
+        commands = [script_call(digest, settings, name, [p for _, p in own]) for name, own in by_name.items()]
+        begun = 0
+        for own, answer in zip(by_name.values(), await self._called(commands, text), strict=True):
+            if answer == DONE:
+                continue
+            told = answer if isinstance(answer, list) else [answer] * len(own)
+            for (place, _), one in zip(own, told, strict=True):
+                begun += one == BEGUN
+                problem = self._problem(one, operation.entries.keys[place])
+                if problem is not None:
+                    problems[place] = problem
+        return Outcomes(len(operation), problems=problems, defaults_put=begun)
+
+    def _problem(self, answer: Any, key: Key) -> Problem | None:
+        """What the script's answer says of the entry; None where it is done."""
+        if answer in (DONE, BEGUN):
+            return None
+        if isinstance(answer, Problem):
+            return answer
+        if answer == SKIPPED:
+            return Problem(State.SKIPPED)
+        if answer == MISSING:
+            return Problem(State.MISSING, record_not_found([key], self._label))
+        refused = TableError(
+            f"{self._label}: the entry for {key!r} was refused: {answer.decode(errors='replace')}.",
+            "Correct the update, the record or the column's type.",
+            table=self._label,
+        )
+        return Problem(State.REFUSED, refused)
+
+    async def _called(self, commands: Sequence[bytes], script: bytes) -> list[Any]:
+        """The answers to calls of a script, which is loaded where the server does not know it, as after a restart."""
+        server = self._servers.here()
+        answers = await server.ask(commands) if commands else []
+        again = [place for place, answer in enumerate(answers) if answer is NO_SCRIPT]
+        if again:
+            loaded, *rest = await server.ask(
+                [command(b"SCRIPT", b"LOAD", script), *(commands[place] for place in again)]
+            )
+            for place, answer in zip(again, rest, strict=True):
+                answers[place] = loaded if answer is NO_SCRIPT else answer
+        return answers
+
+    def _server(self) -> RedisServer:
+        url = self.url if self.url_env is None else from_environment(self._label, self.url_env, "URL")
+        password = None
+        if self.password_env is not None:
+            password = from_environment(self._label, self.password_env, "password")
+        assert url is not None
+        return RedisServer(
+            self._label,
+            url,
+            password,
+            source="url" if self.url_env is None else self.url_env,
+            connections=self.connections,
+            timeout=self.timeout,
+        )

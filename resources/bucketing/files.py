@@ -1,0 +1,353 @@
+"""What a manifest says of the Parquet files of one attempt: one file a bucket, in one folder."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime as dt
+import hashlib
+import threading
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    MalformedDocumentError,
+    ManifestMismatchError,
+    SchemaMismatchError,
+)
+from dagster_adjunct.resources.schemas.quoted_columns import literal, quoted
+from dagster_adjunct.resources.schemas.schema import Schema, widens
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_adjunct.resources.objects.store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class BucketFile:
+    """One sealed Parquet file.
+
+    `size` is in bytes; `min_key` and `max_key` are JSON-able (see `encode_key`) and None where the layout has
+    no key; `digest` is the sum of the rows' hashes modulo 2**64, so it does not depend on their order (None
+    for files written without Spark); `stats` holds counters of the writer, such as superseded rows. `footer` is the
+    Parquet footer (see `pack_footer`), so that whoever looks up a key need not fetch it: None for files without a
+    key, and where a manifest would grow too large with it.
+    """
+
+    bucket: int
+    name: str
+    rows: int
+    size: int
+    sha256: str
+    min_key: list[Any] | None = None
+    max_key: list[Any] | None = None
+    digest: int | None = None
+    stats: Mapping[str, Any] = field(default_factory=dict)
+    footer: str | None = field(default=None, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        item = {name: getattr(self, name) for name in self.__slots__}
+        if self.footer is None:
+            del item["footer"]
+        return item
+
+    @classmethod
+    def from_json(cls, item: Any) -> BucketFile:
+        try:
+            return cls(**item)
+        except TypeError as error:
+            raise MalformedDocumentError(
+                f"a stored file entry reads {str(item)[:200]!r}: {error}.",
+                "Restore the manifest from a backup, or roll back to the commit before.",
+                document="a file entry of a manifest",
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """The files of one attempt; `id` orders generations of one dataset or segments of one stream."""
+
+    id: int
+    folder: str
+    files: tuple[BucketFile, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def digest(self) -> int | None:
+        """What tells all its rows, whatever their order: the sum of its files' digests; None where one has none."""
+        if any(file.digest is None for file in self.files):
+            return None
+        return sum(file.digest or 0 for file in self.files) % 2**64
+
+    @property
+    def footer_size(self) -> int:
+        """The bytes that the footers of its files take in a manifest."""
+        return sum(len(file.footer or "") for file in self.files)
+
+    def without_footers(self) -> Generation:
+        """Return this generation for a manifest that their footers would make too large: readers fetch them."""
+        return replace(self, files=tuple(replace(file, footer=None) for file in self.files))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"id": self.id, "folder": self.folder, "files": [file.to_json() for file in self.files]}
+
+    @classmethod
+    def from_json(cls, item: Any) -> Generation:
+        try:
+            return cls(item["id"], item["folder"], tuple(BucketFile.from_json(file) for file in item["files"]))
+        except (KeyError, TypeError) as error:
+            raise MalformedDocumentError(
+                f"a stored generation reads {str(item)[:200]!r}: {error!r}.",
+                "Restore the manifest from a backup, or roll back to the commit before.",
+                document="a generation of a manifest",
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class BucketLayout:
+    """How rows are laid out in files.
+
+    `schema` is what users see; `hidden` are the record's own columns (`__offset`, …) stored beside it, as
+    (name, Spark type). `bucket_by` are hashed into `partitions` buckets (empty: one file for all). `key` is
+    unique in the end, checked for nulls, and its range stands in the manifest; empty for streams. It may end in
+    hidden columns.
+    """
+
+    schema: Schema
+    bucket_by: tuple[str, ...]
+    partitions: int
+    key: tuple[str, ...] = ()
+    hidden: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.bucket_by and self.partitions != 1:
+            raise SchemaMismatchError(
+                f"a layout of {self.partitions} buckets names no columns to hash.",
+                "Name a key, or use 1 bucket.",
+                argument="bucket_by",
+            )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*self.schema.names, *(name for name, _ in self.hidden))
+
+    @property
+    def key_types(self) -> tuple[str, ...]:
+        """The types of the key's columns."""
+        hidden = dict(self.hidden)
+        return tuple(hidden.get(name) or self.schema.field(name).type for name in self.key)
+
+    @property
+    def ddl(self) -> str:
+        hidden = "".join(f", `{name}` {kind.upper()}" for name, kind in self.hidden)
+        return self.schema.ddl() + hidden
+
+    def arrow_schema(self) -> Any:
+        from dagster_adjunct.resources.schemas.schema import arrow_type
+
+        schema = self.schema.to_arrow()
+        for name, kind in self.hidden:
+            import pyarrow as pa
+
+            schema = schema.append(pa.field(name, arrow_type(kind)))
+        return schema
+
+
+def bucket_file_name(bucket: int, attempt: str) -> str:
+    """Return the name under which Spark takes a file for this bucket of a bucketed table."""
+    return f"part-{bucket:05d}-{attempt}{bucket_file_end(bucket)}"
+
+
+def bucket_file_end(bucket: int) -> str:
+    """Return how the names of this bucket's files end, whatever their attempt."""
+    return f"_{bucket:05d}.c000.zstd.parquet"
+
+
+def attempt_of(folder: str) -> str:
+    """Return the attempt's id, the last segment of its folder."""
+    return folder.rsplit("/", 1)[-1]
+
+
+def encode_key(values: Sequence[Any]) -> list[Any]:
+    """Return a key as JSON-able values: bytes as base64, dates and timestamps as ISO, decimals as text."""
+    encoded: list[Any] = []
+    for value in values:
+        if isinstance(value, dt.datetime | dt.date):
+            encoded.append(value.isoformat())
+        elif isinstance(value, Decimal):
+            encoded.append(str(value))
+        elif isinstance(value, bytes):
+            encoded.append(base64.b64encode(value).decode())
+        else:
+            encoded.append(value)
+    return encoded
+
+
+def pack_footer(tail: bytes) -> str:
+    """Return the end of a Parquet file, from its footer on, as text: compressed, in base64."""
+    return base64.b64encode(zlib.compress(tail, 9)).decode()
+
+
+def unpack_footer(text: str) -> bytes:
+    """Return what `pack_footer` was given. Raises MalformedDocumentError."""
+    try:
+        return zlib.decompress(base64.b64decode(text, validate=True))
+    except (binascii.Error, zlib.error) as error:
+        raise MalformedDocumentError(
+            f"a stored footer reads {text[:60]!r}: {error}.",
+            "Restore the manifest from a backup, or roll back to the commit before.",
+            document="a footer in a manifest",
+        ) from error
+
+
+# One bucketed Spark table over the generations of a manifest, so that joins on its key need no exchange.
+#
+# Public SQL only: a partitioned, bucketed table in the session's in-memory catalog, one partition a
+# generation, each at its own folder. Spark lists the folders itself, so before a frame is given out the
+# files that Spark sees are compared with the manifest's.
+
+
+GENERATION = "__gen"
+_TABLES_KEPT = 64
+_tables: dict[str, dict[str, None]] = {}
+_one_at_a_time = threading.Lock()
+
+
+def bucketed_frame(
+    spark: SparkSession, store: ObjectStore, what: str, layout: BucketLayout, generations: Sequence[Generation]
+) -> DataFrame:
+    """Return the rows of all generations, with the column `__gen` (int), as one bucketed scan.
+
+    Where there is one generation, its rows come in the order of the layout's key, and Spark knows it: a join on (the
+    beginning of) the key does not sort them. `what` names the dataset or stream in errors. Raises
+    ManifestMismatchError when a folder holds another set of files than its generation lists.
+    """
+    wanted = [generation for generation in generations if generation.files]
+    content = "|".join([store.url, layout.ddl, str(layout.partitions), *layout.bucket_by, "", *layout.key]) + "".join(
+        f"|{g.id}:{g.folder}" for g in wanted
+    )
+    name = f"adjunct_{hashlib.sha256(content.encode()).hexdigest()[:24]}"
+    with _one_at_a_time:  # datasets advance in threads of one session, and any of them may drop the oldest table
+        known = _tables.setdefault(spark.sparkContext.applicationId, {})
+        if name in known:
+            # Used again, so it is the last to be dropped: a frame's table must be there when its plan is made.
+            known.pop(name, None)
+        else:
+            _create(spark, store, name, layout, wanted)
+            try:
+                _check_files(spark, name, what, wanted)
+            except BaseException:
+                spark.sql(f"DROP TABLE IF EXISTS {name}")
+                raise
+        known[name] = None
+        while len(known) > _TABLES_KEPT:
+            oldest = next(iter(known))
+            known.pop(oldest, None)
+            spark.sql(f"DROP TABLE IF EXISTS {oldest}")
+        return spark.table(name)
+
+
+def _create(
+    spark: SparkSession, store: ObjectStore, name: str, layout: BucketLayout, generations: Sequence[Generation]
+) -> None:
+    clustered = ""
+    if layout.bucket_by:
+        columns = ", ".join(quoted(column) for column in layout.bucket_by)
+        ordered = ", ".join(quoted(column) for column in layout.key)  # what the writer has checked of each file
+        sorted_by = f" SORTED BY ({ordered})" if ordered else ""
+        clustered = f" CLUSTERED BY ({columns}){sorted_by} INTO {layout.partitions} BUCKETS"
+    # Nothing is ever at the root: rows are in the partitions. Without any, the scan is empty and bucketed still.
+    root = literal(store.spark_uri(generations[0].folder if generations else "_adjunct"))
+    spark.sql(
+        f"CREATE TABLE IF NOT EXISTS {name} ({layout.ddl}, `{GENERATION}` INT) USING parquet "
+        f"PARTITIONED BY (`{GENERATION}`){clustered} LOCATION {root}"
+    )
+    if not generations:
+        return
+    parts = " ".join(
+        f"PARTITION (`{GENERATION}`={g.id}) LOCATION {literal(store.spark_uri(g.folder))}" for g in generations
+    )
+    spark.sql(f"ALTER TABLE {name} ADD IF NOT EXISTS {parts}")
+
+
+def _check_files(spark: SparkSession, name: str, what: str, generations: Sequence[Generation]) -> None:
+    keys = {
+        f"{g.folder.rsplit('/', 1)[-1]}/{file.name}": f"{g.folder}/{file.name}" for g in generations for file in g.files
+    }
+    listed = set(keys)
+    seen = {"/".join(unquote(uri).rsplit("/", 2)[-2:]) for uri in spark.table(name).inputFiles()}
+    if listed != seen:
+        missing, stray = sorted(listed - seen), sorted(seen - listed)
+        raise ManifestMismatchError(
+            f"{what}: the manifest lists {len(listed)} files, Spark sees {len(seen)}"
+            f"{'; missing: ' + ', '.join(missing[:3]) if missing else ''}"
+            f"{'; not listed: ' + ', '.join(stray[:3]) if stray else ''}.",
+            "Remove what is not listed, or restore what is missing; nothing was read.",
+            key=keys[missing[0]] if missing else stray[0],
+        )
+
+
+# Files that were written when a layout had fewer or narrower columns, read as it is now.
+#
+# Only layouts with hidden columns, those of streams and of change streams' tables, outlive their files' columns: a
+# version of a bounded dataset is written at once. Keys never change.
+
+
+def columns_problem(stored: pa.Schema, layout: BucketLayout) -> str:
+    """Return why columns can't be read as those of the layout, "" where they can."""
+    wanted = layout.arrow_schema()
+    if stored.remove_metadata().equals(wanted):
+        return ""
+    fixed = {*layout.key, *layout.bucket_by, *(name for name, _ in layout.hidden)}
+    fits = bool(layout.hidden) and len(set(stored.names)) == len(stored.names) and fixed <= set(stored.names)
+    for each in stored:
+        index = wanted.get_field_index(each.name)
+        fits = fits and index >= 0 and (
+            each.type == wanted.field(index).type or (each.name not in fixed and _widens(each, wanted.field(index)))
+        )  # fmt: skip
+    return "" if fits else f"its columns are {', '.join(f'{field.name} {field.type}' for field in stored)}"
+
+
+def as_laid_out(table: pa.Table, layout: BucketLayout) -> pa.Table:
+    """Return rows with the columns of the layout: added ones are null, widened ones cast.
+
+    Raises pyarrow's ArrowInvalid for columns that can't be read so.
+    """
+    import pyarrow as pa
+
+    wanted = layout.arrow_schema()
+    if table.schema.equals(wanted):
+        return table
+    problem = columns_problem(table.schema, layout)
+    if problem:
+        raise pa.ArrowInvalid(problem)
+    there = set(table.schema.names)
+    columns = [
+        table.column(field.name).cast(field.type) if field.name in there else pa.nulls(table.num_rows, field.type)
+        for field in wanted
+    ]
+    return pa.table(columns, schema=wanted)
+
+
+def _widens(narrow: pa.Field, wide: pa.Field) -> bool:
+    import pyarrow as pa
+
+    try:
+        (was,), (now,) = (Schema.from_arrow(pa.schema([field])).fields for field in (narrow, wide))
+    except AdjunctError:
+        return False
+    return widens(was.type, now.type)

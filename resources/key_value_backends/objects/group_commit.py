@@ -1,0 +1,241 @@
+"""Group commit: requests that come while a swap is under way go into the next one together.
+
+Each process does this for itself, and the swap of the pointer decides among them. A group is decided upon what stands,
+one request after the other, as if each were a commit of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from dagster_adjunct.resources.errors import ObjectNotFoundError, TableUnavailableError
+from dagster_adjunct.resources.key_value.segment import ABSENT, ANYTHING, ConditionsFailed, SegmentChange
+from dagster_adjunct.resources.key_value_backends.objects.pointer import Standing, Status, SwapBackoff, Swapped, Write
+from dagster_adjunct.resources.key_value_backends.objects.segment_core import (
+    SegmentCore,
+    SegmentUpkeep,
+    SegmentView,
+    now_in_ms,
+)
+from dagster_adjunct.resources.key_value_backends.objects.store import threads
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueuedWrite:
+    """A call of `apply`, and where its answer goes."""
+
+    changes: Sequence[SegmentChange]
+    token: bytes
+    repeated: bool
+    answer: Future[None] = field(default_factory=Future)
+
+    @property
+    def size(self) -> int:
+        """Bytes of keys and values."""
+        return sum(len(change.key) + len(change.value or b"") for change in self.changes)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitDecision:
+    """What a commit does: the requests that it applies, those applied by an earlier commit, and those whose conditions
+    fail, with the versions found. `writes` has each key once, as the last of the applied requests leaves it."""
+
+    applied: tuple[QueuedWrite, ...]
+    before: tuple[QueuedWrite, ...]
+    refused: tuple[tuple[QueuedWrite, dict[int, bytes | None]], ...]
+    writes: tuple[Write, ...]
+
+    @property
+    def needs_swap(self) -> bool:
+        """Whether it may be told only after a swap. A repeated request is refused for good only when the pointer is not
+        the one any more that its first attempt, which may still be on its way, would swap."""
+        return bool(self.applied) or any(request.repeated for request, _ in self.refused)
+
+
+def conditional_keys(requests: Sequence[QueuedWrite]) -> set[bytes]:
+    """Return the keys whose versions must be known to decide."""
+    return {change.key for request in requests for change in request.changes if change.expected is not ANYTHING}
+
+
+def decide(
+    requests: Sequence[QueuedWrite], versions: Mapping[bytes, bytes | None], applied_before: Collection[bytes]
+) -> CommitDecision:
+    """Return what becomes of each request, upon the versions that stand (None: no such key).
+
+    `applied_before` are tokens, among those of repeated requests, that an earlier commit holds.
+    """
+    applied, before, refused = [], [], []
+    standing = dict(versions)
+    writes: dict[bytes, Write] = {}
+    for request in requests:
+        if request.token in applied_before:
+            before.append(request)
+            continue
+        failing = {
+            place: standing.get(change.key)
+            for place, change in enumerate(request.changes)
+            if not _holds(change, standing.get(change.key))
+        }
+        if failing:
+            refused.append((request, failing))
+            continue
+        applied.append(request)
+        for change in request.changes:
+            if change.is_guard:
+                continue
+            writes[change.key] = Write(change.key, change.version, change.value)
+            standing[change.key] = None if change.value is None else change.version
+    return CommitDecision(tuple(applied), tuple(before), tuple(refused), tuple(writes.values()))
+
+
+def _holds(change: SegmentChange, version: bytes | None) -> bool:
+    if change.expected is ANYTHING:
+        return True
+    return version is None if change.expected is ABSENT else version == change.expected
+
+
+_GROUP_BYTES = 8 * 1024 * 1024
+_GROUP_REQUESTS = 2000
+_PATIENCE = 30.0  # seconds that a group tries to be first
+_LOOKS = 5
+
+
+class GroupCommit:
+    """Writes to a segment from this process. Any thread may submit."""
+
+    def __init__(self, core: SegmentCore, upkeep: SegmentUpkeep) -> None:
+        self._core, self._upkeep = core, upkeep
+        self._waiting: list[QueuedWrite] = []
+        self._running = False
+        self._lock = threading.Lock()
+        self._backoff = SwapBackoff()
+        self._seen = (0, 0)  # number of our last commit, and how many swaps this process had made then
+
+    def submit(self, changes: Sequence[SegmentChange], token: bytes, repeated: bool) -> Future[None]:
+        """Return where the outcome will be: None, or the errors of `TableSegment.apply`."""
+        request = QueuedWrite(changes, token, repeated)
+        with self._lock:
+            self._waiting.append(request)
+            if not self._running:
+                threads("key-values", 32).submit(self._run)
+                self._running = True
+        return request.answer
+
+    def _run(self) -> None:
+        while True:
+            group = self._take([])
+            if not group:
+                with self._lock:
+                    if not self._waiting:
+                        self._running = False
+                        return
+                continue
+            try:
+                with self._core.told():
+                    self._commit(group)
+            except BaseException as error:  # noqa: BLE001 - whoever waits for an answer is told
+                for request in group:
+                    if not request.answer.done():
+                        request.answer.set_exception(error)
+
+    def _take(self, group: list[QueuedWrite]) -> list[QueuedWrite]:
+        """Return what joins a group: as many of those that wait as it may hold."""
+        size = sum(request.size for request in group)
+        joining: list[QueuedWrite] = []
+        with self._lock:
+            while self._waiting and len(group) + len(joining) < _GROUP_REQUESTS:
+                size += self._waiting[0].size
+                if size > _GROUP_BYTES and (group or joining):
+                    break
+                request = self._waiting.pop(0)
+                if request.answer.set_running_or_notify_cancel():
+                    joining.append(request)
+        return joining
+
+    def _commit(self, group: list[QueuedWrite]) -> None:
+        """Decide and swap until the requests of a group are answered; those that come meanwhile join it."""
+        deadline = time.monotonic() + _PATIENCE
+        standing = self._core.pointer.last if self._backoff.alone else None
+        fresh = False
+        looks = 0
+        self._wait()
+        while time.monotonic() < deadline:
+            began = time.monotonic()
+            joining = self._take(group)
+            group += joining
+            if standing is None:
+                standing, fresh = self._core.pointer.read(), True
+            elif joining:
+                fresh = False
+            try:
+                decision = self._decide(standing, group)
+            except ObjectNotFoundError as error:  # a run that was merged away since
+                looks, standing = looks + 1, None
+                if looks == _LOOKS:
+                    raise self._core.lost_run(error) from error
+                continue
+            if not decision.needs_swap:
+                if fresh:
+                    _answer(decision)
+                    return
+                standing = None
+                continue
+            swapped = self._swap(standing, decision)
+            if swapped.won:
+                self._won(swapped, began)
+                self._upkeep.after_commit(standing, swapped.standing)  # before: who then closes waits for it
+                _answer(decision)
+                return
+            standing, fresh = swapped.standing, True
+        raise TableUnavailableError(
+            f"other writers were always first at {self._core.pointer.key!r} for {_PATIENCE:.0f} s.",
+            "Write it again; use more partitions, or fewer writers.",
+            table=f"{self._core.table.scope}/{self._core.table.name}",
+        )
+
+    def _decide(self, standing: Standing, group: list[QueuedWrite]) -> CommitDecision:
+        """Return what becomes of the group. What a sealed or deleted segment refuses is answered, and leaves it."""
+        state = self._core.readable(standing)
+        repeated = {request.token for request in group if request.repeated}
+        before = self._core.applied_before(state, repeated) if repeated else set()
+        if state.status is Status.SEALED:
+            for request in group:
+                if request.token not in before:
+                    request.answer.set_exception(self._core.sealed())
+            group[:] = [request for request in group if request.token in before]
+        entries = SegmentView(state, self._core.objects).find(conditional_keys(group))
+        return decide(group, {key: entry and entry[0] for key, entry in entries.items()}, before)
+
+    def _swap(self, standing: Standing, decision: CommitDecision) -> Swapped:
+        tokens = [request.token for request in decision.applied]
+        after = standing.state.committed(now_in_ms(), tokens, decision.writes)
+        return self._core.pointer.swap(
+            standing,
+            self._upkeep.spilled(after),
+            is_in=lambda later: bool(tokens and self._core.applied_before(later, tokens[:1], after.number)),
+            pause=self._lost,
+        )
+
+    def _won(self, swapped: Swapped, began: float) -> None:
+        seen, self._seen = self._seen, (swapped.standing.state.number, self._core.pointer.won)
+        others = self._seen[0] - seen[0] - (self._seen[1] - seen[1]) if seen[0] else 0
+        self._backoff.won(others, time.monotonic() - began)
+
+    def _lost(self) -> None:
+        self._backoff.lost()
+        self._wait()
+
+    def _wait(self) -> None:
+        if seconds := self._backoff.pause():
+            time.sleep(seconds)
+
+
+def _answer(decision: CommitDecision) -> None:
+    for request in (*decision.applied, *decision.before):
+        request.answer.set_result(None)
+    for request, failing in decision.refused:
+        request.answer.set_exception(ConditionsFailed(failing))

@@ -1,0 +1,304 @@
+"""Runs: immutable objects of entries in the order of their keys, as blocks with an index behind them.
+
+    | block | block | … | footer |
+
+The footer: a head, then of each block where it begins (one more for the end), its checksum, its number of entries and
+the length of its first key; then these keys, the filter of all keys, and the tokens of commits. A run is read by
+ranges: its footer, whose size the pointer says, then single blocks.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+import mmh3
+
+from dagster_adjunct.resources.errors import MalformedDocumentError
+from dagster_adjunct.resources.key_value.segment import VERSION_BYTES
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+# Blocks: some tens of kilobytes of a run, that are read and checked as one.
+#
+#     | n | length of each key | length of each value | version of each | keys | values |
+#
+# Numbers are little-endian: n and the lengths of values have four bytes, the lengths of keys two. A removed key has the
+# length 2^32 - 1 and no value: it hides what older runs hold.
+
+
+Value = bytes | None
+"""What a key has in a run, or in the log: None says that it was removed."""
+Versioned = tuple[bytes, Value]
+"""The version and the value."""
+
+_COUNT = struct.Struct("<I")
+_REMOVED = 2**32 - 1
+
+
+class Columns:
+    """Entries in the order of their keys, which differ; `values` has None for a removed one."""
+
+    __slots__ = ("keys", "values", "versions")
+
+    def __init__(self, keys: list[bytes], versions: list[bytes], values: list[Value]) -> None:
+        self.keys, self.versions, self.values = keys, versions, values
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def get(self, key: bytes) -> Versioned | None:
+        """Return what is known of a key here, None where that is nothing."""
+        place = bisect_left(self.keys, key)
+        if place == len(self.keys) or self.keys[place] != key:
+            return None
+        return self.versions[place], self.values[place]
+
+    def between(self, start: bytes, end: bytes | None) -> Columns:
+        """Return the entries from `start` up to `end`, which is not one of them; None is no end."""
+        first = bisect_left(self.keys, start) if self.keys and self.keys[0] < start else 0
+        last = len(self.keys) if end is None else bisect_left(self.keys, end, first)
+        if first == 0 and last == len(self.keys):
+            return self
+        return Columns(self.keys[first:last], self.versions[first:last], self.values[first:last])
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Return parts one behind the other as one."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = Columns([], [], [])
+    for part in parts:
+        whole.keys += part.keys
+        whole.versions += part.versions
+        whole.values += part.values
+    return whole
+
+
+def without_removed(entries: Columns) -> Columns:
+    """Return entries without those that say that a key was removed."""
+    if None not in entries.values:
+        return entries
+    left = [place for place, value in enumerate(entries.values) if value is not None]
+    return Columns(
+        [entries.keys[place] for place in left],
+        [entries.versions[place] for place in left],
+        [entries.values[place] for place in left],
+    )
+
+
+def write_block(entries: Columns) -> bytes:
+    """Return the bytes of a block of these entries."""
+    count = len(entries)
+    lengths = [_REMOVED if value is None else len(value) for value in entries.values]
+    return b"".join(
+        (
+            _COUNT.pack(count),
+            struct.pack(f"<{count}H", *map(len, entries.keys)),
+            struct.pack(f"<{count}I", *lengths),
+            *entries.versions,
+            *entries.keys,
+            *(value for value in entries.values if value),
+        )
+    )
+
+
+def read_block(data: bytes) -> Columns:
+    """Return the entries of a block whose checksum was right."""
+    (count,) = _COUNT.unpack_from(data)
+    at = _COUNT.size
+    key_lengths = struct.unpack_from(f"<{count}H", data, at)
+    at += 2 * count
+    lengths = struct.unpack_from(f"<{count}I", data, at)
+    at += 4 * count
+    keys_at = at + VERSION_BYTES * count
+    versions = [data[place : place + VERSION_BYTES] for place in range(at, keys_at, VERSION_BYTES)]
+    bounds = [*accumulate(key_lengths, initial=keys_at)]
+    keys = [data[start:end] for start, end in pairwise(bounds)]
+    values: list[Value]
+    if _REMOVED in lengths:
+        values, at = [], bounds[-1]
+        for length in lengths:
+            values.append(None if length == _REMOVED else data[at : at + length])
+            at += 0 if length == _REMOVED else length
+    else:
+        values = [data[start:end] for start, end in pairwise(accumulate(lengths, initial=bounds[-1]))]
+    return Columns(keys, versions, values)
+
+
+_BITS_A_KEY = 10  # with seven probes: one key in a hundred is looked for in vain
+_PROBES = 7
+_SEED = 1  # not that of the partitions, which leaves only some hashes to each segment
+_WORD = (1 << 64) - 1
+
+Hashed = tuple[int, int]
+
+
+def hashed(key: bytes) -> Hashed:
+    """Return what `may_hold` asks for: it is the same for every filter."""
+    first, second = mmh3.hash64(key, _SEED, True, signed=False)
+    return first, second
+
+
+def hashes_of(keys: Sequence[bytes]) -> npt.NDArray[np.uint64]:
+    """Return the two hashes of each key, which `build_filter` takes."""
+    import numpy as np
+
+    return np.array([hashed(key) for key in keys], dtype=np.uint64).reshape(len(keys), 2)
+
+
+def build_filter(hashes: Sequence[npt.NDArray[np.uint64]]) -> bytes:
+    """Return the filter of all keys that these are the hashes of, at least one byte."""
+    import numpy as np
+
+    size = max(8, (sum(map(len, hashes)) * _BITS_A_KEY + 7) // 8 * 8)
+    marks = np.zeros(size, dtype=bool)
+    for part in hashes:
+        for probe in range(_PROBES):
+            marks[(part[:, 0] + np.uint64(probe) * part[:, 1]) % np.uint64(size)] = True
+    return np.packbits(marks, bitorder="little").tobytes()
+
+
+def may_hold(stored: bytes, key: Hashed) -> bool:
+    """Whether the key may be one that the filter was built of; where it was, this is True."""
+    size = 8 * len(stored)
+    first, second = key
+    for probe in range(_PROBES):
+        bit = ((first + probe * second) & _WORD) % size
+        if not stored[bit >> 3] >> (bit & 7) & 1:
+            return False
+    return True
+
+
+BLOCK_BYTES = 32 * 1024
+_MAGIC = b"adjkvr\x00\x01"  # the last two bytes are the number of the format
+_HEAD = struct.Struct("<8sIIQIII")
+_OVERHEAD = 24  # bytes of an entry beside key and value: version and lengths
+
+
+@dataclass(frozen=True, slots=True)
+class RunIndex:
+    """What a footer says: `offsets` of blocks and the end of the last one, `firsts` their first keys."""
+
+    offsets: tuple[int, ...]
+    checksums: tuple[int, ...]
+    counts: tuple[int, ...]
+    firsts: tuple[bytes, ...]
+    filter: bytes
+    tokens: bytes
+
+    def block_of(self, key: bytes) -> int:
+        """Return the block that the key is in, if the run has it; below 0 where it lies before all."""
+        return bisect_right(self.firsts, key) - 1
+
+
+class RunWriter:
+    """Makes a run of entries that come in order: give them to `add`, then call `finish`. It writes by `write`."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self._offsets = [0]
+        self._checksums: list[int] = []
+        self._counts: list[int] = []
+        self._firsts: list[bytes] = []
+        self._hashes: list[npt.NDArray[np.uint64]] = []
+        self._open = Columns([], [], [])
+        self._size = 0
+
+    def add(self, entries: Columns) -> None:
+        """Append entries, whose keys are above all before."""
+        self._hashes.append(hashes_of(entries.keys))
+        start = 0
+        for place, (key, value) in enumerate(zip(entries.keys, entries.values, strict=True), 1):
+            self._size += len(key) + len(value or b"") + _OVERHEAD
+            if self._size >= BLOCK_BYTES:
+                self._extend(entries, start, place)
+                self._close()
+                start = place
+        self._extend(entries, start, len(entries))
+
+    def finish(self, tokens: bytes) -> WrittenRun:
+        """Write the rest, and return what was written."""
+        if len(self._open):
+            self._close()
+        number = len(self._counts)
+        stored_filter = build_filter(self._hashes)
+        body = b"".join(
+            (
+                struct.pack(f"<{number + 1}Q", *self._offsets),
+                struct.pack(f"<{number}I", *self._checksums),
+                struct.pack(f"<{number}I", *self._counts),
+                struct.pack(f"<{number}H", *map(len, self._firsts)),
+                *self._firsts,
+                stored_filter,
+                tokens,
+            )
+        )
+        sizes = (sum(map(len, self._firsts)), len(stored_filter), len(tokens))
+        count = sum(self._counts)
+        footer = _HEAD.pack(_MAGIC, zlib.crc32(body), number, count, *sizes) + body
+        self._write(footer)
+        return WrittenRun(self._offsets[-1] + len(footer), len(footer), count)
+
+    def _extend(self, entries: Columns, start: int, end: int) -> None:
+        self._open.keys += entries.keys[start:end]
+        self._open.versions += entries.versions[start:end]
+        self._open.values += entries.values[start:end]
+
+    def _close(self) -> None:
+        block = write_block(self._open)
+        self._write(block)
+        self._offsets.append(self._offsets[-1] + len(block))
+        self._checksums.append(zlib.crc32(block))
+        self._counts.append(len(self._open))
+        self._firsts.append(self._open.keys[0])
+        self._open, self._size = Columns([], [], []), 0
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRun:
+    """A run's size and that of its footer in bytes, and its number of entries, removed ones included."""
+
+    size: int
+    footer: int
+    count: int
+
+
+def read_footer(data: bytes, where: str) -> RunIndex:
+    """Return what a footer says. Raises MalformedDocumentError where it is damaged, or of another format."""
+    if len(data) < _HEAD.size or data[:8] != _MAGIC:
+        raise damaged(where, f"its footer begins with {data[:8]!r}, expected {_MAGIC!r}")
+    _, checksum, number, _, firsts_size, filter_size, tokens_size = _HEAD.unpack_from(data)
+    body = data[_HEAD.size :]
+    if zlib.crc32(body) != checksum:
+        raise damaged(where, "its footer has another checksum than was stored with it")
+    arrays = struct.Struct(f"<{number + 1}Q{number}I{number}I{number}H")
+    numbers = arrays.unpack_from(body)
+    lengths = numbers[3 * number + 1 :]
+    at = arrays.size
+    firsts = tuple(body[start:end] for start, end in pairwise(accumulate(lengths, initial=at)))
+    at += firsts_size
+    return RunIndex(
+        numbers[: number + 1],
+        numbers[number + 1 : 2 * number + 1],
+        numbers[2 * number + 1 : 3 * number + 1],
+        firsts,
+        body[at : at + filter_size],
+        body[at + filter_size : at + filter_size + tokens_size],
+    )
+
+
+def damaged(where: str, problem: str) -> MalformedDocumentError:
+    """Return the error for an object of a segment that is not what was written."""
+    return MalformedDocumentError(
+        f"{where} can't be read: {problem}.",
+        "Restore this object from a backup or an older object version; for a newer format, upgrade dagster-adjunct.",
+        document=where,
+    )

@@ -1,0 +1,663 @@
+"""The parts of a segment that all work upon: its table, its pointer and its runs; and reading from them."""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+import time
+import uuid
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    KeyValueTableNotFoundError,
+    KeyValueTableSealedError,
+    MalformedDocumentError,
+    ObjectNotFoundError,
+    StoreUnavailableError,
+    TableAccessError,
+    TableUnavailableError,
+)
+from dagster_adjunct.resources.key_value.segment import (
+    KeyRange,
+    StoredEntry,
+    StoredPage,
+    TableId,
+    deleted_table,
+    sealed_table,
+)
+from dagster_adjunct.resources.key_value_backends.objects.pointer import (
+    DroppedRun,
+    Levels,
+    MergeClaim,
+    PointerObject,
+    RunRef,
+    SegmentState,
+    Standing,
+    Status,
+    columns_of,
+    holds_any,
+    log_tokens,
+    relogged,
+    tokens_since,
+)
+from dagster_adjunct.resources.key_value_backends.objects.runs import (
+    Columns,
+    Hashed,
+    RunIndex,
+    RunWriter,
+    Versioned,
+    hashed,
+    joined,
+    may_hold,
+    without_removed,
+)
+from dagster_adjunct.resources.key_value_backends.objects.store import BlockCache, RunObjects
+from dagster_adjunct.resources.objects.store import telling_of_staged
+
+# Which runs of a segment are merged next. Pure.
+#
+# Runs of about one size, which lie beside each other, become one when there are eight: an entry is written anew once
+# for
+# each power of eight that the segment has grown by, and a segment has few runs.
+
+
+_FAN = 8
+_SMALLEST = 128 * 1024  # bytes: all runs below are of one class
+_MOST = 1000  # the class of what is claimed
+
+
+def size_class(run: RunRef) -> int:
+    """Return 0 for runs as they are flushed, 1 for those about eight times as large, …"""
+    number, bound = 0, _SMALLEST
+    while run.size > bound:
+        number, bound = number + 1, bound * _FAN
+    return number
+
+
+def plan_merge(levels: Levels, now: int) -> tuple[RunRef, ...]:
+    """Return the runs to merge into one, oldest first, or none: the smallest first. `now` in milliseconds.
+
+    What another process has claimed is left alone.
+    """
+    claimed = {run for claim in levels.claims if claim.until > now for run in claim.of}
+    classes = {run.id: size_class(run) for run in levels.runs if run.id not in claimed}
+    for largest in sorted({*classes.values()}):
+        for is_small, neighbours in groupby(levels.runs, lambda run: classes.get(run.id, _MOST) <= largest):  # noqa: B023
+            group = tuple(neighbours)
+            if is_small and sum(classes[run.id] == largest for run in group) >= _FAN:
+                return group
+    return ()
+
+
+_WINDOW = 2_000  # entries of a run that are merged with others' at a time
+_PART = 4 * 1024 * 1024  # bytes of a run that are fetched at a time, at most
+
+
+class SegmentView:
+    """Reads one state through the runs' objects. Raises what `RunObjects` does."""
+
+    def __init__(self, state: SegmentState, objects: RunObjects) -> None:
+        self.state, self._objects = state, objects
+
+    def find(self, keys: Iterable[bytes]) -> dict[bytes, Versioned | None]:
+        """Return the version and value of each key; None is for one that is not there, or removed."""
+        entries: dict[bytes, Versioned | None] = {}
+        sought: list[_Search] = []
+        for key in keys:
+            if (recent := self.state.recent.get(key)) is not None:
+                entries[key] = None if recent[1] is None else recent
+            elif key not in entries:
+                entries[key] = None
+                sought.append(_Search(key, hashed(key), len(self.state.levels.runs)))
+        while sought:
+            sought = [search for search in sought if self._next_run(search)]
+            # Of each key that block which is most likely to have it, all at once.
+            wanted = [
+                (self.state.levels.runs[search.run], self._indexes[search.run], search.block) for search in sought
+            ]
+            distinct = {(run.id, block): (run, index, block) for run, index, block in wanted}
+            blocks = dict(zip(distinct, self._objects.fetch_at_once([*distinct.values()]), strict=True))
+            left = []
+            for search, (run, _, block) in zip(sought, wanted, strict=True):
+                entry = blocks[run.id, block].get(search.key)
+                if entry is None:
+                    left.append(search)
+                elif entry[1] is not None:
+                    entries[search.key] = entry
+            sought = left
+        return entries
+
+    def windows(self, within: KeyRange, wanted: int) -> Iterator[Columns]:
+        """Yield the entries of a range, removed keys with them, in parts that follow each other.
+
+        About `wanted` are fetched at a time: give what is going to be taken.
+        """
+        yield from merged(self._parts(within, wanted), within)
+
+    @cached_property
+    def _indexes(self) -> list[RunIndex]:
+        return self._objects.indexes(self.state.levels.runs)
+
+    def _next_run(self, search: _Search) -> bool:
+        """Go on to the next older run that may hold the key; False where there is none."""
+        for run in range(search.run - 1, -1, -1):
+            index = self._indexes[run]
+            if may_hold(index.filter, search.hashed) and (block := index.block_of(search.key)) >= 0:
+                search.run, search.block = run, block
+                return True
+        return False
+
+    def _parts(self, within: KeyRange, wanted: int) -> list[Part]:
+        runs = zip(self.state.levels.runs, self._indexes, strict=True)
+        recent = columns_of(self.state.recent).between(within.start, within.end)
+        return [*(StoredPart(self._objects, run, index, wanted, within.end) for run, index in runs), HeldPart(recent)]
+
+
+@dataclass(slots=True)
+class _Search:
+    key: bytes
+    hashed: Hashed
+    run: int
+    block: int = -1
+
+
+class HeldPart:
+    """Entries that are at hand."""
+
+    def __init__(self, entries: Columns) -> None:
+        self._entries = entries
+
+    def reach(self, within: KeyRange) -> bytes | None:
+        """Return the key before which a window is best read; None is the range's end."""
+        return None
+
+    def read(self, within: KeyRange) -> Columns:
+        """Return the entries of a range."""
+        return self._entries.between(within.start, within.end)
+
+
+class StoredPart:
+    """Entries of a run, of which about `wanted` before a key are going to be read."""
+
+    def __init__(self, objects: RunObjects, run: RunRef, index: RunIndex, wanted: int, end: bytes | None) -> None:
+        self._objects, self._run, self._index, self._wanted, self._end = objects, run, index, wanted, end
+        self._held: dict[int, Columns] = {}
+
+    def reach(self, within: KeyRange) -> bytes | None:
+        """Return the key before which the run has a window's entries of a range; None is the range's end."""
+        index = self._index
+        first = last = max(0, index.block_of(within.start))
+        counted = 0  # without those of the first block: nobody knows how many of them lie before the range
+        while last < len(index.firsts) and (counted < _WINDOW or last == first):
+            counted += index.counts[last] if last > first else 0
+            last += 1
+        reached = index.firsts[last] if last < len(index.firsts) else None
+        return reached if reached is not None and (within.end is None or reached < within.end) else None
+
+    def read(self, within: KeyRange) -> Columns:
+        """Return the entries of a range, of which only the blocks are read that may have some, and some behind them."""
+        firsts = self._index.firsts
+        first = max(0, self._index.block_of(within.start))
+        last = len(firsts) if within.end is None else bisect_left(firsts, within.end)
+        if first >= last:
+            return Columns([], [], [])
+        if not all(number in self._held for number in range(first, last)):
+            ahead = max(last, self._ahead_of(first))
+            self._held = dict(enumerate(self._objects.blocks(self._run, self._index, first, ahead - 1), first))
+        return joined([self._held[number] for number in range(first, last)]).between(within.start, within.end)
+
+    def _ahead_of(self, first: int) -> int:
+        """Return the block before which there are about so many entries as are wanted in all, within the range."""
+        index, last, counted = self._index, first, 0
+        while last < len(index.firsts) and (self._end is None or index.firsts[last] < self._end):
+            if counted >= self._wanted or index.offsets[last] - index.offsets[first] >= _PART:
+                break
+            counted += index.counts[last]
+            last += 1
+        return last
+
+
+Part = HeldPart | StoredPart
+
+
+def merged(parts: Sequence[Part], within: KeyRange) -> Iterator[Columns]:
+    """Yield the entries of all parts, in the order of their keys; of a key that several have, the last part's.
+
+    They come in windows of some thousand entries of the part that has most there.
+    """
+    start: bytes | None = within.start
+    while start is not None:
+        left = KeyRange(start, within.end)
+        reached = min((key for part in parts if (key := part.reach(left)) is not None), default=None)
+        window = KeyRange(start, within.end if reached is None else reached)
+        sources = [part.read(window) for part in parts]
+        yield newest_of([source for source in sources if len(source)])
+        start = reached
+
+
+def newest_of(sources: Sequence[Columns]) -> Columns:
+    """Return the entries of several in the order of their keys; for a key that several have, that of the last one."""
+    if len(sources) < 2:
+        return sources[0] if sources else Columns([], [], [])
+    places: dict[bytes, Versioned] = {}
+    for source in sources:
+        places.update(zip(source.keys, zip(source.versions, source.values, strict=True), strict=True))
+    return columns_of(places)
+
+
+T = TypeVar("T")
+
+TOKENS_KEPT = 30 * 60 * 1000
+"""Milliseconds for which tokens are kept: the horizon, and what the clocks of two writers may differ by."""
+_LOOKS = 5
+_PAGE_BYTES = 8 * 1024 * 1024
+_AHEAD = 8192  # entries that are read at once where pages follow each other
+_REMEMBERED_ENDS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentCore:
+    """A segment in this process. Any thread may read it; everything blocks."""
+
+    table: TableId
+    pointer: PointerObject
+    objects: RunObjects
+    _ends: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+
+    def get(self, keys: Collection[bytes], *, values: bool) -> list[StoredEntry | None]:
+        """Return the entries of these keys, all as they stand at one moment."""
+        by_key = self.reading(lambda standing: SegmentView(self.readable(standing), self.objects).find(keys))
+        entries: list[StoredEntry | None] = []
+        for key in keys:
+            entry = by_key[key]
+            entries.append(None if entry is None else StoredEntry(key, entry[0], entry[1] if values else None))
+        return entries
+
+    def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
+        """Return the first entries of a range, as they stood at one moment; fewer than `limit` where they are large."""
+        follows = self._ends.pop(within.start, _NEW) is None
+        wanted = max(limit, _AHEAD) if follows else limit
+        page = self.reading(lambda standing: self._page(self.readable(standing), within, limit, wanted, values))
+        if len(page.keys) == limit:
+            self._ends[within.after(page.keys[-1]).start] = None
+            while len(self._ends) > _REMEMBERED_ENDS:
+                self._ends.popitem(last=False)
+        return page
+
+    def reading(self, read: Callable[[Standing], T]) -> T:
+        """Return what `read` gives for what stands now; again where a run that it needs was merged away meanwhile."""
+        with self.told():
+            missing: ObjectNotFoundError | None = None
+            for _ in range(_LOOKS):
+                standing = self.pointer.fresh()
+                try:
+                    return read(standing)
+                except ObjectNotFoundError as error:
+                    missing = error
+            raise self.lost_run(missing)
+
+    def readable(self, standing: Standing) -> SegmentState:
+        """Return the state of a segment that was not deleted."""
+        if standing.state.status is Status.DELETED:
+            raise self.gone()
+        return standing.state
+
+    def applied_before(self, state: SegmentState, tokens: Collection[bytes], oldest: int | None = None) -> set[bytes]:
+        """Return which of these tokens a commit holds: any recent one, or one from number `oldest` on."""
+        applied = {token for token in tokens if token in state.tokens}
+        kept_since = now_in_ms() - TOKENS_KEPT
+        for run in state.levels.runs:
+            recent = run.newest >= kept_since if oldest is None else run.last >= oldest
+            if recent and len(applied) < len(tokens):
+                applied |= holds_any(self.objects.index(run).tokens, tokens)
+        return applied
+
+    def gone(self) -> KeyValueTableNotFoundError:
+        return deleted_table(self.table, f"{self._label()} at {self.pointer.key!r} in {self.pointer.store.url}")
+
+    def sealed(self) -> KeyValueTableSealedError:
+        return sealed_table(self.table, self._label())
+
+    def _label(self) -> str:
+        return f"key-value table {self.table}"
+
+    def lost_run(self, error: ObjectNotFoundError | None) -> MalformedDocumentError:
+        key = None if error is None else error.key
+        return MalformedDocumentError(
+            f"a run that the pointer {self.pointer.key!r} in {self.pointer.store.url} names is missing: {error}",
+            "Restore this object from a backup or an older object version.",
+            document=key or self.pointer.key,
+        )
+
+    def told(self) -> _Told:
+        """Return a context in which the store's errors become those of a table."""
+        return _Told(self)
+
+    def _page(self, state: SegmentState, within: KeyRange, limit: int, wanted: int, values: bool) -> StoredPage:
+        keys: list[bytes] = []
+        versions: list[bytes] = []
+        stored: list[bytes | None] = []
+        size = 0
+        for window in SegmentView(state, self.objects).windows(within, wanted):
+            there = without_removed(window)
+            left = limit - len(keys)
+            page_values = there.values[:left] if values else [None] * min(left, len(there))
+            keys += there.keys[:left]
+            versions += there.versions[:left]
+            stored += page_values
+            size += sum(map(len, there.keys[:left])) + sum(map(len, filter(None, page_values)))
+            if len(keys) >= limit or size >= _PAGE_BYTES:
+                return StoredPage(keys, versions, stored)
+        return StoredPage(keys, versions, stored, is_last=True)
+
+
+class _Told:
+    def __init__(self, core: SegmentCore) -> None:
+        self._core = core
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        core, name = self._core, f"{self._core.table.scope}/{self._core.table.name}"
+        if isinstance(error, ObjectNotFoundError):
+            raise core.gone() from error
+        if isinstance(error, StoreUnavailableError):
+            raise TableUnavailableError(error.problem, error.next_step, table=name) from error
+        if isinstance(error, ConfigurationError):
+            raise TableAccessError(error.problem, error.next_step, table=name) from error
+
+
+_NEW = object()
+
+
+def now_in_ms() -> int:
+    """Return the time in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+# What is done beside the writes of a segment: the log becomes a run, runs are merged, what is over is deleted.
+#
+# Who crosses a boundary of the log's size with a commit flushes it; who flushes may claim a merge. If that process
+# dies,
+# the next boundary and the end of the claim give the work to others. An object that was written, and that no swap made
+# part of the segment, is found by a listing: a swap says that one is under way, and forbids all that wrote objects
+# before, but for claimed ones, to make them part of the segment afterwards.
+
+
+FLUSHED_BYTES = 64 * 1024  # of the log: what makes it a run
+_LONGEST_LOG = 4 * FLUSHED_BYTES  # a commit beyond it flushes by itself
+_MANY_RUNS = 64
+_GRACE = 60_000  # milliseconds for which readers may still read what was merged away
+_CLAIMED = 60_000  # milliseconds, and one more for each kilobyte
+_IN_MEMORY = 8 * 1024 * 1024
+_MERGED_AT_ONCE = 20_000
+_MERGE_CACHE = 64 * 1024 * 1024
+_NO_RUN = "none"
+_log = logging.getLogger("adjunct.key_value")
+
+Change = Callable[[SegmentState], SegmentState | None]
+
+
+class SegmentUpkeep:
+    """Upkeep of a segment by this process, in a thread that lives while there is something to do."""
+
+    def __init__(self, core: SegmentCore) -> None:
+        self._core = core
+        self._lock = threading.Condition()
+        self._work = threading.Lock()  # held by who does it
+        self._asked = False
+        self._alive = False
+
+    def after_commit(self, before: Standing, after: Standing) -> None:
+        """Begin what a commit of ours made due."""
+        grown = len(after.state.log) // FLUSHED_BYTES > len(before.state.log) // FLUSHED_BYTES
+        spilled = after.state.levels.flushed == after.state.number
+        if len(after.state.levels.runs) >= _MANY_RUNS:
+            self._do(self._merge_all)  # writers wait when they make runs faster than these are merged
+        elif grown or spilled:
+            self._begin()
+
+    def spilled(self, state: SegmentState) -> SegmentState:
+        """Return a state, which is to be swapped in, with its log as a run if it is too long."""
+        if len(state.log) <= _LONGEST_LOG:
+            return state
+        run = self._flushed(state)
+        levels = state.levels.model_copy(update={"runs": (*state.levels.runs, run), "flushed": state.number})
+        return relogged(state, levels, b"")
+
+    def finish(self) -> None:
+        """Return when what was begun is done: the thread would end with the process, and leave a claim behind."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._alive)
+
+    # -- the thread
+
+    def _begin(self) -> None:
+        with self._lock:
+            self._asked = True
+            if self._alive:
+                return
+            self._alive = True
+        threading.Thread(target=self._live, name="adjunct-key-values", daemon=True).start()
+
+    def _live(self) -> None:
+        try:
+            while self._is_asked():
+                self._do(self._flush_and_merge)
+        except BaseException:
+            with self._lock:
+                self._ended()
+            raise
+
+    def _is_asked(self) -> bool:
+        """Whether there is something to do; where there is not, the thread counts as ended."""
+        with self._lock:
+            asked, self._asked = self._asked, False
+            if not asked:
+                self._ended()
+            return asked
+
+    def _ended(self) -> None:
+        self._alive = False
+        self._lock.notify_all()
+
+    def _do(self, work: Callable[[], None]) -> None:
+        with self._work:
+            try:
+                work()
+            except (AdjunctError, OSError) as error:  # also where this machine has no room for what is merged
+                # Others, or the next commits, do it; nothing stands on what was begun.
+                _log.warning("upkeep of %s was given up: %s", self._core.pointer.key, error)
+
+    def _flush_and_merge(self) -> None:
+        self._flush()
+        self._merge_all()
+
+    # -- flushing
+
+    def _flush(self) -> None:
+        state = self._core.pointer.read().state
+        if len(state.log) < FLUSHED_BYTES or state.status is Status.DELETED:
+            return
+        run = self._flushed(state)
+
+        def flushed(now: SegmentState) -> SegmentState | None:
+            if now.levels.flushed != state.levels.flushed or now.levels.collected != state.levels.collected:
+                return None
+            changed = {"runs": (*now.levels.runs, run), "flushed": state.number}
+            return relogged(now.then(now_in_ms()), now.levels.model_copy(update=changed), now.log[len(state.log) :])
+
+        self._swap(flushed, run.id, lambda levels: run in levels.runs)
+
+    def _flushed(self, state: SegmentState) -> RunRef:
+        """Write the log of a state as a run, and return it."""
+        facts = {"first": state.levels.flushed + 1, "last": state.number, "newest": state.time}
+        return self._written(uuid.uuid4().hex, [columns_of(state.recent)], log_tokens(state.log), 0, facts)
+
+    # -- merging
+
+    def _merge_all(self) -> None:
+        while self._merge():
+            pass
+
+    def _merge(self) -> bool:
+        """Merge what is due, if anything is."""
+        claim = MergeClaim(into=uuid.uuid4().hex, of=(), until=0)
+        runs: tuple[RunRef, ...] = ()
+
+        def claimed(state: SegmentState) -> SegmentState | None:
+            nonlocal claim, runs
+            now = now_in_ms()
+            runs = plan_merge(state.levels, now)
+            if not runs:
+                return None
+            until = now + _CLAIMED + sum(run.size for run in runs) // 1000
+            claim = claim.model_copy(update={"of": tuple(run.id for run in runs), "until": until})
+            others = tuple(other for other in state.levels.claims if other.until > now)
+            return relogged(state.then(now), state.levels.model_copy(update={"claims": (*others, claim)}), state.log)
+
+        if not plan_merge(self._core.pointer.read().state.levels, now_in_ms()) or not self._swap(
+            claimed, _NO_RUN, lambda levels: claim in levels.claims
+        ):
+            return False
+        try:
+            run = self._merged(claim.into, runs)
+        except ObjectNotFoundError:  # merged, or deleted, by others while this process slept
+            return False
+        doomed: list[str] = []
+
+        def replaced(state: SegmentState) -> SegmentState | None:
+            doomed.clear()
+            levels = _replaced(state.levels, claim, run, now_in_ms())
+            if levels is None:
+                return None
+            doomed.extend(gone.id for gone in state.levels.dropped if gone not in levels.dropped)
+            return relogged(state.then(now_in_ms()), levels, state.log)
+
+        if not self._swap(replaced, run.id, lambda levels: run in levels.runs):
+            return False
+        self._core.pointer.store.delete_many(self._core.objects.key(gone) for gone in doomed)
+        if size_class(run) > 0:
+            self._collect()
+        return True
+
+    def _merged(self, into: str, runs: Sequence[RunRef]) -> RunRef:
+        """Write runs as one, and return it. Where the oldest one is among them, removed keys are left out."""
+        objects = RunObjects(self._core.pointer.store, self._core.objects.prefix, BlockCache(_MERGE_CACHE))
+        indexes = objects.indexes(runs)
+        parts = [
+            StoredPart(objects, run, index, _MERGED_AT_ONCE, None) for run, index in zip(runs, indexes, strict=True)
+        ]
+        everything = merged(parts, KeyRange())
+        if self._core.pointer.read().state.levels.runs[:1] == runs[:1]:
+            everything = map(without_removed, everything)
+        kept_since = now_in_ms() - TOKENS_KEPT
+        tokens = b"".join(
+            tokens_since(index.tokens, kept_since)
+            for run, index in zip(runs, indexes, strict=True)
+            if run.newest >= kept_since
+        )
+        facts = {"first": runs[0].first, "last": runs[-1].last, "newest": max(run.newest for run in runs)}
+        return self._written(into, everything, tokens, sum(run.size for run in runs), facts)
+
+    def _written(
+        self, run: str, entries: Iterator[Columns] | list[Columns], tokens: bytes, size: int, facts: dict[str, int]
+    ) -> RunRef:
+        store, key = self._core.pointer.store, self._core.objects.key(run)
+
+        def write(file: BinaryIO) -> RunRef:
+            writer = RunWriter(file.write)
+            for part in entries:
+                writer.add(part)
+            written = writer.finish(tokens)
+            return RunRef(id=run, size=written.size, footer=written.footer, count=written.count, **facts)
+
+        if size <= _IN_MEMORY:
+            buffer = io.BytesIO()
+            ref = write(buffer)
+            store.put_if_absent(key, buffer.getvalue())
+            return ref
+        path = Path(store.staging_dir()) / f"{run}.run"
+        try:
+            with telling_of_staged(store, path, f"run {run}"), path.open("wb") as file:
+                ref = write(file)
+            store.upload(path, key)
+        finally:
+            path.unlink(missing_ok=True)
+        return ref
+
+    # -- collecting
+
+    def _collect(self) -> None:
+        """Delete runs that nothing stands on, which were written before a swap of ours and can't come in after it."""
+        pointer, prefix = self._core.pointer, self._core.objects.key("")
+        listed = {item.key.removeprefix(prefix) for item in pointer.store.list(prefix)}
+        standing = pointer.read().state
+        if not listed - _named(standing.levels):
+            return
+
+        def with_collected(state: SegmentState) -> SegmentState | None:
+            after = state.then(now_in_ms())
+            return relogged(after, state.levels.model_copy(update={"collected": after.number}), state.log)
+
+        after = self._swap(with_collected, _NO_RUN, lambda levels: False)
+        if after is not None:
+            spared = _named(after.levels)
+            pointer.store.delete_many(self._core.objects.key(run) for run in sorted(listed - spared))
+
+    # -- swapping
+
+    def _swap(self, change: Change, written: str, is_in: Callable[[Levels], bool]) -> SegmentState | None:
+        """Swap in what `change` makes of what stands, and return what stands then; None where that makes nothing.
+
+        `is_in` says of later levels whether ours came in; `written` is the run that it names. Where it does not come in
+        it is left for a collection: the first answer of the store may have been lost, and only a listing after another
+        swap is certain of what nothing stands on.
+        """
+        pointer = self._core.pointer
+
+        def changed(state: SegmentState) -> SegmentState | None:
+            if state.status is Status.DELETED:
+                pointer.store.delete(self._core.objects.key(written))
+                return None
+            return change(state)
+
+        swapped = pointer.change(changed, is_in=lambda state: is_in(state.levels))
+        return swapped.standing.state if swapped is not None and swapped.won else None
+
+
+def _named(levels: Levels) -> set[str]:
+    """Return the ids of all runs that something stands on, or may."""
+    runs = {run.id for run in levels.runs} | {gone.id for gone in levels.dropped}
+    return runs | {claim.into for claim in levels.claims}
+
+
+def _replaced(levels: Levels, claim: MergeClaim, run: RunRef, now: int) -> Levels | None:
+    """Return the levels with a merged run in the place of what it was made of; None where that is not possible."""
+    ids = tuple(other.id for other in levels.runs)
+    if claim not in levels.claims or claim.of[0] not in ids:
+        return None
+    start = ids.index(claim.of[0])
+    end = start + len(claim.of)
+    if ids[start:end] != claim.of:
+        return None
+    return levels.model_copy(
+        update={
+            "runs": (*levels.runs[:start], run, *levels.runs[end:]),
+            "claims": tuple(other for other in levels.claims if other != claim),
+            "dropped": (
+                *(gone for gone in levels.dropped if gone.at > now - _GRACE),
+                *(DroppedRun(id=gone, at=now) for gone in claim.of),
+            ),
+        }
+    )

@@ -1,0 +1,385 @@
+"""`write_key_value_table`: the rows of a DataFrame as entries of a key-value table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.resources.errors import AdjunctError, NullKeyError, SchemaMismatchError, TransientError
+from dagster_adjunct.resources.key_value.entries import EntryCoder, TableEntry
+from dagster_adjunct.resources.key_value.segment import (
+    SegmentBackend,
+    SegmentChange,
+    TableId,
+    TableSegment,
+    apply_again,
+    in_requests,
+    new_token,
+    pause_in_loop,
+    split_table_key,
+    version_of,
+)
+from dagster_adjunct.resources.key_value.serializers import (
+    AvroSerializer,
+    BytesSerializer,
+    IntegerSerializer,
+    JsonSerializer,
+    ModelSerializer,
+    Serializer,
+    TextSerializer,
+)
+from dagster_adjunct.resources.key_value.table import KeyValueTable
+from dagster_adjunct.resources.schemas.quoted_columns import column as sql_column
+from dagster_adjunct.resources.schemas.schema import arrow_type
+from dagster_adjunct.resources.schemas.values import first_unreadable
+from dagster_adjunct.resources.spark.errors import from_document, to_document, unwrapped, wrapped
+from dagster_adjunct.resources.spark.in_process import session_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# What keys and values of a key-value table are in a DataFrame, by the serializer that they are stored with.
+#
+# TextSerializer       string
+# IntegerSerializer    bigint
+# BytesSerializer      binary
+# JsonSerializer       string: the JSON
+# ModelSerializer      string: the model's JSON
+# AvroSerializer       string: JSON as Avro writes it (of a union, {"type": value})
+# any other            binary: the bytes that it made
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnForm:
+    """A column's Spark type, and what is between its values and stored bytes. Both raise SerializationError."""
+
+    type: str
+    from_bytes: Callable[[bytes], Any]
+    to_bytes: Callable[[Any], bytes]
+
+
+def form_of(serializer: Serializer[Any]) -> ColumnForm:
+    """Return the form of what this serializer writes."""
+    if isinstance(serializer, TextSerializer):
+        return ColumnForm("string", serializer.from_bytes, serializer.to_bytes)
+    if isinstance(serializer, IntegerSerializer):
+        return ColumnForm("bigint", serializer.from_bytes, serializer.to_bytes)
+    if isinstance(serializer, JsonSerializer | ModelSerializer):
+        text = TextSerializer()
+        return ColumnForm(
+            "string", text.from_bytes, lambda json: serializer.to_bytes(serializer.from_bytes(text.to_bytes(json)))
+        )
+    if isinstance(serializer, AvroSerializer):
+        return ColumnForm(
+            "string",
+            lambda stored: serializer.to_json(serializer.from_bytes(stored)),
+            lambda json: serializer.to_bytes(serializer.from_json(json)),
+        )
+    return ColumnForm("binary", bytes, bytes)
+
+
+_AT_ONCE = 8  # requests under way
+
+
+class PartitionLoad:
+    """Counts the `rows` that it has taken and the `entries` that it has put. Memory: a batch, and eight requests."""
+
+    def __init__(self, table: TableId, backend: SegmentBackend) -> None:
+        self._table, self._backend = table, backend
+        self._number: int | None = None
+        self.rows = self.entries = 0
+
+    def run(self, batches: Iterator[Any]) -> None:
+        """Write all rows, of which the columns are `partition`, `table_key`, `value` and maybe `order`."""
+        changes = self._changes(batches)
+        first = next(changes, None)
+        if first is None or self._number is None:
+            return
+        segment = self._backend.open(self._table, self._number)
+        requests = in_requests(_behind(first, changes), self._backend.limits)
+        at_once = _AT_ONCE if self._backend.waits else 1
+        with asyncio.Runner() as loop:
+            try:
+                while parts := list(islice(requests, at_once)):
+                    loop.run(self._apply_each(segment, parts))
+                    self.entries += sum(map(len, parts))
+            finally:
+                loop.run(segment.close())
+
+    async def _apply_each(self, segment: TableSegment, parts: list[list[SegmentChange]]) -> None:
+        await asyncio.gather(*(self._apply(segment, part) for part in parts))
+
+    async def _apply(self, segment: TableSegment, part: list[SegmentChange]) -> None:
+        token, began = new_token(), time.monotonic()
+        changes = [change._replace(version=version_of(token, place)) for place, change in enumerate(part)]
+        try:
+            await segment.apply(changes, token)
+        except TransientError as error:
+            await apply_again(
+                self._table,
+                segment,
+                changes,
+                token,
+                first=error,
+                began=began,
+                horizon=self._backend.horizon,
+                pause=pause_in_loop,
+            )
+
+    def _changes(self, batches: Iterator[Any]) -> Iterator[SegmentChange]:
+        """Yield a put for each key: that of its last row."""
+        last: tuple[bytes, bytes, Any] | None = None
+        for row in self._rows(batches):
+            if last is not None and last[0] == row[0]:
+                if row[2] == last[2]:
+                    raise self._twice(row)
+            elif last is not None:
+                yield SegmentChange(last[0], last[1], b"")
+            last = row
+        if last is not None:
+            yield SegmentChange(last[0], last[1], b"")
+
+    def _rows(self, batches: Iterator[Any]) -> Iterator[tuple[bytes, bytes, Any]]:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            (number,) = batch.column("partition").unique().to_pylist()
+            assert self._number in (None, number)  # Spark brought the rows together by it
+            self._number = number
+            self.rows += batch.num_rows
+            orders = batch.column("order").to_pylist() if "order" in batch.schema.names else [None] * batch.num_rows
+            yield from zip(
+                batch.column("table_key").to_pylist(), batch.column("value").to_pylist(), orders, strict=True
+            )
+
+    def _twice(self, row: tuple[bytes, bytes, Any]) -> SchemaMismatchError:
+        family, key = split_table_key(row[0])
+        of_family = "" if family is None else f" of family {family!r:.60}"
+        same = "" if row[2] is None else f" with the same order, {row[2]!r:.60}"
+        return SchemaMismatchError(
+            f"key-value table {self._table}: the frame has two rows of the key {key!r:.60}{of_family}{same}, and "
+            "nothing says which of them is the last.",
+            "Name a column that tells with order_by=, or leave one row of each key.",
+            table=str(self._table),
+        )
+
+
+def _behind(first: SegmentChange, rest: Iterator[SegmentChange]) -> Iterator[SegmentChange]:
+    yield first
+    yield from rest
+
+
+Reader = tuple[str, Callable[[bytes], Any]]
+"""A column's Spark type, and what makes its values of stored bytes."""
+
+
+def read_key_value_table(
+    spark: SparkSession | Callable[[], SparkSession], table: KeyValueTable[Any, Any], *, page_size: int = 1000
+) -> DataFrame:
+    """Return the entries as `family` (string, null where there is none), `key`, `value` and `version` (binary).
+
+    Keys and values have the types that the table's serializers stand for: text is a string, whole numbers are bigint,
+    JSON, models and Avro their JSON as a string, all else is binary. There is one Spark partition for each of the
+    table's, its rows in the order of their keys' bytes, at most `page_size` of them in memory at a time. The table is
+    read when the frame is, and again each time that it is: cache it to go on from one reading.
+
+    While others write, each key is met at most once, and one that is there from beginning to end is met; rows of
+    different pages are of different moments. Seal the table for a frame of one moment.
+    """
+    key, value = form_of(table.key_serializer), form_of(table.value_serializer)
+    readers = ((key.type, key.from_bytes), (value.type, value.from_bytes))  # workers need nothing else of them
+    stored = KeyValueTable(table.id, table.configuration, table.backend, BytesSerializer(), BytesSerializer())
+
+    def read(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from wrapped(_pages(stored, number, page_size, readers))
+
+    partitions = table.configuration.partitions
+    numbers = session_of(spark).range(0, partitions, 1, partitions)  # each number in a partition of its own
+    return numbers.mapInArrow(read, f"family string, key {key.type}, value {value.type}, version binary")
+
+
+def _pages(
+    stored: KeyValueTable[bytes, bytes], number: int, page_size: int, readers: tuple[Reader, Reader]
+) -> Iterator[Any]:
+    """Yield the entries of a partition as Arrow batches, one a page."""
+    with asyncio.Runner() as loop:
+        try:
+            pages = stored.all_entries(partitions=[number], page_size=page_size)
+            while (page := loop.run(pages.next_page())) is not None:
+                yield _batch(page.items, *readers)
+        finally:
+            loop.run(stored.close())
+
+
+def _batch(entries: Sequence[TableEntry[bytes, bytes]], key: Reader, value: Reader) -> Any:
+    import pyarrow as pa
+
+    columns = {
+        "family": pa.array([entry.key.family for entry in entries], pa.string()),
+        "key": pa.array([key[1](entry.key.key) for entry in entries], arrow_type(key[0])),
+        "value": pa.array([value[1](entry.value) for entry in entries], arrow_type(value[0])),
+        "version": pa.array([entry.version.to_bytes() for entry in entries], pa.binary()),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+
+
+@dataclass(frozen=True, slots=True)
+class FrameWritten:
+    """What a write has come to: `entries` that were put, of so many `rows`."""
+
+    rows: int
+    entries: int
+
+
+@unwrapped()
+def write_key_value_table(
+    frame: DataFrame,
+    table: KeyValueTable[Any, Any],
+    *,
+    key: str = "key",
+    value: str = "value",
+    family: str | None = None,
+    order_by: str | None = None,
+) -> FrameWritten:
+    """Put the rows of a frame into a table, whatever is there, in one Spark job; return how many.
+
+    `key`, `value` and `family` name its columns, which have the types that `read_key_value_table` gives; without
+    `family`, and where that is null, keys have none. Other columns are left out. Of several rows of one key that with
+    the greatest `order_by` is written; without that column, and where two have the same, they are refused.
+
+    The rows are brought to one Spark partition for each of the table's, and written in requests as large as the backend
+    takes. Each request is atomic, the frame is not: after an error, and while the job runs, some rows are there and
+    others are not. It may be repeated, as Spark does with a task: the same rows come to the same entries, with new
+    versions. What others write to the same keys meanwhile stays or not as it comes before or after.
+
+    Raises SchemaMismatchError for columns of other types, rows without a value and keys that come twice; NullKeyError;
+    and what a table raises of a write. Rows may have been written by then.
+    """
+    keys, values = form_of(table.key_serializer), form_of(table.value_serializer)
+    named = {"key": (key, keys.type), "value": (value, values.type)}
+    if family is not None:
+        named["family"] = (family, "string")
+    columns = [_column(frame, table, of, kind).alias(name) for name, (of, kind) in named.items()]
+    order = "" if order_by is None else f", order {_type(frame, table, order_by)}"
+    if order_by is not None:
+        columns.append(sql_column(order_by).alias("order"))
+    addressed = frame.select(*columns).mapInArrow(
+        _addressing(table, keys, values), f"partition int, table_key binary, value binary{order}"
+    )
+    reports = (
+        addressed.repartitionById(table.configuration.partitions, "partition")
+        .sortWithinPartitions("table_key", *(["order"] if order_by is not None else []))
+        .mapInArrow(_writing(table), "report string")
+        .collect()
+    )
+    return _summed([json.loads(row.report) for row in reports])
+
+
+def _column(frame: DataFrame, table: KeyValueTable[Any, Any], name: str, kind: str) -> Any:
+    type_ = _type(frame, table, name)
+    if kind == "bigint" and type_ in _INTEGERS:
+        return sql_column(name).cast("bigint")
+    if type_ != kind:
+        raise SchemaMismatchError(
+            f"key-value table {table.id}: column {name!r} of the frame is {type_}; expected {kind}.",
+            "Cast it, or make JSON of it with to_json(…), or open the table with another serializer.",
+            column=name,
+        )
+    return sql_column(name)
+
+
+def _type(frame: DataFrame, table: KeyValueTable[Any, Any], name: str) -> str:
+    if name not in frame.columns:
+        raise SchemaMismatchError(
+            f"key-value table {table.id}: the frame has no column {name!r}; it has {', '.join(frame.columns)}.",
+            "Name the columns with key=, value= and family=.",
+            column=name,
+        )
+    return str(frame.schema[name].dataType.simpleString())
+
+
+def _addressing(
+    table: KeyValueTable[Any, Any], key: ColumnForm, value: ColumnForm
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return the task that serialises rows and finds their partitions."""
+    stored = (table.id, table.configuration, table.backend)
+
+    def address(batches: Iterator[Any]) -> Iterator[Any]:
+        id, configuration, backend = stored
+        coder = EntryCoder(id, configuration, backend.limits, BytesSerializer(), BytesSerializer())
+        yield from wrapped(_addressed(batch, coder, key, value) for batch in batches)
+
+    return address
+
+
+def _addressed(batch: Any, coder: EntryCoder[bytes, bytes], key: ColumnForm, value: ColumnForm) -> Any:
+    import pyarrow as pa
+
+    names = batch.schema.names
+    for name in ("key", "value"):
+        if batch.column(name).null_count:
+            raise _null(coder, name)
+    if (found := first_unreadable(batch)) is not None:
+        raise found.error(f"key-value table {coder.table}", "a row of the frame", table=coder.table.name)
+    families = batch.column("family").to_pylist() if "family" in names else [None] * batch.num_rows
+    partitions, table_keys = [], []
+    for family, given in zip(families, batch.column("key").to_pylist(), strict=True):
+        prefix = coder.prefix(family)
+        stored = coder.table_key(prefix, key.to_bytes(given))
+        table_keys.append(stored)
+        partitions.append(coder.partition(prefix, stored))
+    columns = {
+        "partition": pa.array(partitions, pa.int32()),
+        "table_key": pa.array(table_keys, pa.binary()),
+        "value": pa.array(
+            [coder.value(value.to_bytes(cell)) for cell in batch.column("value").to_pylist()], pa.binary()
+        ),
+    }
+    if "order" in names:
+        columns["order"] = batch.column("order")
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _null(coder: EntryCoder[bytes, bytes], name: str) -> AdjunctError:
+    problem, next_step = f"key-value table {coder.table}: a row of the frame has no {name}.", "Filter such rows out."
+    if name == "key":
+        return NullKeyError(problem, next_step, table=coder.table.name)
+    return SchemaMismatchError(problem, next_step, column=name)
+
+
+def _writing(table: KeyValueTable[Any, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return the task that writes the rows of one partition."""
+    stored = (table.id, table.backend)
+
+    def write(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        load = PartitionLoad(*stored)
+        try:
+            load.run(batches)
+            report: dict[str, Any] = {"rows": load.rows, "entries": load.entries}
+        except AdjunctError as error:
+            # As a result and not as an exception: its own attempts are over, and Spark would try the task again.
+            report = {"error": to_document(error)}
+            for _ in batches:  # a worker whose input is not drained is not used again
+                pass
+        yield pa.RecordBatch.from_pydict({"report": pa.array([json.dumps(report)], pa.string())})
+
+    return write
+
+
+def _summed(reports: list[dict[str, Any]]) -> FrameWritten:
+    for report in reports:
+        if "error" in report:
+            raise from_document(report["error"])
+    return FrameWritten(sum(report["rows"] for report in reports), sum(report["entries"] for report in reports))

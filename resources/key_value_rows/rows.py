@@ -1,0 +1,519 @@
+"""`KeyValueRows`: records in a key-value table, as a remote table reads and writes them.
+
+A record is one entry, whose value is the record as JSON (row_documents.py); its key columns make the entry's key, and
+the first of them its family where that is wanted (row_keys.py). Nothing is locked: what depends on a record is decided
+over the version that was read, written on the condition that this is still there, and decided anew where it is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_delay, wait_random_exponential
+
+from dagster_adjunct.resources.backends.columns import declared_column
+from dagster_adjunct.resources.backends.write_plan import Checked, Entry, Key, Record, Row, RowCodec, checked
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    KeyValueTableNotFoundError,
+    LakeNotFoundError,
+    OutcomeUnknownError,
+    ScopeNotFoundError,
+    TableUnavailableError,
+)
+from dagster_adjunct.resources.key_value.entries import EntryCoder, check_limits
+from dagster_adjunct.resources.key_value.manager import KeyValueTableManager, make_table
+from dagster_adjunct.resources.key_value.segment import (
+    ConditionsFailed,
+    KeyRange,
+    KeyValueTableConfiguration,
+    ReplyLostError,
+    SegmentBackend,
+    SegmentChange,
+    SegmentLimits,
+    StoredEntry,
+    TableId,
+    TableSegment,
+    apply_again,
+    backend_from,
+    describe_backend,
+    in_requests,
+    new_token,
+    pause_in_loop,
+    version_of,
+)
+from dagster_adjunct.resources.key_value.serializers import BytesSerializer, TextSerializer
+from dagster_adjunct.resources.key_value_rows.row_documents import (
+    APPLIED,
+    AT,
+    NEWEST,
+    PlannedWrites,
+    RowDocuments,
+    RowKeys,
+    compact,
+    decided,
+    is_deleted,
+    looks,
+)
+from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.tables.functions import StoreFunction, as_declared
+from dagster_adjunct.resources.tables.layers import OF_A_STORE, Capabilities
+from dagster_adjunct.resources.tables.operation import (
+    Changes,
+    Operation,
+    OperationKind,
+    Outcomes,
+    Problem,
+    State,
+    key_columns,
+)
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.objects.lake import Lake
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPartition:
+    """One partition. What failed and certainly did nothing is raised: the remote table's own policy repeats it."""
+
+    table: TableId
+    segment: TableSegment
+    limits: SegmentLimits
+    horizon: float
+
+    async def get(self, keys: Sequence[bytes]) -> list[StoredEntry | None]:
+        """Return the entries of these keys."""
+        return await self.segment.get(keys)
+
+    async def apply(self, changes: Sequence[SegmentChange], token: bytes) -> None:
+        """Apply all or nothing. Raises ConditionsFailed; OutcomeUnknownError where a reply was lost for good."""
+        check_limits(self.table, changes, self.limits)
+        began = time.monotonic()
+        try:
+            await self.segment.apply(changes, token)
+        except ReplyLostError as lost:
+            await apply_again(
+                self.table,
+                self.segment,
+                changes,
+                token,
+                first=lost,
+                began=began,
+                horizon=self.horizon,
+                pause=pause_in_loop,
+            )
+
+
+class OpenTable:
+    """All partitions of a table."""
+
+    def __init__(self, table: TableId, configuration: KeyValueTableConfiguration, backend: SegmentBackend) -> None:
+        self._coder = EntryCoder(table, configuration, backend.limits, TextSerializer(), BytesSerializer())
+        self.partitions = tuple(
+            OpenPartition(table, backend.open(table, number), backend.limits, backend.horizon)
+            for number in range(configuration.partitions)
+        )
+
+    def place(self, family: str | None, key: str) -> tuple[int, bytes]:
+        """Return the partition and the table key. Raises KeyTooLongError and SerializationError."""
+        prefix = self._coder.prefix(family)
+        stored = self._coder.table_key(prefix, key)
+        return self._coder.partition(prefix, stored), stored
+
+    def checked(self, document: bytes) -> bytes:
+        """Return a value that the table takes. Raises ValueTooLongError."""
+        return self._coder.value(document)
+
+    async def close(self) -> None:
+        """Give back what the running event loop holds."""
+        for partition in self.partitions:
+            await partition.segment.close()
+
+
+_PAGE = 500  # entries
+
+
+async def forget_marks(table: OpenTable, before: float) -> int:
+    """Forget what was applied before that time (seconds since 1970); return of how many keys.
+
+    A record that others write meanwhile keeps its marks.
+    """
+    forgotten = 0
+    for partition in table.partitions:
+        left: KeyRange | None = KeyRange()
+        while left is not None:
+            page = await partition.segment.page(left, _PAGE, values=True)
+            left = left.after(page.keys[-1]) if page else None
+            changes = [change for entry in page.entries() if (change := _without_marks(entry, before)) is not None]
+            for part in in_requests(changes, partition.limits):
+                forgotten += await _apply(partition, part)
+    return forgotten
+
+
+async def _apply(partition: OpenPartition, changes: Sequence[SegmentChange]) -> int:
+    """Apply the changes whose keys nobody has written meanwhile; return how many these are."""
+    while changes:
+        token = new_token()
+        request = [change._replace(version=version_of(token, place)) for place, change in enumerate(changes)]
+        try:
+            await partition.apply(request, token)
+            break
+        except ConditionsFailed as late:
+            changes = [change for place, change in enumerate(changes) if place not in late.found]
+    return len(changes)
+
+
+def _without_marks(entry: StoredEntry, before: float) -> SegmentChange | None:
+    """Return what makes an entry forget; None where it has no marks, or younger ones, or is no record at all."""
+    try:
+        document = json.loads(entry.value or b"")
+    except ValueError:
+        return None
+    at = document.get(AT) if isinstance(document, dict) else None
+    if not isinstance(at, int | float) or at >= before:
+        return None
+    if is_deleted(document):
+        return SegmentChange(entry.key, None, b"", entry.version)
+    rest = {name: value for name, value in document.items() if name not in (AT, NEWEST, APPLIED)}
+    return SegmentChange(entry.key, compact(rest).encode(), b"", entry.version)
+
+
+# Writes to the records of one partition of a key-value table: look, decide, write what was looked at, or look again.
+#
+# A request to the segment is atomic, and expects of each key the version that was seen. Where another writer was faster
+# nothing of it happened, and all is decided anew over what is there then. A key that was lost once goes alone from then
+# on, so that it holds up no others.
+
+
+_PAUSE, _LONGEST_PAUSE = 0.005, 0.5  # seconds
+_CONTESTED = 30.0  # seconds for which a lost race is run again
+
+Decide = Callable[[Checked, Mapping[Row, StoredEntry | None]], PlannedWrites]
+
+
+@dataclass(slots=True)
+class OptimisticWrites:
+    """The entries of a request that lie in one partition, and what has become of them so far.
+
+    `looks` says that `decide` needs what is there. `problem_of` says what an error means for the entries that met it.
+    """
+
+    label: str
+    partition: OpenPartition
+    left: Sequence[Entry]
+    table_keys: Mapping[Row, bytes]
+    looks: bool
+    decide: Decide
+    problem_of: Callable[[AdjunctError], Problem]
+    problems: dict[int, Problem] = field(default_factory=dict)
+    defaults_put: int = 0
+    _contested: set[Row] = field(default_factory=set)
+
+    async def finish(self) -> None:
+        """Go on until each entry is done or has a problem."""
+        if not await self._round():
+            return
+        rounds = AsyncRetrying(
+            retry=retry_if_result(bool),
+            wait=wait_random_exponential(multiplier=_PAUSE, max=_LONGEST_PAUSE),
+            stop=stop_after_delay(_CONTESTED),
+        )
+        try:
+            await rounds(self._round)
+        except RetryError:
+            self._give_up(self.left, self._too_contested())
+
+    async def _round(self) -> bool:
+        """Look, decide and write once; return whether entries are left."""
+        entries, self.left = self.left, ()
+        stored_entries: Mapping[Row, StoredEntry | None] = {}
+        if self.looks:
+            keys = list(dict.fromkeys(entry.key for entry in entries))
+            try:
+                stored = await self.partition.get([self.table_keys[key] for key in keys])
+            except AdjunctError as error:
+                self._give_up(entries, error)
+                return False
+            stored_entries = dict(zip(keys, stored, strict=True))
+        decision = self.decide(Checked(entries, {}), stored_entries)
+        failed, lost = await self._write(decision)
+        for entry in entries:
+            if entry.key in failed:
+                self.problems[entry.place] = failed[entry.key]
+            elif entry.key not in lost and entry.place in decision.problems:
+                self.problems[entry.place] = decision.problems[entry.place]
+        self.left = [entry for entry in entries if entry.key in lost]
+        return bool(self.left)
+
+    async def _write(self, decision: PlannedWrites) -> tuple[dict[Row, Problem], set[Row]]:
+        """Send what is decided; return the keys whose request failed, and those whose request came too late."""
+        failed: dict[Row, Problem] = {}
+        lost: set[Row] = set()
+        for keys, changes in self._requests(decision):
+            token = new_token()
+            request = [change._replace(version=version_of(token, place)) for place, change in enumerate(changes)]
+            try:
+                await self.partition.apply(request, token)
+            except ConditionsFailed as late:
+                self._contested |= {keys[place] for place in late.found}
+                lost.update(keys)
+            except AdjunctError as error:
+                failed.update(dict.fromkeys(keys, self.problem_of(error)))
+            else:
+                self.defaults_put += sum(decision.written[key].begins for key in keys)
+        return failed, lost
+
+    def _requests(self, decision: PlannedWrites) -> Iterator[tuple[list[Row], list[SegmentChange]]]:
+        """Yield the keys of each request and their changes, which have no versions yet."""
+        changes = {
+            key: SegmentChange(self.table_keys[key], written.document, b"", written.expected)
+            for key, written in decision.written.items()
+        }
+        # Lists: a request that comes too late makes more keys contested, in the next round.
+        alone = [key for key in changes if key in self._contested]
+        together = [key for key in changes if key not in self._contested]
+        keys = iter(together)
+        for part in in_requests([changes[key] for key in together], self.partition.limits):
+            yield [next(keys) for _ in part], part
+        for key in alone:
+            yield [key], [changes[key]]
+
+    def _give_up(self, entries: Sequence[Entry], error: AdjunctError) -> None:
+        problem = self.problem_of(error)
+        self.problems.update({entry.place: problem for entry in entries})
+
+    def _too_contested(self) -> TableUnavailableError:
+        keys = list(dict.fromkeys(entry.key for entry in self.left))
+        return TableUnavailableError(
+            f"{self.label}: for {_CONTESTED:g} s others were faster each time that {len(keys)} keys were written, the "
+            f"first of them {keys[0]!r}.",
+            "It is tried again; if that goes on, have fewer writers change one key.",
+            table=self.label,
+        )
+
+
+_NOT_MADE = (LakeNotFoundError, ScopeNotFoundError, KeyValueTableNotFoundError)
+
+
+class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
+    """Read and write function over the key-value table `table` of a scope, whose metadata lies in `lake`.
+
+    `key` names one column or several (then keys are tuples), `columns` gives each column's type. The records of one
+    `family`, the first of the key's columns, lie in one partition and can be iterated together; those whose
+    family is the empty text lie by their keys. `create` has the first write make scope and table where they are
+    missing, of so many `partitions`, in the backend `stored_in` or, without one, where the lake keeps its tables;
+    reading makes neither, and finds no records then. `to_dict` and pickles hold names and descriptions, never a secret.
+
+    Each key is changed by one conditional write; a request of many keys is one write a partition, as far as the
+    backend takes so much at once. Marks of `newest_by` and `idempotent` lie in the record's own document, and stay
+    behind when it is deleted; `forget` removes what is old of them.
+    """
+
+    appends_to_json: ClassVar[bool] = False  # only to lists
+
+    def __init__(
+        self,
+        lake: Lake | str,
+        scope: str,
+        table: str,
+        key: str | Sequence[str],
+        *,
+        columns: Mapping[str, str],
+        family: str | Sequence[str] = (),
+        create: bool = False,
+        partitions: int = 4,
+        stored_in: SegmentBackend | Mapping[str, Any] | None = None,
+    ) -> None:
+        if isinstance(lake, str) and ":" not in lake:  # an executor has another working directory
+            lake = str(Path(lake).expanduser().absolute())
+        self.lake, self.scope, self.table = lake, scope, table
+        self.key = key_columns(table, key)
+        self.columns = dict(columns)
+        self.family = (family,) if isinstance(family, str) else tuple(family)
+        self.create, self.partitions = create, KeyValueTableConfiguration(partitions).partitions
+        self.stored_in = stored_in
+        self._label = f"key-value table {scope}/{table}"
+        declared = [declared_column(*pair) for pair in self.columns.items()]
+        self._codec = RowCodec(self._label, self.key, declared)
+        self._documents = RowDocuments(self._label, declared)
+        self._keys = RowKeys(self._label, [self._codec.columns[name] for name in self.key], self.family)
+        self._open: OpenTable | None = None
+        self._opening = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"KeyValueRows({self._url!r}, {self.scope!r}, {self.table!r}, key={self.key})"
+
+    @property
+    def _url(self) -> str:
+        return self.lake if isinstance(self.lake, str) else self.lake.url
+
+    def to_dict(self) -> dict[str, Any]:
+        """The declaration as plain values; it holds no secret."""
+        return {
+            "lake": self._url,
+            "scope": self.scope,
+            "table": self.table,
+            "key": list(self.key),
+            "columns": dict(self.columns),
+            "family": list(self.family),
+            "create": self.create,
+            "partitions": self.partitions,
+            "stored_in": self._backend_description(),
+        }
+
+    def _backend_description(self) -> dict[str, Any] | None:
+        if self.stored_in is None or isinstance(self.stored_in, Mapping):
+            return None if self.stored_in is None else dict(self.stored_in)
+        return describe_backend(self.stored_in)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        settings = {**KeyValueRows.to_dict(self), "lake": self.lake, "stored_in": self.stored_in}
+        return as_declared(self, KeyValueRows, settings)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return OF_A_STORE
+
+    def column_types(self) -> dict[str, str]:
+        return dict(self.columns)
+
+    def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
+        # What passes did nothing: a reply that is lost for good is an error of its own.
+        if isinstance(error, OutcomeUnknownError):
+            return Problem(State.UNKNOWN, error)
+        return super().problem_of(error, sent=sent and not isinstance(error, AdjunctError))
+
+    async def open(self) -> None:
+        """Connect; a table that is to be made is left to the first write."""
+        if not self.create:
+            await self._opened(make=False)
+
+    async def close(self) -> None:
+        """Give back what the running event loop holds; others keep theirs. A closed function may be opened again."""
+        if self._open is not None:
+            await self._open.close()
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        if not len(operation):
+            return Outcomes(0)
+        reads = operation.kind is OperationKind.GET
+        try:
+            opened = await self._opened(make=not reads)
+            return await (self._get if reads else self._write)(opened, operation)
+        except AdjunctError as error:
+            if reads and self.create and isinstance(error, _NOT_MADE):
+                return Outcomes(len(operation), [None] * len(operation))
+            return Outcomes.all(len(operation), self.problem_of(error))
+
+    async def forget(self, older_than: float) -> int:
+        """Forget what was applied to keys more than these seconds ago, deleted records' too; return how many keys'.
+
+        A message as old as that is from then on applied when it comes (again). Reads the whole table.
+        """
+        return await forget_marks(await self._opened(make=self.create), time.time() - older_than)
+
+    async def _get(self, opened: OpenTable, operation: Operation[Any]) -> Outcomes:
+        asked = checked(self._codec, operation)
+        problems = dict(asked.problems)
+        records: list[Any] = [None] * len(operation)
+
+        async def read(number: int, entries: list[Entry]) -> None:
+            try:
+                stored_entries = await opened.partitions[number].get([places[entry.key][1] for entry in entries])
+            except AdjunctError as error:
+                problems.update(dict.fromkeys([entry.place for entry in entries], self._met(error)))
+                return
+            for entry, stored in zip(entries, stored_entries, strict=True):
+                try:
+                    records[entry.place] = None if stored is None else self._record(entry.key, stored.value or b"")
+                except AdjunctError as error:
+                    problems[entry.place] = self._met(error)
+
+        places, unfit = self._places(opened, asked.entries)
+        problems |= unfit
+        parts = _by_partition(asked.entries, places)
+        await asyncio.gather(*(read(number, entries) for number, entries in parts.items()))
+        return Outcomes(len(operation), records, problems)
+
+    async def _write(self, opened: OpenTable, operation: Operation[Any]) -> Outcomes:
+        asked = checked(self._codec, operation)
+        places, unfit = self._places(opened, asked.entries)
+        writes = [
+            OptimisticWrites(
+                label=self._label,
+                partition=opened.partitions[number],
+                left=entries,
+                table_keys={entry.key: places[entry.key][1] for entry in entries},
+                looks=looks(operation),
+                decide=lambda part, stored: decided(
+                    self._codec, self._documents, operation, part, stored, time.time(), opened.checked
+                ),
+                problem_of=self._met,
+            )
+            for number, entries in _by_partition(asked.entries, places).items()
+        ]
+        await asyncio.gather(*(write.finish() for write in writes))
+        problems = {**asked.problems, **unfit}
+        for write in writes:
+            problems |= write.problems
+        return Outcomes(len(operation), problems=problems, defaults_put=sum(write.defaults_put for write in writes))
+
+    def _places(
+        self, opened: OpenTable, entries: Sequence[Entry]
+    ) -> tuple[dict[Row, tuple[int, bytes]], dict[int, Problem]]:
+        """Return the partition and table key of each key; and the entries whose key the table does not take."""
+        places: dict[Row, tuple[int, bytes]] = {}
+        unfit: dict[int, Problem] = {}
+        for entry in entries:
+            if entry.key not in places:
+                try:
+                    places[entry.key] = opened.place(*self._keys.address(entry.key))
+                except AdjunctError as error:
+                    unfit[entry.place] = self._met(error)
+        return places, unfit
+
+    def _record(self, key: Row, stored: bytes) -> dict[str, Any] | None:
+        document = self._documents.from_bytes(stored, key)
+        return None if is_deleted(document) else self._documents.record(document, self._codec.names, key)
+
+    def _met(self, error: AdjunctError) -> Problem:
+        """What an error of the store says of the entries that met it."""
+        if isinstance(error, KeyValueTableNotFoundError):
+            self._open = None  # the table may be created anew
+        return self.problem_of(error)
+
+    async def _opened(self, *, make: bool) -> OpenTable:
+        opened = self._open
+        return opened if opened is not None else await asyncio.to_thread(self._open_now, make=make and self.create)
+
+    def _open_now(self, *, make: bool) -> OpenTable:
+        # Makes the backends known by name. Here, because declaring a table should not import what they need.
+        from dagster_adjunct.resources import key_value_backends  # noqa: F401
+
+        with self._opening:
+            opened = self._open
+            if opened is None:
+                lake = open_lake(self.lake, create=make) if isinstance(self.lake, str) else self.lake
+                backend = backend_from(self.stored_in) if isinstance(self.stored_in, Mapping) else self.stored_in
+                manager = KeyValueTableManager(lake, backend)
+                if make:
+                    make_table(manager, self.scope, self.table, self.partitions)
+                table = manager.open(self.scope, self.table, key=TextSerializer(), value=BytesSerializer())
+                opened = OpenTable(table.id, table.configuration, table.backend)
+                self._open = opened
+            return opened
+
+
+def _by_partition(entries: Sequence[Entry], places: Mapping[Row, tuple[int, bytes]]) -> dict[int, list[Entry]]:
+    parts: dict[int, list[Entry]] = {}
+    for entry in entries:
+        if entry.key in places:
+            parts.setdefault(places[entry.key][0], []).append(entry)
+    return parts

@@ -1,0 +1,368 @@
+"""MetadataStore: namespaces of small entries in the lake, each one document that is committed whole.
+
+    metadata/NAMESPACE/SCOPE/CURRENT, manifests/…   the commit log; a manifest lists the pages
+    metadata/NAMESPACE/SCOPE/pages/…                entries in the order of their keys
+
+Reading a key costs three requests, reading all of a namespace two and one a page; a change writes the pages that it
+touches, a manifest and the pointer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from pydantic import Field
+
+from dagster_adjunct.resources.common import StoredDocument, check_name
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    ConfigurationError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+)
+from dagster_adjunct.resources.objects.commit_log import (
+    FORMAT,
+    PageRef,
+    decode_body,
+    read_page,
+    retry_conflicts,
+    write_page,
+)
+from dagster_adjunct.resources.objects.store import Stored
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.objects.commit_log import Commit
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.objects.store import ObjectStore
+
+# The document of a namespace: pages of entries in the order of their keys, and how changes rewrite them.
+#
+# A change rewrites the pages that hold its keys and repeats the references to all others, so it costs what it
+# touches. Pages are sized in bytes; one that gets small takes in its right neighbour.
+
+
+PAGE_BYTES = 256 * 1024
+
+Entries = Mapping[str, Any]
+
+
+class DocumentPage(StoredDocument):
+    """Where one page is, the SHA-256 of its bytes, and its smallest key."""
+
+    first: str
+    key: str
+    count: int = Field(ge=1)
+    sha256: str
+
+
+class NamespaceDocument(StoredDocument):
+    """The pages of a namespace, in the order of their keys."""
+
+    format: Literal[1] = 1
+    pages: tuple[DocumentPage, ...] = ()
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any], where: str) -> NamespaceDocument:
+        """Return the document that a commit holds. Raises MalformedDocumentError."""
+        next_step = "Restore that object from a backup or an older object version."
+        return decode_body(cls, body, where, f"is no namespace of format {FORMAT}", next_step)
+
+    def page_of(self, key: str) -> int:
+        """Return which page holds this key, or would."""
+        return max(0, bisect_right(self.pages, key, key=lambda page: page.first) - 1)
+
+
+def changed(
+    document: NamespaceDocument,
+    changes: Mapping[str, Any],
+    read: Callable[[DocumentPage], Entries],
+    write: Callable[[Sequence[tuple[str, Any]]], DocumentPage],
+) -> NamespaceDocument | None:
+    """Return the document with these entries set (None: removed), or None if it is so already."""
+    by_page: dict[int, dict[str, Any]] = {}
+    for key, value in changes.items():
+        by_page.setdefault(document.page_of(key), {})[key] = value
+    touched: dict[int, Entries] = {}
+    for number, wanted in by_page.items():
+        before = read(document.pages[number]) if document.pages else {}
+        after = {key: value for key, value in {**before, **wanted}.items() if value is not None}
+        if after != before:
+            touched[number] = after
+    if not touched:
+        return None
+    pages: list[DocumentPage] = []
+    for run in _runs(document, touched, read):
+        pages += [run] if isinstance(run, DocumentPage) else [write(part) for part in _parts(run)]
+    return NamespaceDocument(pages=tuple(pages))
+
+
+def _runs(
+    document: NamespaceDocument, touched: Mapping[int, Entries], read: Callable[[DocumentPage], Entries]
+) -> Iterator[DocumentPage | list[tuple[str, Any]]]:
+    """Yield pages that stay, and the entries of neighbours that are written anew together."""
+    number, count = 0, max(1, len(document.pages))
+    while number < count:
+        if number not in touched:
+            yield document.pages[number]
+            number += 1
+            continue
+        run: list[tuple[str, Any]] = []
+        size = 0
+        while number < count and (number in touched or size < PAGE_BYTES // 4):
+            added = sorted((touched[number] if number in touched else read(document.pages[number])).items())
+            run += added
+            size += sum(map(_size, added))
+            number += 1
+        if run:
+            yield run
+
+
+def _parts(run: Sequence[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
+    """Yield the entries in as few pages of about one size as they need."""
+    sizes = [_size(entry) for entry in run]
+    total = sum(sizes)
+    target = total / math.ceil(total / PAGE_BYTES)
+    part: list[tuple[str, Any]] = []
+    passed, pages = 0, 1
+    for entry, size in zip(run, sizes, strict=True):
+        part.append(entry)
+        passed += size
+        if passed >= target * pages:
+            yield part
+            part, pages = [], math.floor(passed / target) + 1
+    if part:
+        yield part
+
+
+def _size(entry: tuple[str, Any]) -> int:
+    try:
+        return len(json.dumps(entry, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()) + 1
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"the entry {entry[0]!r} can't be written as JSON: {error}.",
+            "Use strings, numbers, booleans, lists and dictionaries only.",
+            key=entry[0],
+        ) from error
+
+
+KIND = "metadata"
+_ATTEMPTS = 100
+_PAGES_KEPT = 256
+_ROOT = "metadata/"
+_MANIFESTS_KEPT = 100
+_GRACE = timedelta(hours=1)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataStore:
+    """The metadata of a lake. Safe to use from threads and from many processes."""
+
+    lake: Lake
+
+    def namespace(self, name: str, scope: str) -> Namespace:
+        """Return the entries kept under this name for one thing, such as an application."""
+        return Namespace(self.lake, f"{_ROOT}{check_name('namespace', name)}/{check_name('scope', scope)}")
+
+    def collect(self) -> int:
+        """Delete what no namespace has reached for an hour; return how many objects that were.
+
+        These are pages that later commits rewrote, and manifests before the newest few: a namespace keeps no history.
+        A change that takes longer to commit may lose its pages.
+        """
+        before = self.lake.now() - _GRACE
+        old: dict[str, list[str]] = {}
+        for item in self.lake.store.list(_ROOT):
+            prefix, kind, _ = item.key.rsplit("/", 2)
+            if kind in ("pages", "manifests") and item.modified < before:
+                old.setdefault(prefix, []).append(item.key)
+        garbage = [key for prefix, keys in sorted(old.items()) for key in Namespace(self.lake, prefix).unreached(keys)]
+        self.lake.store.delete_many(garbage)
+        return len(garbage)
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceSnapshot:
+    """A namespace as it was at one commit: `version` counts its commits from 1 and is 0 before the first.
+
+    Its pages are read when they are needed. What it returns is shared: make new values, don't change these.
+    """
+
+    version: int
+    document: NamespaceDocument
+    _read: Callable[[DocumentPage], Entries]
+
+    def get(self, key: str) -> Any:
+        """Return the entry under this key, or None. Reads one page."""
+        if not self.document.pages:
+            return None
+        return self._read(self.document.pages[self.document.page_of(key)]).get(key)
+
+    def items(self, start: str = "") -> Iterator[tuple[str, Any]]:
+        """Yield all entries in the order of their keys, from `start` on. Reads their pages, each when it is needed."""
+        first = self.document.page_of(start)
+        for page in self.document.pages[first:]:
+            yield from ((key, value) for key, value in self._read(page).items() if key >= start)
+
+    def __len__(self) -> int:
+        return sum(page.count for page in self.document.pages)
+
+
+class Namespace:
+    """Entries of JSON values by key. A change is seen whole or not at all, and never loses another one."""
+
+    def __init__(self, lake: Lake, prefix: str) -> None:
+        self._store: ObjectStore = lake.store
+        self._prefix = prefix
+        self._log = lake.commit_log(prefix, KIND)
+        self._cache = _Cache()
+
+    def read(self) -> NamespaceSnapshot:
+        """Return the namespace as it stands now."""
+        return self._snapshot(self._log.current())
+
+    def transact(self, decide: Callable[[NamespaceSnapshot], tuple[Mapping[str, Any], T]], *, by: str) -> T:
+        """Commit the changes that `decide` makes of the namespace as it is, and return what else it decided.
+
+        `decide(snapshot)` gives the new values by key (None removes the entry) and any result. After every conflict
+        it decides again, from a new snapshot, so it must have no side effects. Where nothing changes there is no
+        commit. Raises CommitConflictError, CommitStateUnknownError (it may have happened: the same call may be
+        repeated if deciding twice does no harm) and StoreUnavailableError (it did not happen).
+        """
+        decided: list[T] = []
+
+        def body(commit: Commit | None) -> dict[str, Any] | None:
+            snapshot = self._snapshot(commit)
+            changes, result = decide(snapshot)
+            decided[:] = [result]
+            after = changed(snapshot.document, changes, self._page, self._write)
+            return None if after is None else after.model_dump(mode="json")
+
+        self._log.transact(body, by=by, attempts=_ATTEMPTS)
+        return decided[0]
+
+    def continue_from(self, other: Namespace, *, by: str) -> None:
+        """Begin with the entries of another namespace, which stays as it is; `version` goes on from its own.
+
+        Where that has none, or this one was begun, nothing changes.
+        """
+        there, here = other.read(), self.read()
+        if not there.version or here.version:
+            return
+        document = changed(NamespaceDocument(), dict(there.items()), self._page, self._write) or NamespaceDocument()
+        self._log.continue_from(other._log, document.model_dump(mode="json"), by=by)
+
+    def unreached(self, keys: Sequence[str]) -> list[str]:
+        """Return those of these pages and manifests that the namespace does not need any more."""
+        commit = self._log.current()
+        if commit is None:
+            return []
+        pages = {page.key for page in self._snapshot(commit).document.pages}
+        kept = self._log.manifest_key(max(commit.number - _MANIFESTS_KEPT, 0), "")[: -len(".json")]
+        return [key for key in keys if (key not in pages if "/pages/" in key else key < kept)]
+
+    def _snapshot(self, commit: Commit | None) -> NamespaceSnapshot:
+        if commit is None:
+            return NamespaceSnapshot(0, NamespaceDocument(), self._page)
+        where = f"the namespace {commit.manifest_key!r} in {self._store.url}"
+        return NamespaceSnapshot(commit.number, NamespaceDocument.parse(commit.body, where), self._page)
+
+    def _page(self, page: DocumentPage) -> Entries:
+        entries = self._cache.get(page.key)
+        if entries is None:
+            entries = dict(read_page(self._store, PageRef(page.key, page.count, page.sha256)))
+            self._cache.put(page.key, entries)
+        return entries
+
+    def _write(self, entries: Sequence[tuple[str, Any]]) -> DocumentPage:
+        ref = write_page(self._store, self._prefix, entries)
+        self._cache.put(ref.key, dict(entries))
+        return DocumentPage(first=entries[0][0], key=ref.key, count=ref.count, sha256=ref.sha256)
+
+
+@dataclass(slots=True)
+class _Cache:
+    """The pages that were read or written last: a page never changes."""
+
+    pages: dict[str, Entries] = field(default_factory=dict)
+
+    def get(self, key: str) -> Entries | None:
+        return self.pages.get(key)
+
+    def put(self, key: str, entries: Entries) -> None:
+        while len(self.pages) >= _PAGES_KEPT:
+            self.pages.pop(next(iter(self.pages), key), None)
+        self.pages[key] = entries
+
+
+# `SharedValue`: one small value that processes change by compare-and-swap, without a history.
+#
+#     metadata/NAMESPACE/SCOPE/NAME.json      the value; whoever changes it puts a nonce in
+#
+# For what changes several times a second and is worth nothing after a while: a change costs one request where nobody
+# else made one meanwhile, and leaves nothing behind to collect.
+
+
+_VALUE_ATTEMPTS = 20
+
+
+class SharedValue:
+    """One value of a lake's metadata. For one thread at a time; any number of processes."""
+
+    def __init__(self, lake: Lake, namespace: str, scope: str, name: str) -> None:
+        checked = check_name("namespace", namespace), check_name("scope", scope), check_name("value", name)
+        self._store, self._key = lake.store, f"metadata/{'/'.join(checked)}.json"
+        self._seen: Stored | None = None
+
+    def forget(self) -> None:
+        """Read it before the next change: somebody else is likely to have made one."""
+        self._seen = None
+
+    def transact(self, decide: Callable[[bytes | None], tuple[bytes | None, T]]) -> T:
+        """Write what `decide` makes of the value as it is, and return what else it decided; None writes nothing.
+
+        After every conflict it decides again, so it must have no side effects; equal bytes are never written twice (a
+        nonce). Raises StoreUnavailableError where it may have happened, and CommitConflictError after many conflicts.
+        """
+        return retry_conflicts(lambda: self._decided(decide), attempts=_VALUE_ATTEMPTS)
+
+    def _decided(self, decide: Callable[[bytes | None], tuple[bytes | None, T]]) -> Callable[[], T]:
+        seen = self._seen or self._read()
+        value, result = decide(None if seen is None else seen.data)
+
+        def commit() -> T:
+            if value is not None:
+                self._write(value, seen)
+            return result
+
+        return commit
+
+    def _read(self) -> Stored | None:
+        try:
+            self._seen = self._store.get(self._key)
+        except ObjectNotFoundError:
+            self._seen = None
+        return self._seen
+
+    def _write(self, value: bytes, seen: Stored | None) -> None:
+        self._seen = None  # whatever comes of it, unless it is written
+        try:
+            if seen is None:
+                etag = self._store.put_if_absent(self._key, value)
+            else:
+                etag = self._store.put_if_match(self._key, value, seen.etag)
+        except (ObjectExistsError, PreconditionFailedError) as error:
+            raise CommitConflictError(
+                f"{self._key} in {self._store.url} was changed by somebody else meanwhile.",
+                "It is read and decided again.",
+                prefix=self._key,
+            ) from error
+        self._seen = Stored(value, etag)

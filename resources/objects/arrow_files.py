@@ -1,0 +1,127 @@
+"""The same store as Arrow's own file systems reach it, for engines that read files by themselves."""
+
+from __future__ import annotations
+
+import io
+import ipaddress
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.objects.store import S3Options
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.objects.store import ObjectStore
+
+
+def arrow_filesystem(store: ObjectStore) -> Any:
+    """Return the `pyarrow.fs.FileSystem` that a store's objects are in: paths in it are `location`s without `s3://`.
+
+    For S3, endpoint and region are the store's, and the credentials those that boto3's standard chain gives now:
+    temporary ones are not renewed, so make it anew for each piece of work.
+    """
+    from pyarrow import fs
+
+    descriptor = store.descriptor
+    if descriptor.url.startswith("s3://"):
+        return fs.S3FileSystem(**_s3_arguments(descriptor.s3 or S3Options()))
+    return fs.LocalFileSystem()
+
+
+def location(store: ObjectStore, key: str) -> str:
+    """Return where other engines find an object: a path, or an s3:// address.
+
+    Raises ConfigurationError for a lake in memory.
+    """
+    if store.url.startswith("memory://"):
+        raise ConfigurationError(
+            f"the lake {store.url} is in this process's memory, where no other engine reads.",
+            "Use a lake in a folder or on S3.",
+            url=store.url,
+        )
+    return f"{store.url}/{key}"
+
+
+def _s3_arguments(options: S3Options) -> dict[str, Any]:
+    import boto3
+    from pyarrow import fs
+
+    session = boto3.session.Session()
+    client = session.client("s3", endpoint_url=options.endpoint, region_name=options.region)
+    arguments: dict[str, Any] = {
+        "region": client.meta.region_name,
+        "connect_timeout": options.connect_timeout,
+        "request_timeout": options.read_timeout,
+        "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=options.attempts),
+    }
+    credentials = session.get_credentials()
+    if credentials is not None:
+        frozen = credentials.get_frozen_credentials()
+        arguments |= {"access_key": frozen.access_key, "secret_key": frozen.secret_key, "session_token": frozen.token}
+    endpoint = urlsplit(client.meta.endpoint_url)
+    host = endpoint.hostname or ""
+    if not host.endswith((".amazonaws.com", ".amazonaws.com.cn")):
+        arguments |= {
+            "scheme": endpoint.scheme,
+            "endpoint_override": endpoint.netloc,
+            "force_virtual_addressing": not options.path_style and not _is_address(host),
+        }
+    return arguments
+
+
+def _is_address(host: str) -> bool:
+    """Whether a host is an IP address or localhost, below which no bucket has a name of its own."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return True
+
+
+if TYPE_CHECKING:
+    Buffer = bytes | memoryview
+
+
+_WHOLE = 4 * 1024 * 1024
+
+
+class RangedFile(io.RawIOBase):
+    """A file of `size` bytes of which only what is asked for is fetched: `read` gives so many bytes from a place on."""
+
+    def __init__(self, size: int, read: Callable[[int, int], Buffer]) -> None:
+        self._size, self._read = size, read
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = min(len(buffer), self._size - self._at)
+        if wanted <= 0:
+            return 0
+        data = memoryview(self._read(self._at, wanted))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def open_object(store: ObjectStore, key: str, size: int) -> Any:
+    """Return what pyarrow opens to read this object: its bytes while it is small, else a file of ranges."""
+    import pyarrow as pa
+
+    if size <= _WHOLE:
+        return pa.BufferReader(store.get(key).data)
+    return pa.PythonFile(io.BufferedReader(RangedFile(size, partial(store.get_range, key)), 1024 * 1024), mode="r")

@@ -1,0 +1,376 @@
+"""What Adjunct asks of an object store, as one protocol, and how a store travels to other processes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+import threading
+import uuid
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
+from weakref import WeakValueDictionary
+
+from dagster_adjunct.resources.common import utc_now
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    InvalidNameError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+)
+from dagster_adjunct.resources.file_errors import telling_file_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
+
+LAKE_DOCUMENT = "_adjunct/lake.json"
+PROBES = "_adjunct/probe/"
+"""Where the probe of a new lake writes, before anything else is written to the lake."""
+_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+@-]{0,199}")
+_KEY_LENGTH = 900
+_ENDPOINT = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """The facts about one object. `size` in bytes, `modified` by the store's clock, in UTC."""
+
+    key: str
+    size: int
+    etag: str
+    modified: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The bytes of an object and the ETag that these bytes had."""
+
+    data: bytes
+    etag: str
+
+
+@runtime_checkable
+class ObjectStore(Protocol):
+    """A flat map from keys to immutable bytes, with two conditional writes that race safely.
+
+    Keys are `a/b/c`, relative to the lake's root, and checked by `check_key`. The promises:
+
+    - A write is seen whole or not at all, and by every read that begins after it returned.
+    - Of any number of concurrent `put_if_absent` on one key exactly one returns; of any number of
+      concurrent `put_if_match` with one ETag at most one returns, and exactly one if the ETag is current.
+    - A conditional write that raises `StoreUnavailableError` may have happened: the caller must look.
+      Every other error says that it has not.
+    - Equal contents may have equal ETags, so whoever swaps a pointer puts a nonce into it.
+    """
+
+    @property
+    def url(self) -> str:
+        """Where the root is: `s3://bucket/prefix`, a folder, `memory://name`."""
+        ...
+
+    def get(self, key: str) -> Stored:
+        """Return the whole object. Raises `ObjectNotFoundError`."""
+        ...
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return up to `length` bytes from `start`; fewer where the object ends. Raises `ObjectNotFoundError`."""
+        ...
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """Return the object's facts, or None if there is none."""
+        ...
+
+    def put(self, key: str, data: bytes) -> str:
+        """Write, replacing what is there, and return the ETag."""
+        ...
+
+    def put_if_absent(self, key: str, data: bytes) -> str:
+        """Create and return the ETag. Raises `ObjectExistsError`."""
+        ...
+
+    def put_if_match(self, key: str, data: bytes, etag: str) -> str:
+        """Replace the object that has this ETag; return the new one. Raises `PreconditionFailedError`."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Delete; an object that is not there is no error."""
+        ...
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        """Delete all; those that are not there are no error."""
+        ...
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Yield what begins with `prefix` ("" is everything), in order of the keys."""
+        ...
+
+    def upload(self, path: Path, key: str) -> str:
+        """Create an object of any size from a file and return the ETag. Raises `ObjectExistsError`.
+
+        A file in `staging_dir()` must not be written to afterwards (it may have become the object);
+        the caller deletes it. Any other file stays the caller's.
+        """
+        ...
+
+    def download(self, key: str, path: Path) -> None:
+        """Write the object to a local file, which appears whole. Raises `ObjectNotFoundError`."""
+        ...
+
+    def spark_uri(self, key: str) -> str:
+        """Return what Spark opens (an object, or a folder of them), as Hadoop's `Path` takes it."""
+        ...
+
+    def staging_dir(self) -> Path:
+        """Return the local folder where files for `upload` are written cheapest; it exists."""
+        ...
+
+    @property
+    def descriptor(self) -> StoreDescriptor:
+        """What another process needs to open the same store: small, picklable, without secrets."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class S3Options:
+    """How to reach S3, without credentials: these come from boto3's standard chain in each process.
+
+    Sizes in bytes, time-outs in seconds. An endpoint of None is AWS (or boto3's own AWS_ENDPOINT_URL_S3).
+    """
+
+    endpoint: str | None = None
+    region: str | None = None
+    path_style: bool = False
+    sse: str | None = None
+    sse_kms_key_id: str | None = None
+    multipart_threshold: int = 64 * 1024 * 1024
+    part_size: int = 16 * 1024 * 1024
+    connect_timeout: float = 5.0
+    read_timeout: float = 60.0
+    attempts: int = 6
+
+    def __post_init__(self) -> None:
+        check_endpoint(self.endpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreDescriptor:
+    """A store's address and options, picklable and free of secrets."""
+
+    url: str
+    s3: S3Options | None = None
+
+    def open(self) -> ObjectStore:
+        """Return the store that this describes; one per process, shared by its threads."""
+        if self.url.startswith("memory://"):
+            return InMemoryStore.named(self.url)
+        cached = _OPENED.get((os.getpid(), self))
+        if cached is None:
+            cached = _OPENED.setdefault((os.getpid(), self), self._open())
+        return cached
+
+    def _open(self) -> ObjectStore:
+        if self.url.startswith("s3://"):
+            from dagster_adjunct.resources.objects.s3_store import S3Store
+
+            return S3Store(self.url, self.s3 or S3Options())
+        if "://" in self.url:
+            raise ConfigurationError(
+                f"store {self.url!r} has an unknown scheme: expected s3://BUCKET/PREFIX, a folder or memory://NAME.",
+                "Write the lake's URL in one of these forms.",
+                argument="url",
+            )
+        from dagster_adjunct.resources.objects.local_store import LocalStore
+
+        return LocalStore(self.url)
+
+
+# Keyed by process id as well: a forked worker must not share its parent's sockets.
+_OPENED: dict[tuple[int, StoreDescriptor], ObjectStore] = {}
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it is safe as an S3 key, as a path below a folder and inside a URI."""
+    segments = key.split("/") if isinstance(key, str) else []
+    if not segments or len(key) > _KEY_LENGTH or not all(_SEGMENT.fullmatch(segment) for segment in segments):
+        raise InvalidNameError(
+            f"object key {key!r} is not safe: expected segments of letters, digits and '_.=+@-' joined by '/', "
+            f"none beginning with a dot or longer than 200 characters, {_KEY_LENGTH} in all.",
+            "Build keys from checked names.",
+            name=f"{key!s:.300}",
+        )
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Return `prefix` if it is empty or the beginning of a safe key; it may end in "/"."""
+    if prefix:
+        check_key(prefix.removesuffix("/"))
+    return prefix
+
+
+def telling_of_staged(store: ObjectStore, path: Path, what: str) -> AbstractContextManager[None]:
+    """Raise what the file system says of a file that is to be uploaded as `telling_file_errors` does.
+
+    The place is the store where the file lies in it, else the folder of temporary files.
+    """
+    place = store.url if str(path).startswith(f"{store.url}/") else path.parent
+    return telling_file_errors(place, what)
+
+
+def time_of_store(store: ObjectStore, key: str) -> datetime:
+    """Return the time by the store's clock: that of an object written just now, under this key."""
+    store.put(key, uuid.uuid4().hex.encode())
+    written = store.head(key)
+    assert written is not None
+    return written.modified
+
+
+def check_endpoint(endpoint: str | None) -> None:
+    """Refuse what is no plain URL of an S3 server; errors, Spark's settings and its UI would show a login."""
+    if not endpoint:
+        return
+    if "@" in endpoint:
+        raise ConfigurationError(
+            "the URL of the S3 endpoint holds a login, which S3 does not use and logs would show.",
+            "Write it like https://s3.example.com:9000; credentials belong to boto3's own chain (AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, …).",
+            argument="endpoint",
+        )
+    if not _ENDPOINT.fullmatch(endpoint):
+        raise ConfigurationError(
+            f"the S3 endpoint {endpoint.partition('?')[0]!r} is no URL of a server: expected http:// or https://, "
+            "a host and maybe a port.",
+            "Write it like https://s3.example.com:9000 (ADJUNCT_S3_ENDPOINT, else AWS_ENDPOINT_URL_S3).",
+            argument="endpoint",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    data: bytes
+    etag: str
+    modified: datetime
+
+
+class InMemoryStore:
+    """Objects in a dictionary, with the promises of `ObjectStore`; gone when nothing refers to the store.
+
+    A store is found again by its name while it lives, in the same process: `named` gives a store of a name, of which
+    there is never a second. ETags are content hashes, as on S3, so that code that forgets a nonce fails here too.
+    """
+
+    _alive: ClassVar[WeakValueDictionary[str, InMemoryStore]] = WeakValueDictionary()
+    _naming: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self) -> None:
+        self._name = uuid.uuid4().hex
+        self._objects: dict[str, _Object] = {}
+        self._lock = threading.Lock()
+        self._staging: tempfile.TemporaryDirectory[str] | None = None
+        InMemoryStore._alive[self.url] = self
+
+    @classmethod
+    def named(cls, url: str) -> InMemoryStore:
+        """Return the living store of this `memory://` URL, or a new one."""
+        with cls._naming:
+            return cls._alive.get(url) or cls()._called(url.removeprefix("memory://"))
+
+    @property
+    def url(self) -> str:
+        return f"memory://{self._name}"
+
+    @property
+    def descriptor(self) -> StoreDescriptor:
+        return StoreDescriptor(self.url)
+
+    def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
+        return (StoreDescriptor.open, (self.descriptor,))
+
+    def __repr__(self) -> str:
+        return f"InMemoryStore({self._name!r})"
+
+    def get(self, key: str) -> Stored:
+        stored = self._objects.get(check_key(key))
+        if stored is None:
+            raise ObjectNotFoundError(f"object {key!r} is not in {self.url}.", "Check whether it was deleted.", key=key)
+        return Stored(stored.data, stored.etag)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self.get(key).data[start : start + length]
+
+    def head(self, key: str) -> ObjectInfo | None:
+        stored = self._objects.get(check_key(key))
+        return None if stored is None else ObjectInfo(key, len(stored.data), stored.etag, stored.modified)
+
+    def put(self, key: str, data: bytes) -> str:
+        with self._lock:
+            return self._set(check_key(key), data)
+
+    def put_if_absent(self, key: str, data: bytes) -> str:
+        with self._lock:
+            if check_key(key) in self._objects:
+                raise ObjectExistsError(
+                    f"object {key!r} is already in {self.url}.", "Read it, or choose another key.", key=key
+                )
+            return self._set(key, data)
+
+    def put_if_match(self, key: str, data: bytes, etag: str) -> str:
+        with self._lock:
+            stored = self._objects.get(check_key(key))
+            if stored is None or stored.etag != etag:
+                raise PreconditionFailedError(
+                    f"object {key!r} in {self.url} has ETag {stored.etag if stored else 'none'}, expected {etag}.",
+                    "Read it again and decide again.",
+                    key=key,
+                )
+            return self._set(key, data)
+
+    def delete(self, key: str) -> None:
+        with self._lock:
+            self._objects.pop(check_key(key), None)
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self.delete(key)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        check_prefix(prefix)
+        with self._lock:
+            matching = sorted((key, value) for key, value in self._objects.items() if key.startswith(prefix))
+        for key, value in matching:
+            yield ObjectInfo(key, len(value.data), value.etag, value.modified)
+
+    def upload(self, path: Path, key: str) -> str:
+        return self.put_if_absent(key, path.read_bytes())
+
+    def download(self, key: str, path: Path) -> None:
+        path.write_bytes(self.get(key).data)
+
+    def spark_uri(self, key: str) -> str:
+        raise ConfigurationError(
+            f"Spark can't read {check_key(key)!r} of {self.url}: it lives in this process only.",
+            "Use a folder or s3:// as the lake.",
+            url=self.url,
+            key=key,
+        )
+
+    def staging_dir(self) -> Path:
+        if self._staging is None:
+            self._staging = tempfile.TemporaryDirectory(prefix="adjunct-memory-")
+        return Path(self._staging.name)
+
+    def _called(self, name: str) -> Self:
+        del InMemoryStore._alive[self.url]
+        self._name = name or self._name
+        InMemoryStore._alive[self.url] = self
+        return self
+
+    def _set(self, key: str, data: bytes) -> str:
+        stored = _Object(bytes(data), hashlib.md5(data, usedforsecurity=False).hexdigest(), utc_now())
+        self._objects[key] = stored
+        return stored.etag

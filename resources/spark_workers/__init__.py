@@ -1,1 +1,0 @@
-"""What Spark's Python workers are forked from."""

@@ -1,0 +1,61 @@
+"""What Spark is certain to refuse in an expression, whatever its grammar makes of the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+_TOKEN = re.compile(
+    r"""(?P<unsure>--|/\*|\$\$|\b[rR](?=['"]))|(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`(?:[^`]|``)*`)"""
+    r"""|(?P<open>[(\[])|(?P<close>[)\]])|(?P<unclosed>['"`])|(?P<ended>;)""",
+    re.DOTALL,
+)
+_PAIRS = {")": "(", "]": "["}
+_LONE = re.compile(r"(?:^|[(\[,])\s*(,)|(,)\s*(?:[)\]]|$)|^\s*([/%<>=|&^]+)|([-+/%<>=|&^!~]+)\s*$|(=)\s+[<>=]")
+
+
+def certain_mistake(text: str) -> str:
+    """Return what is not closed, or closes nothing; "" where nothing is certainly wrong."""
+    if not text.strip():
+        return "it is empty"
+    opened: list[str] = []
+    mistake = ""
+    for match in _TOKEN.finditer(text):
+        if match["unsure"]:  # a comment, or a text that has no escapes
+            return ""
+        if mistake:
+            continue
+        if match["unclosed"]:
+            mistake = f"{match['unclosed']} is not closed"
+        elif match["ended"]:
+            mistake = "';' ends a statement, and it is an expression"
+        elif match["open"]:
+            opened.append(match["open"])
+        elif match["close"] and (not opened or opened.pop() != _PAIRS[match["close"]]):
+            mistake = f"{match['close']!r} closes nothing"
+    if not mistake and opened:
+        mistake = f"{opened[-1]!r} is not closed"
+    return mistake or _lonely(_TOKEN.sub(lambda match: "''" if match["text"] else match[0], text))
+
+
+def _lonely(text: str) -> str:
+    """Return what lacks an operand in an expression without quoted texts."""
+    lone = _LONE.search(text)
+    symbol = lone[lone.lastindex or 0] if lone else ""
+    ends_in_type = ">" in symbol and "<" in text  # x::array<int>
+    return f"something is missing beside {symbol!r}" if symbol and not ends_in_type else ""
+
+
+def nearest(name: str, there: Iterable[str], most: int = 3) -> tuple[str, ...]:
+    """Return the names that are most like one that is not there, the nearest first; case does not count."""
+    by_lower: dict[str, str] = {}
+    for known in there:
+        by_lower.setdefault(known.lower(), known)
+    return tuple(by_lower[lower] for lower in get_close_matches(name.lower(), list(by_lower), most, 0.6))
+
+
+def did_you_mean(name: str, there: Iterable[str]) -> str:
+    """Return "Did you mean 'spent'? ", "" where nothing is like it."""
+    alike = [repr(known) for known in nearest(name, there)]
+    return f"Did you mean {' or '.join(alike)}? " if alike else ""

@@ -1,0 +1,550 @@
+"""What type each node of a parsed expression gives, of those of its parts; see `expression_types.py`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.sql.expression import ColumnName, Expression
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+_DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
+_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
+_MOST = 38
+Digits = tuple[int, int]
+"""Precision and scale."""
+
+
+def digits_of(type_: str | None) -> Digits | None:
+    """Return the digits of a decimal, and of an integer those of the decimal that it becomes beside one."""
+    match = None if type_ is None else _DECIMAL.fullmatch(type_)
+    if match is not None:
+        return int(match[1]), int(match[2])
+    return None if type_ not in _DIGITS else (_DIGITS[type_], 0)
+
+
+def calculated(operator: str, one: Digits, other: Digits) -> str | None:
+    """Return the type of "Add", "Sub", "Mul", "Div" or "Mod" of two decimals."""
+    (precision, scale), (others_precision, others_scale) = one, other
+    most = max(scale, others_scale)
+    whole, others_whole = precision - scale, others_precision - others_scale
+    if operator in ("Add", "Sub"):
+        return _decimal(max(whole, others_whole) + most + 1, most)
+    if operator == "Mul":
+        return _decimal(precision + others_precision + 1, scale + others_scale)
+    if operator == "Div":
+        divided = max(6, scale + others_precision + 1)
+        return _decimal(whole + others_scale + divided, divided)
+    return _decimal(min(whole, others_whole) + most, most)
+
+
+def widest_decimal(types: Iterable[str | None]) -> str | None:
+    """Return the decimal that several become together."""
+    digits = [digits_of(type_) for type_ in types]
+    known = [item for item in digits if item is not None]
+    if not known or len(known) < len(digits):
+        return None
+    scale = max(scale for _, scale in known)
+    return _decimal(max(precision - scale for precision, scale in known) + scale, scale)
+
+
+def rounded(digits: Digits, places: int) -> str | None:
+    """Return the type of a decimal that is rounded to so many places behind the point."""
+    precision, scale = digits
+    if places < 0:
+        return None
+    kept = min(scale, places)
+    return _decimal(precision - scale + 1 + kept, kept)
+
+
+def summed(digits: Digits) -> str | None:
+    """Return the type of the sum of a column of decimals."""
+    precision, scale = digits
+    return f"decimal({min(precision + 10, _MOST)},{scale})"
+
+
+def _decimal(precision: int, scale: int) -> str | None:
+    return f"decimal({precision},{scale})" if precision <= _MOST else None
+
+
+def element_type(type_: str | None) -> str | None:
+    """Return the type of an array's elements, or of a map's values."""
+    inner = _inside(type_)
+    if inner is None or type_ is None or type_.startswith("struct<"):
+        return None
+    return list(_parts(inner))[-1] or None
+
+
+def key_type(type_: str | None) -> str | None:
+    """Return the type of a map's keys."""
+    inner = _inside(type_)
+    return None if inner is None or type_ is None or not type_.startswith("map<") else next(_parts(inner))
+
+
+def field_type(type_: str | None, field: str) -> str | None:
+    """Return the type of a struct's field, whatever its case; of an array of structs that of all these fields."""
+    inner = _inside(type_)
+    if inner is None or type_ is None:
+        return None
+    if type_.startswith("array<"):
+        of_one = field_type(inner, field)
+        return None if of_one is None else f"array<{of_one}>"
+    if not type_.startswith("struct<"):
+        return None
+    fields = [part.partition(":") for part in _parts(inner)]
+    kinds = [kind for name, _, kind in fields if name.lower() == field.lower()]
+    return kinds[0] if len(kinds) == 1 else None
+
+
+def struct_of(fields: Iterable[tuple[str, str | None]]) -> str:
+    """Return the type of a struct with these fields."""
+    known = list(fields)
+    whole = all(kind is not None and "…" not in kind and name.isidentifier() for name, kind in known)
+    return f"struct<{','.join(f'{name}:{kind}' for name, kind in known)}>" if known and whole else "struct<…>"
+
+
+def type_of_json(schema: str) -> str | None:
+    """Return what `from_json` makes by a schema of plain columns, "a INT, b STRING"."""
+    try:
+        return struct_of((field.name, field.type) for field in Schema.from_ddl(schema).fields)
+    except SchemaMismatchError:
+        return None
+
+
+def _inside(type_: str | None) -> str | None:
+    if type_ is None or "…" in type_ or not type_.endswith(">"):
+        return None
+    return type_.partition("<")[2][:-1]
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Yield what commas part, those within brackets left alone: "string", "array<int>"."""
+    depth, start = 0, 0
+    for at, sign in enumerate(text):
+        depth += (sign in "<(") - (sign in ">)")
+        if sign == "," and depth == 0:
+            yield text[start:at]
+            start = at + 1
+    yield text[start:]
+
+
+if TYPE_CHECKING:
+    Rule = Callable[["TypeScope", exp.Expr], str | None]
+
+
+class TypeScope(Protocol):
+    """What rules ask of the expression around them: `KnownTypes`."""
+
+    @property
+    def variables(self) -> Mapping[str, str | None]: ...
+
+    def within(self, variables: Mapping[str, str | None]) -> TypeScope: ...
+
+    def column(self, name: ColumnName) -> str | None: ...
+
+    def type(self, node: exp.Expr | None) -> str | None: ...
+
+    def alike(self, nodes: list[exp.Expr | None]) -> str | None: ...
+
+    def same(self, *nodes: exp.Expr | None) -> str | None: ...
+
+
+_NAMED_BY_PARSER = re.compile(r"col\d+")
+INTEGERS = ("tinyint", "smallint", "int", "bigint")
+NUMBERS = (*INTEGERS, "float", "double")
+_CAST_TO = {
+    **{name.upper(): name for name in (*NUMBERS, "boolean", "date", "binary", "timestamp")},
+    "TEXT": "string",
+    "TIMESTAMPTZ": "timestamp",
+    "TIMESTAMPLTZ": "timestamp",
+    "TIMESTAMPNTZ": "timestamp_ntz",
+}
+# What functions give whatever they are given, as far as Spark accepts it, by the names of the parser's nodes.
+_GIVE = {
+    "boolean": """EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ And Or Not Is Between In Like ILike RegexpLike Escape
+        Boolean StartsWith EndsWith Contains ArrayContains IsNan EqualNull Exists MapContainsKey LogicalAnd
+        LogicalOr""",
+    "string": """Upper Lower Trim Initcap RegexpReplace RegexpExtract Replace Translate ConcatWs TimeToStr Hex MD5 SHA
+        SHA2 JSONExtractScalar JSONFormat Soundex Chr SubstringIndex CurrentUser RawString Uuid UnixToStr Typeof Space
+        RegexpSubstr SplitPart Format ToBase64 ParseUrl ArrayToString Dayname Monthname ToChar""",
+    "int": """Length Ascii StrPosition Levenshtein Year Month Day DayOfMonth DayOfWeek DayOfYear Hour Minute Second
+        Quarter WeekOfYear Week ArraySize BitLength RegexpCount RegexpInstr UnixDate BitwiseCount RowNumber Rank
+        DenseRank Ntile""",
+    "bigint": """StrToUnix UnixSeconds UnixMillis UnixMicros ArrayPosition Count CountIf ApproxDistinct TimestampDiff
+        Factorial""",
+    "double": """Sqrt Exp Ln Pow Sin Cos Tan Asin Acos Atan Atan2 Cbrt Degrees Radians MonthsBetween Log Pi Sign Rint
+        Rand Stddev Variance""",
+    "date": "TsOrDsToDate TsOrDsAdd LastDay AddMonths CurrentDate NextDay DateTrunc DateFromUnixDate",
+    "timestamp": "CurrentTimestamp TimestampTrunc AtTimeZone FromTimeZone",
+    "binary": "HexString Unhex FromBase64 Encode",
+    "void": "Null",
+    "array<string>": "RegexpSplit RegexpExtractAll JSONKeys",
+    "array<…>": """ArrayExcept ArrayIntersect ArrayRemove ArrayAppend ArrayInsert ArraysZip GenerateSeries Flatten
+        ArrayPrepend ArrayAgg ArrayUniqueAgg""",
+    "map<…>": "VarMap Map MapFromEntries StrToMap",
+    "interval…": "Interval MakeInterval",
+}
+_GIVE_BY_NAME = {
+    "boolean": "isnull isnotnull arrays_overlap forall is_valid_utf8 luhn_check",
+    "int": "hash char_length character_length octet_length find_in_set weekday cardinality json_array_length",
+    "bigint": "xxhash64 crc32",
+    "double": "expm1 log1p hypot",
+    "date": "make_date try_to_date",
+    "timestamp": "timestamp_seconds timestamp_millis timestamp_micros to_timestamp_ltz",
+    "timestamp_ntz": "to_timestamp_ntz",
+    "string": """current_catalog uuid base64 sha1 split_part btrim lcase ucase space format_string printf to_json
+        url_encode url_decode bin conv mask quote format_number to_csv""",
+    "array<…>": "array_repeat array_union map_entries map_values zip_with sentences",
+    "map<…>": "map_concat map_filter map_zip_with transform_keys transform_values",
+}
+_CASTS_BY_NAME = (*NUMBERS, "boolean", "date", "binary", "timestamp")
+
+
+def _column(known: TypeScope, node: exp.Expr) -> str | None:
+    from sqlglot import exp
+
+    if not isinstance(node, exp.Column) or isinstance(node.this, exp.Star):
+        return None
+    return known.column(ColumnName(tuple(part.name for part in node.parts)))
+
+
+def _literal(known: TypeScope, node: exp.Expr) -> str | None:
+    if node.is_string:
+        return "string"
+    whole, point, part = node.name.partition(".")
+    if not f"{whole}{part}".isdigit():
+        return "double" if "e" in node.name.lower() else None
+    if point:
+        digits = len(whole.lstrip("0")) + len(part)
+        return f"decimal({max(digits, 1)},{len(part)})" if digits <= 38 else None
+    return "int" if int(whole) < 2**31 else "bigint" if int(whole) < 2**63 else None
+
+
+def _cast(known: TypeScope, node: exp.Expr) -> str | None:
+    to = node.args["to"]
+    name = to.this.name if hasattr(to.this, "name") else ""
+    if name == "DECIMAL":
+        digits = [item.name for item in to.expressions]
+        return f"decimal({digits[0]},{digits[1]})" if len(digits) == 2 and all(map(str.isdigit, digits)) else None
+    return None if to.expressions else _CAST_TO.get(name)
+
+
+def _array(known: TypeScope, node: exp.Expr) -> str | None:
+    element = known.alike(list(node.expressions))
+    return "array<…>" if element is None or "…" in element else f"array<{element}>"
+
+
+def _inner(known: TypeScope, node: exp.Expr) -> str | None:
+    return known.type(node.this)
+
+
+def _number(known: TypeScope, node: exp.Expr) -> str | None:
+    kind = known.type(node.this)
+    return kind if kind in NUMBERS or (kind or "").startswith("decimal(") else None
+
+
+def _rounded(known: TypeScope, node: exp.Expr) -> str | None:
+    kind = known.type(node.this)
+    if kind in NUMBERS or kind is None or not kind.startswith("decimal("):
+        return kind if kind in NUMBERS else None
+    places = node.args.get("decimals")
+    digits = digits_of(kind)
+    if digits is None or (places is not None and not _is_whole(places)):
+        return None
+    return rounded(digits, 0 if places is None else int(places.name))
+
+
+def _is_whole(node: exp.Expr) -> bool:
+    return type(node).__name__ == "Literal" and node.name.isdigit() and not node.args.get("is_string")
+
+
+def _whole(known: TypeScope, node: exp.Expr) -> str | None:
+    if any(item for name, item in node.args.items() if name != "this"):
+        return None
+    kind = known.type(node.this)
+    digits = digits_of(kind)
+    return "bigint" if kind in NUMBERS else None if digits is None else rounded(digits, 0)
+
+
+def _digits(known: TypeScope, node: exp.Expr | None) -> Digits | None:
+    """Return the digits of an operand beside a decimal: an integer that is written out has those that it needs."""
+    plain = node.this if node is not None and type(node).__name__ == "Neg" else node
+    if plain is not None and _is_whole(plain):
+        return len(str(int(plain.name))), 0
+    return digits_of(known.type(node))
+
+
+def _arithmetic(known: TypeScope, node: exp.Expr) -> str | None:
+    left, right = known.type(node.this), known.type(node.args.get("expression"))
+    if any(kind is not None and kind.startswith("decimal(") for kind in (left, right)):
+        one, other = _digits(known, node.this), _digits(known, node.args.get("expression"))
+        if one is not None and other is not None:
+            return calculated(type(node).__name__, one, other)
+        return "double" if {left, right} & {"float", "double"} else None
+    if left in INTEGERS and right in INTEGERS:
+        return max(left, right, key=INTEGERS.index)
+    if {left, right} <= {*INTEGERS, "double"} or {left, right} == {"float", "double"}:
+        return "double"
+    if left == right == "float":
+        return "float"
+    if type(node).__name__ in ("Add", "Sub"):
+        if left == "timestamp" and type(node.args.get("expression")).__name__ == "Interval":
+            return "timestamp"
+        if left == "date" and right == "int":
+            return "date"
+    return None
+
+
+def _divided(known: TypeScope, node: exp.Expr) -> str | None:
+    kinds = {known.type(node.this), known.type(node.args.get("expression"))}
+    return "double" if kinds <= set(NUMBERS) else _arithmetic(known, node) if widest_decimal(kinds) else None
+
+
+def _divided_whole(known: TypeScope, node: exp.Expr) -> str | None:
+    kinds = {known.type(node.this), known.type(node.args.get("expression"))}
+    return "bigint" if kinds <= set(INTEGERS) else None
+
+
+def _bits(known: TypeScope, node: exp.Expr) -> str | None:
+    kind = known.same(node.this, node.args.get("expression"))
+    return kind if kind in INTEGERS else None
+
+
+def _joined(known: TypeScope, node: exp.Expr) -> str | None:
+    parts = node.expressions or [node.this, node.args.get("expression")]
+    return "string" if parts and all(known.type(part) == "string" for part in parts) else None
+
+
+def _text(known: TypeScope, node: exp.Expr) -> str | None:
+    return "string" if known.type(node.this) == "string" else None
+
+
+def _alike(known: TypeScope, node: exp.Expr) -> str | None:
+    return known.alike([node.this, *node.expressions])
+
+
+def _case(known: TypeScope, node: exp.Expr) -> str | None:
+    return known.alike([item.args.get("true") for item in node.args.get("ifs") or ()] + [node.args.get("default")])
+
+
+def _if(known: TypeScope, node: exp.Expr) -> str | None:
+    return known.alike([node.args.get("true"), node.args.get("false")])
+
+
+def _variable(known: TypeScope, node: exp.Expr) -> str | None:
+    return known.variables.get(node.name.lower())
+
+
+def _summed(known: TypeScope, node: exp.Expr) -> str | None:
+    kind = known.type(node.this)
+    digits = digits_of(kind)
+    if kind in NUMBERS:
+        return "bigint" if kind in INTEGERS else "double"
+    return None if digits is None else summed(digits)
+
+
+def _mean(known: TypeScope, node: exp.Expr) -> str | None:
+    return "double" if known.type(node.this) in NUMBERS else None
+
+
+def _element(known: TypeScope, node: exp.Expr) -> str | None:
+    return element_type(known.type(node.this))
+
+
+def _same_array(known: TypeScope, node: exp.Expr) -> str | None:
+    return known.type(node.this) or "array<…>"
+
+
+def _keys(known: TypeScope, node: exp.Expr) -> str | None:
+    key = key_type(known.type(node.this))
+    return "array<…>" if key is None else f"array<{key}>"
+
+
+def _transformed(known: TypeScope, node: exp.Expr) -> str | None:
+    function, element = node.args.get("expression"), element_type(known.type(node.this))
+    if function is None or element is None or len(function.expressions) > 2:
+        return "array<…>"
+    variables = [variable.name.lower() for variable in function.expressions]
+    made = known.within(dict(zip(variables, (element, "int"), strict=False))).type(function.this)
+    return "array<…>" if made is None or "…" in made else f"array<{made}>"
+
+
+def _field(known: TypeScope, node: exp.Expr) -> str | None:
+    field = node.args.get("expression")
+    return field_type(known.type(node.this), field.name) if type(field).__name__ == "Identifier" and field else None
+
+
+def _struct(known: TypeScope, node: exp.Expr) -> str | None:
+    fields: list[tuple[str, str | None]] = []
+    for item in node.expressions:
+        value = item.args.get("expression")
+        named = type(item).__name__ == "PropertyEQ" and type(item.this).__name__ == "Identifier"
+        if not named or _NAMED_BY_PARSER.fullmatch(item.this.name):
+            return "struct<…>"
+        fields.append((item.this.name, known.type(value)))
+    return struct_of(fields)
+
+
+def _from_json(known: TypeScope, node: exp.Expr) -> str | None:
+    schema = node.args.get("expression")
+    return type_of_json(schema.name) if schema is not None and getattr(schema, "is_string", False) else None
+
+
+def _extracted(known: TypeScope, node: exp.Expr) -> str | None:
+    unit = node.name.lower()
+    if unit in ("second", "seconds", "s", "sec", "secs"):
+        return None if known.type(node.args.get("expression")) in (None, "interval…") else "decimal(8,6)"
+    return "int"
+
+
+def _days(known: TypeScope, node: exp.Expr) -> str | None:
+    return "int" if node.args.get("unit") is None else "bigint"
+
+
+def _by_name(known: TypeScope, node: exp.Expr) -> str | None:
+    return _NAMED.get(str(node.this).lower())
+
+
+def _always(kind: str) -> Rule:
+    return lambda known, node: kind
+
+
+_NAMED = {
+    **{name: kind for kind, names in _GIVE_BY_NAME.items() for name in names.split()},
+    **{name: name for name in _CASTS_BY_NAME},
+}
+RULES: dict[str, Rule] = {
+    "Column": _column, "Literal": _literal, "Cast": _cast, "TryCast": _cast, "Paren": _inner, "Neg": _number,
+    "Abs": _number, "BitwiseNot": _number, "Round": _rounded, "Floor": _whole, "Ceil": _whole, "Add": _arithmetic,
+    "Sub": _arithmetic, "Mul": _arithmetic, "Mod": _arithmetic, "Div": _divided, "IntDiv": _divided_whole,
+    "BitwiseAnd": _bits, "BitwiseOr": _bits, "BitwiseXor": _bits, "DPipe": _joined, "Concat": _joined,
+    "Substring": _text, "Left": _text, "Right": _text, "Pad": _text, "Repeat": _text, "Reverse": _text,
+    "Coalesce": _alike, "Greatest": _alike, "Least": _alike, "Nullif": _inner, "Case": _case, "If": _if,
+    "Anonymous": _by_name, "Array": _array, "Identifier": _variable, "Window": _inner, "IgnoreNulls": _inner,
+    "RespectNulls": _inner, "Filter": _inner, "Sum": _summed, "Avg": _mean, "Min": _inner, "Max": _inner,
+    "First": _inner,
+    "Last": _inner, "FirstValue": _inner, "LastValue": _inner, "AnyValue": _inner, "ArgMax": _inner, "ArgMin": _inner,
+    "Negative": _number, "Bracket": _element, "ArrayMax": _element, "ArrayMin": _element,
+    **dict.fromkeys(("ArrayDistinct", "ArraySort", "ArrayFilter", "ArraySlice"), _same_array),
+    **dict.fromkeys(("ArrayCompact", "Shuffle"), _same_array),
+    "MapKeys": _keys,
+    "Transform": _transformed,
+    "Dot": _field,
+    "Struct": _struct,
+    "FromJson": _from_json,
+    "Extract": _extracted, "DateDiff": _days, "Nvl2": _if,
+    **{name: _always(kind) for kind, names in _GIVE.items() for name in names.split()},
+}  # fmt: skip
+
+
+# The type of an expression, where it is certain: what is called a type here is called so by Spark.
+#
+# Types are in Spark's simple spelling ("bigint", "decimal(10,2)"). Whatever is not told by a rule here is None:
+# unproven.
+# Of one that is certainly nested, or an interval, not all may be known: "array<…>", "map<…>", "struct<…>", "interval…".
+
+
+_NO_TRUTHS = frozenset({*NUMBERS, "date", "timestamp", "timestamp_ntz", "binary"})
+
+
+def type_of(expression: Expression, types: Mapping[str, str | None]) -> str | None:
+    """Return the type of an expression over columns of these types; None where it is not certain."""
+    known = KnownTypes(types)
+    if expression.column is not None:
+        return known.column(ColumnName((expression.column,)))
+    if expression.tree is None or expression.unread or expression.star:
+        return None
+    return known.type(expression.tree)
+
+
+def types_named(expression: Expression, types: Mapping[str, str | None]) -> tuple[tuple[str, str | None], ...]:
+    """Return the types of the columns, and of the fields, that an expression names: all that its own depends on."""
+    known = KnownTypes(types)
+    named: dict[str, str | None] = {}
+    for column in expression.columns:
+        named[column.name] = known.column(ColumnName((column.name,)))
+        if len(column.parts) > 1 and (kind := known.column(column)) is not None:
+            named[str(column)] = kind
+    return tuple(named.items())
+
+
+def differ(one: str, other: str) -> bool:
+    """Whether two types are certainly not the same: of one that is not wholly known, what is known may differ."""
+    (first, *more), (second, *others) = one.split("…"), other.split("…")
+    if not more and not others:
+        return one != other
+    return not (first.startswith(second) or second.startswith(first))
+
+
+def no_boolean(expression: Expression, types: Mapping[str, str | None]) -> tuple[str, str] | None:
+    """Return what "and", "or" or "not" take that is certainly no boolean, and its type; None where all may be."""
+    if expression.tree is None or expression.unread:
+        return None
+    from sqlglot import exp
+
+    known = KnownTypes(types)
+    for node in expression.tree.find_all(exp.And, exp.Or, exp.Not):
+        for operand in (node.this, node.args.get("expression")):
+            kind = known.type(operand)
+            # Spark takes a text for what it says; in a lambda, a name may be a variable's.
+            certain = kind is not None and (kind in _NO_TRUTHS or kind.startswith("decimal("))
+            if operand is not None and certain and node.find_ancestor(exp.Lambda) is None:
+                return operand.sql("spark"), str(kind)
+    return None
+
+
+class KnownTypes:
+    """Types of columns by name, whatever its case; no two names differ in case alone.
+
+    Beside them, those of the variables of lambdas, in lower case.
+    """
+
+    def __init__(self, types: Mapping[str, str | None], variables: Mapping[str, str | None] | None = None) -> None:
+        self._types = types
+        self.variables = variables or {}
+        self._by_lower: dict[str, str | None] | None = None  # made for the first name that is in no such case there
+
+    def within(self, variables: Mapping[str, str | None]) -> KnownTypes:
+        """Return the same in a lambda with these variables."""
+        return KnownTypes(self._types, {**self.variables, **variables})
+
+    def column(self, name: ColumnName) -> str | None:
+        """Return the type of a column, or of a field that is known by its whole name."""
+        whole = str(name)
+        if whole in self._types:
+            return self._types[whole]
+        if self._by_lower is None:
+            self._by_lower = {column.lower(): kind for column, kind in self._types.items()}
+        kind = self._by_lower.get(whole.lower())
+        if kind is not None or len(name.parts) == 1:
+            return kind
+        kind = self._by_lower.get(name.name.lower())
+        for field in name.parts[1:]:
+            kind = field_type(kind, field)
+        return kind
+
+    def type(self, node: exp.Expr | None) -> str | None:
+        """Return the type of a node of a parsed expression."""
+        rule = None if node is None else RULES.get(type(node).__name__)
+        return None if rule is None or node is None else rule(self, node)
+
+    def alike(self, nodes: list[exp.Expr | None]) -> str | None:
+        """Return the type that all become that are not null: their own, or of numbers the widest."""
+        kinds = {self.type(node) for node in nodes if node is not None} - {"void"}
+        if len(kinds) == 1:
+            return kinds.pop()
+        if kinds and kinds <= set(INTEGERS):
+            return max((kind for kind in kinds if kind), key=INTEGERS.index)
+        if "double" in kinds and kinds <= set(NUMBERS):
+            return "double"
+        return widest_decimal(kinds)
+
+    def same(self, *nodes: exp.Expr | None) -> str | None:
+        """Return the type that all of these have, None where one differs or is not known."""
+        kinds = {self.type(node) for node in nodes}
+        return kinds.pop() if len(kinds) == 1 else None

@@ -1,0 +1,72 @@
+"""A checksum over records that does not depend on their order, so that a producer can promise it in a marker."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.resources.bucketing.hashing import row_digests
+from dagster_adjunct.resources.schemas.quoted_columns import row_hash
+from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.streams.system import PARTITION
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+    from dagster_adjunct.resources.schemas.schema import Schema
+
+_FORM = re.compile(r"r2-[0-9a-f]{16}", re.IGNORECASE)
+NOTHING = f"r2-{0:016x}"
+
+
+def records_checksum(df: DataFrame, schema: Schema) -> str:
+    """Return the checksum of the records: `r2-` and 16 hex digits, as in r2-51d0bd7a9c5e0f6b.
+
+    They are the sum modulo 2**64 of a hash of each record: Spark's xxhash64 of the places and values of the columns of
+    `schema` that are not null, in its order. Whatever else the frame has does not count. Equal records in any order and
+    partitioning have equal checksums. Runs one Spark job.
+    """
+    with unwrapped():
+        row = df.agg(*_halves(schema)).first()
+    assert row is not None
+    return _told(row[0], row[1])
+
+
+def checksums_by_partition(df: DataFrame, schema: Schema) -> dict[int, str]:
+    """Return the checksum of each partition's records, by the number in `__partition`; one Spark job."""
+    with unwrapped():
+        rows = df.groupBy(PARTITION).agg(*_halves(schema)).collect()
+    return {row[0]: _told(row[1], row[2]) for row in rows}
+
+
+def checksums_in_arrow(table: pa.Table, schema: Schema) -> dict[int, str]:
+    """Return what `checksums_by_partition` does, of records in Arrow."""
+    sums: dict[int, int] = {}
+    digests = row_digests(table, schema).to_pylist()
+    for partition, digest in zip(table.column(PARTITION).to_pylist(), digests, strict=True):
+        sums[partition] = sums.get(partition, 0) + digest
+    return {partition: f"r2-{total % 2**64:016x}" for partition, total in sums.items()}
+
+
+def checksum_in_arrow(table: pa.Table, schema: Schema) -> str:
+    """Return what `records_checksum` does, of records in Arrow."""
+    return f"r2-{sum(row_digests(table, schema).to_pylist()) % 2**64:016x}"
+
+
+def promised_checksum(text: str | None) -> str | None:
+    """Return the checksum over records in `text`, None where there is none or one of its producer's own form."""
+    return text.lower() if text is not None and _FORM.fullmatch(text) else None
+
+
+def _halves(schema: Schema) -> tuple[Column, Column]:
+    """Return the sums of the hashes' upper and lower 32 bits: neither overflows below 2**31 records."""
+    from pyspark.sql import functions as F
+
+    hashed = row_hash(schema.names)
+    high, low = F.shiftrightunsigned(hashed, 32), hashed.bitwiseAND(F.lit(0xFFFFFFFF))
+    return F.sum(high), F.sum(low)
+
+
+def _told(high: int | None, low: int | None) -> str:
+    return f"r2-{(((high or 0) << 32) + (low or 0)) % 2**64:016x}"

@@ -1,1 +1,0 @@
-"""What a stream system is: partitions, offsets, ranges, startpoints; nothing of any one system."""

@@ -1,0 +1,513 @@
+"""How clients of Kafka log in: settings of librdkafka passed through, secrets named but never held.
+
+A secret stands as "env:NAME" wherever settings are kept, shown or pickled, and is looked up by `resolved` in the
+process that makes a client. What can't be a text, such as a callback that fetches tokens, comes from `client_factory`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    StreamNotFoundError,
+    StreamUnavailableError,
+)
+from dagster_adjunct.resources.streams.system import HeldOffsets
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+    from confluent_kafka.admin import AdminClient
+
+    from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings
+
+Value = str | int | float | bool
+_REFERENCE = "env:"
+_SECRET = re.compile(
+    r"(^|[._])(password|passphrase|secret|pem|token|user\.info)$|^sasl\.oauthbearer\.config$",
+    re.IGNORECASE,
+)
+# What reading and writing rest on; and what would load code that nobody looked at.
+_OURS = {
+    "bootstrap.servers": "give it as bootstrap_servers",
+    "metadata.broker.list": "give it as bootstrap_servers",
+    "group.id": "Adjunct keeps the positions itself",
+    "enable.auto.commit": "Adjunct keeps the positions itself",
+    "enable.auto.offset.store": "Adjunct keeps the positions itself",
+    "auto.offset.reset": "an offset that is gone is an error",
+    "isolation.level": "reading is read_committed",
+    "enable.partition.eof": "ranges end by position",
+    "enable.idempotence": "producing is idempotent",
+    "acks": "producing waits for all replicas",
+    "request.required.acks": "producing waits for all replicas",
+    "transactional.id": "transactions are declared with the topic",
+    "partitioner": "keys are hashed by murmur2_random",
+    "plugin.library.paths": "libraries are not loaded by a setting",
+}
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_REFUSED = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE")
+_NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
+
+
+class ClientSettings(Protocol):
+    """What a client needs of a system's settings."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def bootstrap_servers(self) -> str: ...
+    @property
+    def client(self) -> Mapping[str, Value]: ...
+    @property
+    def client_factory(self) -> str | None: ...
+
+
+def check_client(client: Mapping[str, Value], client_factory: str | None = None) -> None:
+    """Refuse settings that hold a secret, can't be pickled, or contradict how Adjunct reads and writes.
+
+    Raises ConfigurationError, which names the setting and never its value.
+    """
+    for key, value in client.items():
+        if key in _OURS:
+            raise ConfigurationError(
+                f"client setting {key!r} can't be set: {_OURS[key]}.", "Leave it out.", setting=key
+            )
+        if not isinstance(value, str | int | float | bool):
+            raise ConfigurationError(
+                f"client setting {key!r} is a {type(value).__name__}: expected a text, a number or a boolean.",
+                'Return callbacks from a function, and name it: client_factory="module:function".',
+                setting=key,
+            )
+        if _SECRET.search(key) and not is_reference(value):
+            raise ConfigurationError(
+                f"client setting {key!r} is a secret in plain text, which would be stored, logged and sent around.",
+                f'Put it into an environment variable of every process, and give its name: "{_REFERENCE}NAME".',
+                setting=key,
+            )
+    if client_factory is not None and not _FACTORY.fullmatch(client_factory):
+        raise ConfigurationError(
+            f"client_factory is {client_factory!r}: expected a function's place, as module:function.",
+            "Name a function that executors can import; it takes nothing and returns librdkafka settings.",
+            argument="client_factory",
+        )
+
+
+def resolved(settings: ClientSettings) -> dict[str, Any]:
+    """Return the librdkafka settings with secrets in place, for a client of this process. Never store or show them.
+
+    What `client_factory` returns comes last. Raises ConfigurationError for a variable that is not set here, and for a
+    factory that can't be used.
+    """
+    client: dict[str, Any] = {key: secret(value, f"client setting {key!r}") for key, value in settings.client.items()}
+    if settings.client_factory is not None:
+        client |= _made(settings.client_factory)
+    return {**client, "bootstrap.servers": settings.bootstrap_servers}
+
+
+def secret(value: Any, what: str) -> Any:
+    """Return a setting's value, from the environment where it is an "env:NAME"; `what` names it in errors."""
+    if not is_reference(value):
+        return value
+    name = value.removeprefix(_REFERENCE)
+    if name not in os.environ:
+        raise ConfigurationError(
+            f"{what} is to be taken from the environment variable {name}, which is not set in this process.",
+            f"Set {name} wherever Dagster, the command line and Spark's executors run.",
+            setting=name,
+        )
+    return os.environ[name]
+
+
+class BrokerRefusals:
+    """What brokers refused for good, heard as a client's `error_cb`: a login, a certificate.
+
+    librdkafka itself tries again for ever and calls time out. `check` raises instead, once the client has been polled.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._system = settings.name
+        self._who = f"Kafka system {settings.name!r} ({settings.bootstrap_servers})"
+        self._heard: Any = None
+
+    def __call__(self, error: Any) -> None:
+        if error.name() in _REFUSED:
+            self._heard = error
+
+    def check(self) -> None:
+        """Raise ConfigurationError where a broker refused us, StreamUnavailableError where no token was to be had."""
+        if self._heard is None:
+            return
+        reason = str(self._heard.str())
+        if reason.startswith(_NO_TOKEN):
+            raise StreamUnavailableError(
+                f"{self._who}: {reason[:300]}.",
+                "Look whether what the token callback asks can be reached; then repeat.",
+                system=self._system,
+            )
+        raise ConfigurationError(
+            f"{self._who} refused the connection: {self._heard.name().lstrip('_')}: {reason[:300]}.",
+            "Check security.protocol, the SASL mechanism and credentials, and the certificates; repeating won't help.",
+            system=self._system,
+        )
+
+
+_log = logging.getLogger("adjunct.kafka")
+_SAID_AGAIN = 600.0  # seconds
+_said: dict[tuple[str, str, str], float] = {}
+_THREAD = re.compile(r"^\[thrd:[^]]*\]: ")
+# What differs between lines of one cause: how long it took, which of a broker's addresses, which of a client's names.
+_CHANGING = re.compile(r"\s*\([^()]*\)|ipv[46]#\S+|\b\d+\b")
+
+
+class ClientLog:
+    """Takes librdkafka's lines, as a logger does, and logs each broker and cause once in ten minutes of a process.
+
+    They reach it where the client is polled; without it they are written to the terminal.
+    """
+
+    def __init__(self, system: str) -> None:
+        self._system = system
+
+    def log(self, level: int, form: str, facility: str, client: str, line: str) -> None:
+        """Log a line: `facility` is librdkafka's name of what it is about, "FAIL", `client` that of a client."""
+        text = _THREAD.sub("", line)
+        broker = text.partition(": ")[0]
+        cause = (self._system, facility, broker + _CHANGING.sub("", text.removeprefix(broker)))
+        now = time.monotonic()
+        if now - _said.get(cause, -_SAID_AGAIN) >= _SAID_AGAIN:
+            _said[cause] = now
+            _log.log(level, "Kafka system %r: %s", self._system, text)
+
+
+Kind = Literal["admin", "consumer", "producer"]
+
+
+# A broker that is away is asked again ten times a second otherwise, and each time a line is logged.
+_DEFAULTS: Mapping[str, Any] = {"reconnect.backoff.ms": 500}
+
+
+def new_client(kind: Kind, settings: ClientSettings, own: Mapping[str, Any], refusals: BrokerRefusals) -> Any:
+    """Return a new client with the system's settings and the caller's `own`, which win.
+
+    Raises ConfigurationError for settings that librdkafka does not take, and StreamUnavailableError where the token
+    callback fails. Poll the client before `refusals.check()`.
+    """
+    from confluent_kafka import Consumer, KafkaException, Producer
+    from confluent_kafka.admin import AdminClient
+
+    made: Mapping[Kind, Callable[[dict[str, Any]], Any]]
+    made = {"admin": AdminClient, "consumer": Consumer, "producer": Producer}
+    always = {**_DEFAULTS, "logger": ClientLog(settings.name)}
+    try:
+        return made[kind]({**always, **_with_token(resolved(settings), settings), **own, "error_cb": refusals})
+    except (KafkaException, TypeError, ValueError) as error:
+        reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
+        raise ConfigurationError(
+            f"Kafka system {settings.name!r}: the client settings can't be used: {reason}.",
+            "Correct client= of kafka_system; the names are those of librdkafka.",
+            system=settings.name,
+            argument="client",
+        ) from None  # the cause might show the settings
+
+
+def _with_token(client: dict[str, Any], settings: ClientSettings) -> dict[str, Any]:
+    """Return the settings with a first token got already: a client that gets none waits, and does not tell why."""
+    callback = client.get("oauth_cb")
+    if callback is None:
+        return client
+    try:
+        first = [callback(client.get("sasl.oauthbearer.config", ""))]
+    except AdjunctError:
+        raise
+    except Exception as error:
+        raise StreamUnavailableError(
+            f"Kafka system {settings.name!r}: no token was to be had: the callback failed with {type(error).__name__}.",
+            "Look whether what the callback asks can be reached from here; then repeat.",
+            system=settings.name,
+        ) from error
+    return {**client, "oauth_cb": lambda config: first.pop() if first else callback(config)}
+
+
+def _made(place: str) -> Mapping[str, Any]:
+    """Return what a client factory makes, without anything that is not its to say."""
+    module, _, name = place.partition(":")
+    try:
+        function: Callable[[], Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"client_factory {place!r} can't be imported: {error}.",
+            "Name a function of a module that is installed wherever Dagster and Spark's executors run.",
+            argument="client_factory",
+        ) from error
+    try:
+        made = function()
+    except AdjunctError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"client_factory {place!r} failed with {type(error).__name__}.",
+            "Call it by hand in this process's environment; it takes no arguments.",
+            argument="client_factory",
+        ) from error
+    if not isinstance(made, Mapping):
+        raise ConfigurationError(
+            f"client_factory {place!r} returned a {type(made).__name__}: expected a dict of librdkafka settings.",
+            "Return only settings, with their librdkafka names.",
+            argument="client_factory",
+        )
+    taken = sorted(set(made) & (_OURS.keys() | {"error_cb"}))
+    if taken:
+        raise ConfigurationError(
+            f"client_factory {place!r} returned {', '.join(taken)}, which Adjunct sets itself.",
+            "Leave them out.",
+            argument="client_factory",
+        )
+    return made
+
+
+def is_reference(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"env:[A-Za-z_]\w*", value) is not None
+
+
+T = TypeVar("T")
+_LOOK = 0.05
+_WARNINGS = 4
+_GREATEST = 2**63 - 1
+_LEADER_SECONDS = 0.2
+_PROPAGATION_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic as the cluster has it. `identity` is its id, another one after it was deleted and made anew."""
+
+    topic: str
+    identity: str
+    partitions: int
+
+
+class KafkaAdmin:
+    """The client that answers. It is made when first needed and kept; threads may share it.
+
+    Every call raises StreamUnavailableError where brokers do not answer within `socket.timeout.ms` (60 s), and
+    ConfigurationError where they refuse us.
+    """
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self.settings = settings
+        self._refusals = BrokerRefusals(settings)
+        self._lock = threading.Lock()
+        self._client: AdminClient | None = None
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics."""
+        from confluent_kafka import KafkaException
+
+        deadline, part = time.monotonic() + patience(self.settings), 1.0
+        while True:
+            # In parts, each longer than the one before: while it waits, the client does not tell that we are refused.
+            left = max(deadline - time.monotonic(), 0.1)
+            try:
+                return sorted(self._connected().list_topics(timeout=min(left, part)).topics)
+            except KafkaException as error:
+                explained = self._explained(error.args[0], "its topics")
+                if left <= part or not isinstance(explained, StreamUnavailableError):
+                    raise explained from error
+            part *= 2
+
+    def describe(self, topic: str) -> TopicDescription | None:
+        """Return the topic, or None where there is none."""
+        from confluent_kafka import KafkaException, TopicCollection
+
+        asked = self._connected().describe_topics(TopicCollection([topic]))
+        try:
+            (description,) = self._answers(asked, f"topic {topic!r}").values()
+        except KafkaException as error:
+            if error.args[0].code() == error.args[0].UNKNOWN_TOPIC_OR_PART:
+                return None
+            raise self._explained(error.args[0], f"topic {topic!r}") from error
+        return TopicDescription(topic, str(description.topic_id), len(description.partitions))
+
+    def config(self, topic: str) -> Mapping[str, str]:
+        """Return the settings of a topic, by Kafka's names; none where the cluster does not let us see them."""
+        from confluent_kafka import KafkaException
+
+        kafka = _api()
+        asked = self._connected().describe_configs([kafka.ConfigResource(kafka.RESOURCE_TOPIC, topic)])
+        try:
+            (settings,) = self._answers(asked, f"the settings of topic {topic!r}").values()
+        except KafkaException as error:
+            if error.args[0].code() in (error.args[0].TOPIC_AUTHORIZATION_FAILED, error.args[0].UNKNOWN_TOPIC_OR_PART):
+                return {}
+            raise self._explained(error.args[0], f"the settings of topic {topic!r}") from error
+        return {name: entry.value for name, entry in settings.items() if entry.value is not None}
+
+    def create(self, topic: str, partitions: int) -> None:
+        """Create a topic, unless there is one, and wait until the cluster shows it and tells its offsets."""
+        from confluent_kafka import KafkaException
+
+        asked = self._connected().create_topics(
+            [_api().NewTopic(topic, num_partitions=partitions, replication_factor=-1)]
+        )
+        try:
+            self._answers(asked, f"topic {topic!r}")
+        except KafkaException as error:
+            if error.args[0].code() != error.args[0].TOPIC_ALREADY_EXISTS:
+                raise self._explained(error.args[0], f"topic {topic!r}, which was to be created") from error
+        deadline = time.monotonic() + _PROPAGATION_SECONDS
+        while self.describe(topic) is None:
+            if time.monotonic() > deadline:
+                raise StreamUnavailableError(
+                    f"{self.settings.where} created topic {topic!r}, but does not show it.",
+                    "Try again in a moment.",
+                    system=self.settings.name,
+                )
+            time.sleep(_LOOK)
+        self.upcoming(topic, range(partitions))
+
+    def oldest(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+        """Return the first offset of each partition. One request a broker, as for all offsets."""
+        return self._offsets(topic, partitions, _api().OffsetSpec.earliest())
+
+    def upcoming(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+        """Return the last stable offset of each partition: everything before it is decided, and may be read."""
+        return self._offsets(topic, partitions, _api().OffsetSpec.latest())
+
+    def since(self, topic: str, partitions: Iterable[int], timestamp_ms: int) -> dict[int, int]:
+        """Return where each partition has its first entry at or after this time (ms), -1 where there is none.
+
+        The entry may be one that readers don't see: of an aborted transaction, or what ends one.
+        """
+        # Below 0 Kafka takes a time for another question: -1 asks for the end.
+        spec = _api().OffsetSpec.for_timestamp(min(max(timestamp_ms, 0), _GREATEST))
+        return self._offsets(topic, partitions, spec)
+
+    def _offsets(self, topic: str, partitions: Iterable[int], spec: Any) -> dict[int, int]:
+        from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+
+        wanted = {TopicPartition(topic, partition): spec for partition in partitions}
+        if not wanted:
+            return {}
+        what, deadline = f"the offsets of topic {topic!r}", time.monotonic() + patience(self.settings)
+        while True:
+            asked = self._connected().list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED)
+            try:
+                return {at.partition: answer.offset for at, answer in self._answers(asked, what).items()}
+            except KafkaException as error:
+                # While a partition gets another leader, the client does not ask again by itself.
+                if error.args[0].code() not in _moving(error.args[0]) or time.monotonic() > deadline:
+                    raise self._explained(error.args[0], what) from error
+                time.sleep(_LEADER_SECONDS)
+
+    def _connected(self) -> AdminClient:
+        with self._lock:
+            if self._client is None:
+                own = {} if "log_level" in self.settings.client else {"log_level": _WARNINGS}
+                self._client = new_client("admin", self.settings, own, self._refusals)
+            return self._client
+
+    def _answers(self, asked: Mapping[Any, Future[T]], what: str) -> dict[Any, T]:
+        """Return what was answered; raises as soon as a broker is known to refuse us, or an answer is an error."""
+        deadline = time.monotonic() + patience(self.settings) + 1
+        pending = set(asked.values())
+        while pending:
+            _, pending = wait(pending, timeout=_LOOK)
+            if pending:
+                self._connected().poll(0)
+                self._check()
+            if pending and time.monotonic() > deadline:
+                raise no_answer(self.settings, what, "no answer")
+        return {key: future.result() for key, future in asked.items()}
+
+    def _check(self) -> None:
+        """Raise if brokers refused us; the client, which would go on trying and may lock the account, is dropped."""
+        try:
+            self._refusals.check()
+        except AdjunctError:
+            with self._lock:
+                self._client, self._refusals = None, BrokerRefusals(self.settings)
+            raise
+
+    def _explained(self, error: KafkaError, what: str) -> AdjunctError:
+        self._connected().poll(0)
+        try:
+            self._check()
+        except AdjunctError as refused:
+            return refused
+        return failure(error, self.settings, what)
+
+
+def _api() -> Any:
+    """Return the client's admin module, which tells type checkers little of what it has."""
+    import confluent_kafka.admin
+
+    return confluent_kafka.admin
+
+
+def patience(settings: KafkaSettings) -> float:
+    """Return for how many seconds brokers may leave us without an answer: the client's own `socket.timeout.ms`."""
+    return float(settings.client.get("socket.timeout.ms", 60_000)) / 1000
+
+
+def no_answer(settings: KafkaSettings, what: str, reason: str) -> StreamUnavailableError:
+    return StreamUnavailableError(
+        f"{settings.where} did not tell of {what}: {reason}.",
+        "See whether its brokers are up and can be reached from here, then try again.",
+        system=settings.name,
+    )
+
+
+def failure(error: KafkaError, settings: KafkaSettings, what: str) -> AdjunctError:
+    """Return the error of ours that says what Kafka's means when we ask for something, or read it."""
+    code, reason = error.code(), f"{error.name()}: {error.str()}"
+    if code in (error.UNKNOWN_TOPIC_OR_PART, error._UNKNOWN_TOPIC, error._UNKNOWN_PARTITION):
+        return StreamNotFoundError(
+            f"{settings.where} does not have {what} ({reason}).",
+            "See whether the topic was deleted.",
+            system=settings.name,
+        )
+    if error.retriable() or code in _passing(error):
+        return no_answer(settings, what, reason)
+    return ConfigurationError(
+        f"{settings.where} refused {what} ({reason}).",
+        "See the settings and the access rules of the cluster.",
+        system=settings.name,
+    )
+
+
+def _passing(error: KafkaError) -> frozenset[int]:
+    """Return the codes of what passes: nobody answers, or not the right one."""
+    return _moving(error) | {
+        error._TRANSPORT, error._TIMED_OUT, error._TIMED_OUT_QUEUE, error._ALL_BROKERS_DOWN, error._RESOLVE,
+        error._WAIT_COORD, error._RETRY, error.REQUEST_TIMED_OUT, error.NETWORK_EXCEPTION, error.BROKER_NOT_AVAILABLE,
+    }  # fmt: skip
+
+
+def _moving(error: KafkaError) -> frozenset[int]:
+    """Return the codes of partitions that just get another leader."""
+    return frozenset(
+        {
+            error.LEADER_NOT_AVAILABLE, error.NOT_LEADER_FOR_PARTITION, error.KAFKA_STORAGE_ERROR,
+            error.OFFSET_NOT_AVAILABLE, error.FENCED_LEADER_EPOCH, error.UNKNOWN_LEADER_EPOCH,
+        }
+    )  # fmt: skip
+
+
+TOPIC = HeldOffsets(
+    of="topic",
+    upcoming="the topic's upcoming one (the last stable offset)",
+    dropped="Records before it were deleted by retention. Go on without them by a startpoint (oldest) for this "
+    "partition, or keep the topic longer (retention.ms, retention.bytes) than its reader may fall behind.",
+    ahead=". If the offset was valid once, the topic was created again or has lost records: set a startpoint for this "
+    "partition.",
+)

@@ -1,0 +1,684 @@
+"""Python values as Arrow columns of declared types: exactly, or with the reason why not."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Convert = Callable[[Any], Any]
+"""Takes a value that is not None; returns what Arrow takes for the column, or raises one of UNFIT."""
+
+Problems = dict[int, str]
+"""Why a row can't be read, by its number in the batch."""
+
+SHOWN = 60
+UNFIT = (ValueError, TypeError, ArithmeticError, LookupError, InvalidOperation)  # Arrow's own are ValueErrors
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?(Z|[+-]\d\d:?\d\d)")
+_WHOLE = re.compile(r"[+-]?\d{1,40}")
+_DECIMAL = re.compile(r"[+-]?\d{1,80}(\.\d{1,80})?")
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+# What Arrow itself turns into the column, checking the range.
+_READY: Mapping[str, frozenset[type]] = {
+    **dict.fromkeys(_INTEGERS, frozenset({int})),
+    "double": frozenset({float}),
+    "string": frozenset({str}),
+    "boolean": frozenset({bool}),
+    "binary": frozenset({bytes}),
+}
+
+
+def rows_of(
+    data: Sequence[bytes | None], problems: Problems, parse: Callable[[bytes], dict[str, Any]]
+) -> list[dict[str, Any] | None]:
+    """Return what `parse` makes of each message, None where there are no bytes.
+
+    Where it raises Unfit the row is None, and `problems` gets the error's text.
+    """
+    rows: list[dict[str, Any] | None] = []
+    for row, datum in enumerate(data):
+        record = None
+        if datum is not None:
+            try:
+                record = parse(datum)
+            except Unfit as error:
+                problems[row] = str(error)
+        rows.append(record)
+    return rows
+
+
+def columns_of(
+    rows: Sequence[Mapping[str, Any] | None], schema: Schema, converts: Mapping[str, Convert], problems: Problems
+) -> list[pa.Array]:
+    """Return one array a column. What does not fit is null, and `problems` gets the reason.
+
+    A row that is None is null throughout. `converts` has a function for every column that is to take more than Arrow's
+    own: whole numbers, floating ones, texts, booleans and bytes as they are.
+    """
+    given: list[Mapping[str, Any]] = [row or {} for row in rows]
+    return [
+        column_of([row.get(field.name) for row in given], field, converts.get(field.name), problems)
+        for field in schema.fields
+    ]
+
+
+def column_of(values: list[Any], field: Field, convert: Convert | None, problems: Problems) -> pa.Array:
+    """Return one column; see `columns_of`."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = arrow_type(field.type)
+    ready = _READY.get(field.type)
+    types = set(map(type, values)) - {type(None)}
+    if (ready is not None and types <= ready) or convert is None:
+        try:
+            made = pa.array(values, kind)
+            if convert is None or field.type != "double" or not pc.any(pc.is_inf(made)).as_py():
+                return made
+        except UNFIT:
+            pass
+    try:
+        if convert is not None:
+            return pa.array([None if value is None else convert(value) for value in values], kind)
+    except UNFIT:
+        pass
+    kept: list[Any] = []
+    for row, value in enumerate(values):
+        try:
+            converted = value if value is None or convert is None else convert(value)
+            pa.array([converted], kind)
+        except UNFIT as error:
+            reason = str(error) if isinstance(error, Unfit) else ""
+            problems.setdefault(row, f"column {field.name!r} is {brief(value)}, declared {field.type}{reason}")
+            converted = None
+        kept.append(converted)
+    return pa.array(kept, kind)
+
+
+class Unfit(ValueError):
+    """A value that is none of the declared type; its text goes behind the reason."""
+
+
+def brief(value: object) -> str:
+    """Return what kind of value this is, and at most SHOWN characters of it, never all of a longer text."""
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, int | float | Decimal):
+        text = str(value)
+        return text if len(text) <= SHOWN else f"a number of {len(text)} digits"
+    if isinstance(value, str):
+        return f"the text {json.dumps(part(value), ensure_ascii=False)}"
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    return f"a {type(value).__name__}"
+
+
+def part(text: str) -> str:
+    """Return the beginning of a text: half of it, at most SHOWN characters."""
+    if not text:
+        return text
+    shown = text[: min(SHOWN - 1, (len(text) + 1) // 2)]
+    return shown.encode("utf-8", "backslashreplace").decode() + "…"  # a lone surrogate can't be printed
+
+
+# -- from JSON and from texts
+
+
+def from_json(field: Field, timestamps: str | None) -> Convert:
+    """Return how a JSON value becomes one of the column."""
+    kind = field.type
+    if kind in ("float", "double"):
+        return _number(kind)
+    if kind == "string":
+        return _nested
+    if kind == "timestamp" and timestamps is not None:
+        return _counted(1000 if timestamps == "millis" else 1)
+    if kind.startswith("decimal"):
+        return _decimal
+    made: dict[str, Convert] = {"date": _date, "timestamp": _timestamp, "binary": _base64, "boolean": _boolean}
+    return made.get(kind, _integer)
+
+
+def from_text(field: Field) -> Convert:
+    """Return how a text, such as a message's key, becomes a value of the column."""
+    kind = field.type
+    if kind in _INTEGERS:
+        return _whole
+    if kind.startswith("decimal"):
+        return _decimal
+    made: dict[str, Convert] = {"date": _date, "timestamp": _timestamp, "binary": _base64, "boolean": _truth}
+    return made.get(kind, _text)
+
+
+def _boolean(value: Any) -> bool:
+    if type(value) is not bool:
+        raise Unfit("")
+    return value
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int:
+        raise Unfit("")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise Unfit("")
+    return value
+
+
+def _nested(value: Any) -> str:
+    """A text as it is; objects and lists as JSON text."""
+    if isinstance(value, str):
+        value.encode()  # a lone surrogate is no text
+        return value
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=float)
+    raise Unfit("")
+
+
+def _number(kind: str) -> Convert:
+    import numpy as np
+
+    def convert(value: Any) -> float:
+        if type(value) not in (int, float, Decimal):
+            raise Unfit("")
+        with np.errstate(over="ignore"):
+            near = float(np.float32(value)) if kind == "float" else float(value)
+        if math.isinf(near):  # JSON has no infinity: a number that is too large
+            raise Unfit(": too large")
+        return near
+
+    return convert
+
+
+def _decimal(value: Any) -> Decimal:
+    if type(value) is int or isinstance(value, Decimal):
+        return Decimal(value)
+    if isinstance(value, str) and _DECIMAL.fullmatch(value):
+        return Decimal(value)
+    raise Unfit("")
+
+
+def _date(value: Any) -> dt.date:
+    if isinstance(value, str) and _DATE.fullmatch(value):
+        return dt.date.fromisoformat(value)
+    raise Unfit(": expected a text like 2024-01-31")
+
+
+def _timestamp(value: Any) -> dt.datetime:
+    if isinstance(value, str) and _TIME.fullmatch(value):
+        return dt.datetime.fromisoformat(value).astimezone(dt.UTC)
+    raise Unfit(": expected a text like 2024-01-31T09:30:00Z, with a zone and at most six decimals")
+
+
+def _counted(factor: int) -> Convert:
+    def convert(value: Any) -> dt.datetime:
+        if type(value) is not int:
+            raise Unfit(f": expected a whole number of {'milli' if factor == 1000 else 'micro'}seconds")
+        return _EPOCH + dt.timedelta(microseconds=value * factor)
+
+    return convert
+
+
+def _base64(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise Unfit("")
+    return base64.b64decode(value, validate=True)
+
+
+def _whole(value: str) -> int:
+    if not _WHOLE.fullmatch(value):
+        raise Unfit("")
+    return int(value)
+
+
+def _truth(value: str) -> bool:
+    if value not in ("true", "false"):
+        raise Unfit("")
+    return value == "true"
+
+
+# -- to texts
+
+
+def to_texts(column: pa.Array, kind: str) -> list[str | None]:
+    """Return the values of a column as texts, each of which `from_text` reads as the same value."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if kind == "string":
+        return list(column.to_pylist())
+    if kind == "boolean":
+        return [None if value is None else str(value).lower() for value in column.to_pylist()]
+    if kind == "timestamp":
+        naive = column.cast(pa.timestamp("us", tz="UTC")).cast(pa.timestamp("us"))
+        return list(pc.strftime(naive, "%Y-%m-%dT%H:%M:%SZ").to_pylist())
+    if kind == "binary":
+        return [None if value is None else base64.b64encode(value).decode() for value in column.to_pylist()]
+    if kind.startswith("decimal"):
+        return [None if value is None else format(value, "f") for value in column.to_pylist()]
+    return [None if value is None else str(value) for value in column.to_pylist()]
+
+
+FAIL = "fail"
+
+
+class Reader(Protocol):
+    def __call__(self, data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
+        """Return one array a column of the format's schema; null throughout where the bytes are None.
+
+        Where bytes can't be read all is null and `problems` says why, by row. Raises TransientError where something
+        that is needed is out of reach.
+        """
+        ...
+
+
+class Writer(Protocol):
+    def __call__(self, columns: Sequence[pa.Array]) -> list[bytes]:
+        """Return the bytes of each row. Raises SchemaMismatchError for a value that the format can't hold."""
+        ...
+
+
+@runtime_checkable
+class Format(Protocol):
+    """How bytes hold columns. `malformed` is "fail", or the BINARY column that gets bytes which can't be read."""
+
+    @property
+    def malformed(self) -> str: ...
+
+    def columns(self) -> Schema:
+        """Return the columns that are read and written, without `malformed`."""
+        ...
+
+    def reader(self) -> Reader:
+        """Return what reads, for one process."""
+        ...
+
+    def writer(self, what: str, subject: str) -> Writer:
+        """Return what writes; `what` names the stream in errors.
+
+        `subject` is where a registry keeps the schema unless the format names another.
+        """
+        ...
+
+    def describe(self) -> str:
+        """Return the format in a few words, for errors."""
+        ...
+
+
+def check_malformed(declared: str, schema: Schema, what: str) -> None:
+    """Refuse a column for malformed bytes that is one of the format's own."""
+    if not declared:
+        raise ConfigurationError(
+            f"{what}: malformed is empty.",
+            f'Give the name of a column, or "{FAIL}", which is the default.',
+            argument="malformed",
+        )
+    if declared != FAIL:
+        Schema((*schema.fields, Field(declared, "binary")))
+
+
+def as_schema(given: Schema | str, what: str) -> Schema:
+    """Return a schema that was given as one, or as DDL."""
+    schema = Schema.from_ddl(given, what) if isinstance(given, str) else given
+    if not isinstance(schema, Schema) or not schema.fields:
+        raise SchemaMismatchError(
+            f"{what} declares no columns.", 'Write them like "tailnum STRING, seats INT".', argument="schema"
+        )
+    return schema
+
+
+# JSON messages read a batch at once by Arrow's own parser: three times as fast as one by one.
+#
+# Only where both give the same. What Arrow refuses, and what it would take and JSON does not have, is left to the exact
+# reader, which also knows the reason.
+
+
+AtOnce = Callable[[Sequence[bytes | None]], "list[pa.Array] | None"]
+# Types of which Arrow takes exactly the JSON values that belong there.
+_TYPES = frozenset({"string", "boolean", "tinyint", "smallint", "int", "bigint", "double"})
+# Arrow takes these for numbers. In a text they look the same, which costs time but no more.
+_NO_NUMBER = re.compile(rb"[:\[,]\s*-?(?:NaN|Inf(?:inity)?)\s*[,}\]]")
+_MOST_BYTES = 1 << 30
+_TRIES = 3
+
+
+def at_once(schema: Schema, names: Mapping[str, str]) -> AtOnce:
+    """Return what reads a batch of messages as columns of `schema`, or returns None for a batch that it can't.
+
+    `names` has the fields of columns that are called otherwise. After three batches in vain it gives up for good.
+    """
+    if any(field.type not in _TYPES for field in schema.fields):
+        return lambda data: None
+    vain = 0
+
+    def read(data: Sequence[bytes | None]) -> list[pa.Array] | None:
+        nonlocal vain
+        if not data or vain >= _TRIES:
+            return None
+        arrays = _read(data, schema, names)
+        vain = vain + 1 if arrays is None else 0
+        return arrays
+
+    return read
+
+
+def _read(data: Sequence[bytes | None], schema: Schema, names: Mapping[str, str]) -> list[pa.Array] | None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyarrow import json
+
+    messages = [b"{}" if message is None else message for message in data]
+    # As many objects as messages, each of which begins and ends as one does: then each message is one object. Without
+    # that, a message of two objects could make up for an empty one, and a lone null ends the process.
+    if not all(message[:1] == b"{" and message[-1:] == b"}" for message in messages):
+        return None
+    text = b"\n".join(messages)
+    if len(text) > _MOST_BYTES or text.count(b"\n") != len(messages) - 1:
+        return None
+    if (b"NaN" in text or b"Inf" in text) and _NO_NUMBER.search(text):
+        return None
+    fields = [pa.field(names.get(field.name, field.name), arrow_type(field.type)) for field in schema.fields]
+    try:
+        text.decode()
+        table = json.read_json(
+            pa.BufferReader(text),
+            read_options=json.ReadOptions(use_threads=False, block_size=len(text) + 1),
+            parse_options=json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore"),
+        )
+    except (UnicodeDecodeError, pa.ArrowInvalid):
+        return None
+    if table.num_rows != len(messages):
+        return None
+    columns = [column.combine_chunks() for column in table.columns]
+    # A number just above the greatest double comes out as an infinity; greater ones are refused.
+    if any(pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py() for column in columns):
+        return None
+    return columns
+
+
+@dataclass(frozen=True, slots=True)
+class Json:
+    """A JSON object a message; `schema` declares the fields that are read, as a Schema or as DDL.
+
+    A field that is missing or null is null, one that is not declared is left out. A value that is not of its column's
+    type makes the message malformed: nothing is taken for another type, rounded (but into FLOAT and DOUBLE) or cut.
+    STRING columns take texts, and objects and lists as JSON text. DECIMAL takes numbers and texts, exactly. DATE and
+    TIMESTAMP are ISO 8601 texts, timestamps with a zone; or whole numbers where `timestamps` says what they count.
+    BINARY is base64. `names` has the field's name for columns that are called otherwise: {"deleted": "__deleted"}.
+    """
+
+    schema: Schema | str
+    timestamps: Literal["millis", "micros"] | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    malformed: str = FAIL
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", as_schema(self.schema, "a JSON format"))
+        if self.timestamps not in (None, "millis", "micros"):
+            raise ConfigurationError(
+                f"a JSON format has timestamps={self.timestamps!r}: expected 'millis', 'micros' or None.",
+                "Choose one.",
+                argument="timestamps",
+            )
+        self.columns().select(self.names, "a JSON format")
+        fields = [self.names.get(name, name) for name in self.columns().names]
+        if twice := {name for name in fields if fields.count(name) > 1}:
+            raise ConfigurationError(
+                f"a JSON format has two columns of the field {min(twice)!r}.", "Leave one out.", argument="names"
+            )
+        check_malformed(self.malformed, self.columns(), "a JSON format")
+
+    def columns(self) -> Schema:
+        assert isinstance(self.schema, Schema)
+        return self.schema
+
+    def reader(self) -> Reader:
+        schema = self.columns()
+        converts = {field.name: from_json(field, self.timestamps) for field in schema.fields}
+        exact = any(field.type.startswith("decimal") for field in schema.fields)
+        named = dict(self.names)
+        decode = json.JSONDecoder(parse_constant=_no_number, parse_float=Decimal if exact else float).decode
+
+        quick = at_once(schema, named)
+
+        def parse(message: bytes) -> dict[str, Any]:
+            try:
+                record = decode(message.decode())
+            except UnicodeDecodeError as error:
+                raise Unfit(f"not UTF-8 at byte {error.start}") from error
+            except json.JSONDecodeError as error:
+                raise Unfit(f"not JSON: {error.msg} at character {error.pos}") from error
+            except (ValueError, RecursionError) as error:
+                raise Unfit(f"not JSON: {str(error)[:60]}") from error
+            if type(record) is not dict:
+                raise Unfit(f"{brief(record)} where a JSON object belongs")
+            return record | {column: record.get(name) for column, name in named.items()} if named else record
+
+        def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
+            if (whole := quick(data)) is not None:
+                return whole
+            return columns_of(rows_of(data, problems, parse), schema, converts, problems)
+
+        return read
+
+    def writer(self, what: str, subject: str) -> Writer:
+        fields = self.columns().fields
+        heads = [json.dumps(self.names.get(field.name, field.name), ensure_ascii=False) + ":" for field in fields]
+
+        def write(columns: Sequence[pa.Array]) -> list[bytes]:
+            texts = [
+                _texts(column, field, f"{what}: column {field.name!r}", self.timestamps)
+                for column, field in zip(columns, fields, strict=True)
+            ]
+            named = [[head + text for text in column] for head, column in zip(heads, texts, strict=True)]
+            return [("{" + ",".join(row) + "}").encode() for row in zip(*named, strict=True)]
+
+        return write
+
+    def describe(self) -> str:
+        return "JSON"
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no number in JSON")
+
+
+_quote: Callable[[str], str] = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def _texts(column: pa.Array, field: Field, what: str, timestamps: str | None) -> list[str]:
+    """Return the values of a column as JSON."""
+    import pyarrow as pa
+
+    kind = field.type
+    if kind in ("float", "double"):
+        values = column.to_pylist()
+        if any(value is not None and not math.isfinite(value) for value in values):
+            raise SchemaMismatchError(
+                f"{what} holds NaN or an infinity, which JSON has no form for.",
+                "Write null there, or declare Avro.",
+                column=field.name,
+            )
+        return ["null" if value is None else repr(value) for value in values]
+    if kind == "timestamp" and timestamps is not None:
+        unit = "ms" if timestamps == "millis" else "us"
+        counted = column.cast(pa.timestamp(unit, tz="UTC"), safe=True).cast(pa.int64()).to_pylist()
+        return ["null" if value is None else str(value) for value in counted]
+    if kind == "binary":
+        values = column.to_pylist()
+        return ["null" if value is None else f'"{base64.b64encode(value).decode()}"' for value in values]
+    texts = to_texts(column, kind)
+    if kind in ("string", "date", "timestamp"):
+        return ["null" if text is None else _quote(text) for text in texts]
+    return ["null" if text is None else text for text in texts]
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """The bytes as they are: `key BINARY, value BINARY`, or `value` alone where the topic declares a key format."""
+
+    malformed: str = FAIL
+
+    def __post_init__(self) -> None:
+        if self.malformed != FAIL:
+            raise ConfigurationError("raw bytes are never malformed.", "Leave malformed out.", argument="malformed")
+
+    def columns(self) -> Schema:
+        return Schema.of(value="binary")
+
+    def reader(self) -> Reader:
+        return _raw_read
+
+    def writer(self, what: str, subject: str) -> Writer:
+        return _raw_write
+
+    def describe(self) -> str:
+        return "raw"
+
+
+@dataclass(frozen=True, slots=True)
+class RawKey(Raw):
+    """The key of a raw message as it is, in the column `key`."""
+
+    def columns(self) -> Schema:
+        return Schema.of(key="binary")
+
+
+def _raw_read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
+    import pyarrow as pa
+
+    return [pa.array(data, pa.binary())]
+
+
+def _raw_write(columns: Sequence[pa.Array]) -> list[bytes]:
+    return list(columns[0].to_pylist())
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The whole message as text, in one STRING column: what is in it, a Debezium envelope for example, is for later."""
+
+    column: str = "value"
+    malformed: str = FAIL
+
+    def __post_init__(self) -> None:
+        check_malformed(self.malformed, self.columns(), "a text format")
+
+    def columns(self) -> Schema:
+        return Schema.of({self.column: "string"})
+
+    def reader(self) -> Reader:
+        schema = self.columns()
+
+        def parse(datum: bytes) -> dict[str, Any]:
+            try:
+                return {self.column: datum.decode()}
+            except UnicodeDecodeError as error:
+                raise Unfit(f"not UTF-8 at byte {error.start}") from error
+
+        def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
+            return columns_of(rows_of(data, problems, parse), schema, {}, problems)
+
+        return read
+
+    def writer(self, what: str, subject: str) -> Writer:
+        def write(columns: Sequence[pa.Array]) -> list[bytes]:
+            if columns[0].null_count:
+                raise SchemaMismatchError(
+                    f"{what}: column {self.column!r} is null in {columns[0].null_count} records, and a message without "
+                    "a value is a tombstone.",
+                    "Mark them by __tombstone, or leave them out.",
+                    column=self.column,
+                )
+            return [text.encode() for text in columns[0].to_pylist()]
+
+        return write
+
+    def describe(self) -> str:
+        return "text"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyText:
+    """A message key that is text: that of one column, or a JSON array of the texts of several.
+
+    `KeyText("tailnum")`, `KeyText("id BIGINT")`, `KeyText("origin STRING, time_hour TIMESTAMP")`. Dates and timestamps
+    are ISO 8601 in UTC, binary values base64. One column that is null is a message without a key.
+    """
+
+    key: str
+    malformed: str = FAIL
+
+    def __post_init__(self) -> None:
+        for column in self.columns().fields:
+            if column.type in ("float", "double"):
+                raise ConfigurationError(
+                    f"key column {column.name!r} is {column.type}, which has no single text.",
+                    "Declare it DECIMAL.",
+                    argument="key",
+                    column=column.name,
+                )
+
+    def columns(self) -> Schema:
+        text = self.key if " " in self.key.strip() else f"{self.key.strip()} STRING"
+        return Schema.from_ddl(text, "a Kafka key")
+
+    def reader(self) -> Reader:
+        schema = self.columns()
+        converts = {field.name: from_text(field) for field in schema.fields}
+
+        def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
+            return columns_of(rows_of(data, problems, partial(_parts, schema)), schema, converts, problems)
+
+        return read
+
+    def writer(self, what: str, subject: str) -> Writer:
+        kinds = [field.type for field in self.columns().fields]
+
+        def write(columns: Sequence[pa.Array]) -> list[bytes]:
+            texts = [to_texts(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+            if len(texts) == 1:
+                return [None if text is None else text.encode() for text in texts[0]]  # type: ignore[misc]
+            made = zip(*texts, strict=True)
+            return [json.dumps(parts, ensure_ascii=False, separators=(",", ":")).encode() for parts in made]
+
+        return write
+
+    def describe(self) -> str:
+        return "a text" if len(self.columns().fields) == 1 else "a JSON array of texts"
+
+
+def _parts(schema: Schema, data: bytes) -> dict[str, Any]:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise Unfit("not UTF-8") from error
+    if len(schema.fields) == 1:
+        return {schema.fields[0].name: text}
+    try:
+        parts = json.loads(text)
+    except (ValueError, RecursionError):
+        parts = None
+    if not isinstance(parts, list) or len(parts) != len(schema.fields):
+        raise Unfit(f"not a JSON array of {len(schema.fields)} texts")
+    return dict(zip(schema.names, parts, strict=True))

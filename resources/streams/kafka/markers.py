@@ -1,0 +1,99 @@
+"""End-of-dataset markers in Kafka: records without key and value that only say, in a header, which version ends.
+
+Anyone may write one: a header `adjunct-end-of-dataset` that holds JSON, as in `{"version": "v7", "rows": 1200}`, with
+`rows` (of that partition), `checksum`, `valid_from` (a time with its zone) and `partitions` (how many the topic has) as
+they are known. Kafka keeps no index of headers, so finding markers reads the records: some 100,000 a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from dagster_adjunct.resources.common import first_problem
+from dagster_adjunct.resources.errors import MalformedDocumentError
+from dagster_adjunct.resources.streams.kafka.consume import TopicRange, is_marker, read_ranges
+from dagster_adjunct.resources.streams.kafka.task_producer import END_OF_DATASET
+from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition, parse_offset
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
+
+
+class _Said(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    version: str = Field(min_length=1)
+    rows: int | None = Field(default=None, ge=0)
+    checksum: str | None = None
+    valid_from: AwareDatetime | None = None
+    partitions: int | None = Field(default=None, ge=1)
+
+
+def marker_text(
+    version: str,
+    partitions: int,
+    rows: int | None = None,
+    checksum: str | None = None,
+    valid_from: datetime | None = None,
+) -> bytes:
+    """Return what the header of a marker says in a topic that has so many partitions."""
+    header = _Said(version=version, rows=rows, checksum=checksum, valid_from=valid_from, partitions=partitions)
+    return header.model_dump_json(exclude_none=True).encode()
+
+
+def marker_in(message: Message, ssp: SystemStreamPartition) -> Marker:
+    """Return the marker that a message is. Raises MalformedDocumentError for one that can't be read."""
+    headers: list[tuple[str, bytes | None]] = message.headers() or []  # type: ignore[assignment]
+    header = next((value for name, value in headers if name == END_OF_DATASET), None)
+    try:
+        body = _Said.model_validate_json(header or b"")
+    except ValidationError as error:
+        raise MalformedDocumentError(
+            f"{ssp}: the end-of-dataset marker at offset {message.offset()} says {(header or b'')[:200]!r}: "
+            f"{first_problem(error)}.",
+            'Write markers as {"version": "v7"}, and with "rows", "checksum", "valid_from" and "partitions" as they '
+            "are known.",
+            stream=ssp.qualified_stream,
+        ) from error
+    return Marker(
+        ssp,
+        str(message.offset()),
+        body.version,
+        body.rows,
+        body.checksum,
+        valid_from=body.valid_from,
+        partitions=body.partitions,
+    )
+
+
+def markers(
+    system: KafkaStreams, stream: str, since: Mapping[SystemStreamPartition, str] | None = None
+) -> list[Marker]:
+    """Return the markers at or after these offsets (of all partitions when None), in order.
+
+    Reads all records from there on, but keeps none of them. An offset that retention has passed counts as the oldest.
+    """
+    facts = system.topic(stream)
+    name = f"{system.name}.{stream}"
+    if since is None:
+        starts = dict.fromkeys(range(facts.partitions), 0)
+    else:
+        starts = {s.partition: parse_offset(o, str(s)) for s, o in since.items() if s.qualified_stream == name}
+    oldest, upcoming = system.admin.oldest(facts.topic, starts), system.admin.upcoming(facts.topic, starts)
+    ranges = [
+        TopicRange(facts.topic, facts.identity, p, max(start, oldest[p]), upcoming[p], name)
+        for p, start in sorted(starts.items())
+    ]
+    markers_read = [
+        marker_in(message, SystemStreamPartition(system.name, stream, wanted.partition))
+        for wanted, got in read_ranges(system.settings, ranges)
+        for message in got
+        if is_marker(message.headers())
+    ]
+    return sorted(markers_read, key=lambda marker: (marker.ssp.partition, int(marker.offset)))

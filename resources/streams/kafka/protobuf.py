@@ -1,0 +1,326 @@
+"""Protobuf's message types as columns, and values of both."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.streams.kafka.formats import (
+    FAIL,
+    Problems,
+    Reader,
+    Unfit,
+    Writer,
+    check_malformed,
+    columns_of,
+    rows_of,
+)
+from dagster_adjunct.resources.streams.kafka.schema_registry import (
+    HEADER_BYTES,
+    SchemaRegistry,
+    header,
+    indexes_at,
+    indexes_bytes,
+    number_of,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_TIMESTAMP = "google.protobuf.Timestamp"
+_WRAPPERS = {
+    f"google.protobuf.{name}Value": kind
+    for name, kind in (
+        ("Double", "double"), ("Float", "float"), ("Int64", "bigint"), ("UInt64", "decimal(20,0)"), ("Int32", "int"),
+        ("UInt32", "bigint"), ("Bool", "boolean"), ("String", "string"), ("Bytes", "binary"),
+    )
+}  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def message_class(descriptor_set: bytes, name: str) -> Any:
+    """Return the class of a message. Raises ConfigurationError where there is none."""
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+        from google.protobuf.message import DecodeError
+    except ImportError as error:
+        raise ConfigurationError(
+            f"a Kafka stream is in Protobuf, and protobuf is not installed ({error}).",
+            'Install it wherever tasks run: pip install "dagster-adjunct[kafka]".',
+            package="protobuf",
+        ) from error
+    pool = descriptor_pool.DescriptorPool()
+    try:
+        files = {file.name: file for file in descriptor_pb2.FileDescriptorSet.FromString(descriptor_set).file}
+        _add(pool, files.values(), files, set())
+        return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+    except (DecodeError, TypeError, KeyError) as error:
+        raise ConfigurationError(
+            f"the Protobuf descriptor set has no message {name!r} that can be used: {str(error)[:200]}.",
+            "Make it with protoc --include_imports --descriptor_set_out=FILE, and give the message's full name.",
+            argument="message",
+        ) from error
+
+
+def _add(pool: Any, files: Iterable[Any], by_name: dict[str, Any], added: set[str]) -> None:
+    """Add files to the pool, each behind those that it imports."""
+    for file in files:
+        if file.name not in added:
+            added.add(file.name)
+            _add(pool, [by_name[name] for name in file.dependency if name in by_name], by_name, added)
+            pool.AddSerializedFile(file.SerializeToString())
+
+
+def indexes_of(descriptor: Any) -> tuple[int, ...]:
+    """Return where a message type stands in its file: its number there, or those of the types around it first."""
+    outer = descriptor.containing_type
+    siblings = list(outer.nested_types if outer is not None else descriptor.file.message_types_by_name.values())
+    return (
+        *(indexes_of(outer) if outer is not None else ()),
+        [sibling.name for sibling in siblings].index(descriptor.name),
+    )
+
+
+def column_type(field: Any) -> str:
+    """Return the type of the column that a field becomes."""
+    if is_nested(field):
+        return "string"
+    if field.message_type is not None:
+        return _WRAPPERS.get(field.message_type.full_name, "timestamp")
+    kinds = {
+        field.CPPTYPE_INT32: "int", field.CPPTYPE_INT64: "bigint", field.CPPTYPE_UINT32: "bigint",
+        field.CPPTYPE_UINT64: "decimal(20,0)", field.CPPTYPE_DOUBLE: "double", field.CPPTYPE_FLOAT: "float",
+        field.CPPTYPE_BOOL: "boolean", field.CPPTYPE_ENUM: "string",
+    }  # fmt: skip
+    return kinds.get(field.cpp_type, "binary" if field.type == field.TYPE_BYTES else "string")
+
+
+def is_nested(field: Any) -> bool:
+    """Whether a field is JSON text in its column: a list, a map, or a message without a column type of its own."""
+    if _is_repeated(field):
+        return True
+    full = field.message_type.full_name if field.message_type is not None else _TIMESTAMP
+    return full != _TIMESTAMP and full not in _WRAPPERS
+
+
+def _is_repeated(field: Any) -> bool:
+    # Protobuf 6.31 has the one, and a later one will not have the other any more.
+    return bool(field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED)
+
+
+def getter(field: Any) -> Callable[[Any], Any]:
+    """Return what gets a field's value from a message, as the column has it."""
+    name, value = field.name, _plain_getter(field)
+    if not field.has_presence or field.has_default_value:
+        return value
+    return lambda message: value(message) if message.HasField(name) else None
+
+
+def _plain_getter(field: Any) -> Callable[[Any], Any]:
+    name = field.name
+    if field.message_type is not None:
+        if field.message_type.full_name == _TIMESTAMP:
+            return lambda message: _moment(getattr(message, name))
+        return lambda message: getattr(message, name).value
+    if field.enum_type is not None:
+        names = field.enum_type.values_by_number
+        return lambda message: _enum(names, getattr(message, name))
+    return lambda message: getattr(message, name)
+
+
+def _enum(names: Any, number: int) -> str:
+    return names[number].name if number in names else str(number)
+
+
+def _moment(value: Any) -> dt.datetime:
+    return _EPOCH + dt.timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
+
+
+def nested_json(message: Any, nested: Sequence[Any], others: Iterable[str]) -> dict[str, str | None]:
+    """Return fields as the JSON that Protobuf defines, with the names of the .proto file."""
+    from google.protobuf import json_format
+
+    only = type(message)()
+    only.CopyFrom(message)
+    for name in others:
+        only.ClearField(name)
+    try:
+        values = json_format.MessageToDict(only, preserving_proto_field_name=True)
+    except (json_format.Error, TypeError) as error:  # an Any whose type is not in the descriptor set
+        raise Unfit(f"nested fields have no form in JSON ({type(error).__name__})") from error
+    texts: dict[str, str | None] = {}
+    for field in nested:
+        if field.name in values:
+            texts[field.name] = json.dumps(values[field.name], ensure_ascii=False, separators=(",", ":"))
+        else:
+            is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
+            texts[field.name] = None if not _is_repeated(field) else "{}" if is_map else "[]"
+    return texts
+
+
+def put(message: Any, field: Any, value: Any, what: str) -> None:
+    """Set a field from a column's value. Raises SchemaMismatchError for one that it can't hold."""
+    from google.protobuf import json_format
+
+    try:
+        if is_nested(field):
+            json_format.ParseDict({field.name: json.loads(value)}, message)
+        elif field.message_type is not None and field.message_type.full_name == _TIMESTAMP:
+            getattr(message, field.name).FromDatetime(value)
+        elif field.message_type is not None:
+            number = field.message_type.full_name == "google.protobuf.UInt64Value"
+            getattr(message, field.name).value = int(value) if number else value
+        elif field.enum_type is not None:
+            known = field.enum_type.values_by_name
+            setattr(message, field.name, known[value].number if value in known else int(value))
+        else:
+            setattr(message, field.name, int(value) if field.cpp_type == field.CPPTYPE_UINT64 else value)
+    except (json_format.ParseError, ValueError, TypeError, LookupError) as error:
+        raise SchemaMismatchError(
+            f"{what}: column {field.name!r} holds a value that its Protobuf field can't ({type(error).__name__}).",
+            "Correct it; nested columns hold JSON of the declared form, enums the names of their values.",
+            column=field.name,
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Protobuf:
+    """A Protobuf message of the type `message` (its full name) a Kafka message.
+
+    `descriptor_set` is a FileDescriptorSet with all imports, its bytes or the path of its file, which is read now.
+    Columns are the message's fields. Unsigned 64-bit numbers are DECIMAL(20,0), enums their names, Timestamps TIMESTAMP
+    (cut to microseconds), wrappers their values; other messages, lists and maps are JSON text in a STRING. A field that
+    tells whether it is set is null where it is not. With a registry messages begin with Confluent's bytes; writing
+    needs the schema there, under `subject` (topic + "-value" or "-key" unless given).
+    """
+
+    descriptor_set: bytes | str | Path
+    message: str
+    registry: SchemaRegistry | None = None
+    subject: str | None = None
+    malformed: str = FAIL
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.descriptor_set, bytes):
+            path = Path(self.descriptor_set)
+            try:
+                object.__setattr__(self, "descriptor_set", path.read_bytes())
+            except OSError as error:
+                raise ConfigurationError(
+                    f"the Protobuf descriptor set {path} can't be read ({type(error).__name__}).",
+                    "Make it: protoc --include_imports --descriptor_set_out=FILE.",
+                    argument="descriptor_set",
+                ) from error
+        check_malformed(self.malformed, self.columns(), "a Protobuf format")
+
+    def __repr__(self) -> str:
+        size = len(self.descriptor_set) if isinstance(self.descriptor_set, bytes) else 0
+        return f"Protobuf({self.message!r}, {size} bytes of descriptors, registry={self.registry!r})"
+
+    def columns(self) -> Schema:
+        return Schema(tuple(Field(field.name, column_type(field)) for field in self._descriptor().fields))
+
+    def _descriptor(self) -> Any:
+        assert isinstance(self.descriptor_set, bytes)
+        return message_class(self.descriptor_set, self.message).DESCRIPTOR
+
+    def reader(self) -> Reader:
+        assert isinstance(self.descriptor_set, bytes)
+        message, schema = message_class(self.descriptor_set, self.message), self.columns()
+        get = {field.name: getter(field) for field in message.DESCRIPTOR.fields if not is_nested(field)}
+        nested = [field for field in message.DESCRIPTOR.fields if is_nested(field)]
+        numbers = {field.number: field.name for field in message.DESCRIPTOR.fields}
+        bare = _unframed(self.registry, indexes_of(message.DESCRIPTOR)) if self.registry else None
+
+        def parse(datum: bytes) -> dict[str, Any]:
+            from google.protobuf.message import DecodeError
+            from google.protobuf.unknown_fields import UnknownFieldSet
+
+            try:
+                made = message.FromString(datum if bare is None else bare(datum))
+                for unknown in UnknownFieldSet(made):
+                    if unknown.field_number in numbers:
+                        raise Unfit(
+                            f"not {self.message}: field {numbers[unknown.field_number]!r} came as another type "
+                            f"(wire type {unknown.wire_type})"
+                        )
+                record = {name: value(made) for name, value in get.items()}
+                return record | nested_json(made, nested, get) if nested else record
+            except Unfit:
+                raise
+            except (DecodeError, ValueError, OverflowError) as error:
+                raise Unfit(f"not {self.message}: {type(error).__name__}") from error
+
+        def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
+            return columns_of(rows_of(data, problems, parse), schema, {}, problems)
+
+        return read
+
+    def writer(self, what: str, subject: str) -> Writer:
+        assert isinstance(self.descriptor_set, bytes)
+        message = message_class(self.descriptor_set, self.message)
+        fields, head = list(message.DESCRIPTOR.fields), b""
+        if self.registry is not None:
+            head = self._head(self.registry, self.subject or subject, message.DESCRIPTOR, what)
+
+        def write(columns: Sequence[pa.Array]) -> list[bytes]:
+            given = [column.to_pylist() for column in columns]
+            made: list[bytes] = []
+            for values in zip(*given, strict=True):
+                one = message()
+                for field, value in zip(fields, values, strict=True):
+                    if value is not None:
+                        put(one, field, value, what)
+                made.append(head + one.SerializeToString(deterministic=True))
+            return made
+
+        return write
+
+    def _head(self, registry: SchemaRegistry, subject: str, descriptor: Any, what: str) -> bytes:
+        if not subject:
+            raise ConfigurationError(
+                f"{what}: no subject is known for its Protobuf schema.",
+                "Give it: Protobuf(subject=…).",
+                argument="subject",
+            )
+        registered = registry.latest(subject)
+        if registered.kind != "PROTOBUF":
+            raise SchemaMismatchError(
+                f"{what}: the registry's subject {subject!r} is {registered.kind}, not Protobuf.",
+                "Name the right subject.",
+                url=registry.url,
+            )
+        return header(registered.id) + indexes_bytes(indexes_of(descriptor))
+
+    def describe(self) -> str:
+        return f"Protobuf ({self.message})"
+
+
+def _unframed(registry: SchemaRegistry, declared: tuple[int, ...]) -> Callable[[bytes], bytes]:
+    kinds: dict[int, str] = {}
+
+    def bare(data: bytes) -> bytes:
+        number = number_of(data)
+        if number is None:
+            raise Unfit(f"not Protobuf with a schema id: it begins with {data[:HEADER_BYTES].hex() or 'nothing'}")
+        if number not in kinds:
+            try:
+                kinds[number] = registry.schema(number).kind
+            except SchemaMismatchError as error:
+                raise Unfit(error.problem.rstrip(".")) from error
+        if kinds[number] != "PROTOBUF":
+            raise Unfit(f"schema {number} of the registry is {kinds[number]}, not Protobuf")
+        indexes, at = indexes_at(data, HEADER_BYTES)
+        if indexes != declared:
+            raise Unfit(f"another message of its file: indexes {list(indexes)[:10]}, declared {list(declared)}")
+        return data[at:]
+
+    return bare

@@ -1,0 +1,675 @@
+"""KafkaStreams: the topics of a Kafka cluster as streams, read in exact ranges of offsets.
+
+Offsets are Kafka's own, in decimal digits. The end of a partition is its last stable offset: what comes after belongs
+to transactions that are not decided. A range has fewer records than offsets where control records, aborted
+transactions, compaction or markers take some.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import ValidationError
+
+from dagster_adjunct.resources.common import StoredDocument, check_name, first_problem
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    InvalidNameError,
+    MalformedDocumentError,
+    StreamExistsError,
+    StreamNotFoundError,
+)
+from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
+from dagster_adjunct.resources.schemas.records import ArrowFrame
+from dagster_adjunct.resources.spark.in_process import session_of
+from dagster_adjunct.resources.streams.kafka.client import TOPIC, KafkaAdmin, TopicDescription, Value, check_client
+from dagster_adjunct.resources.streams.kafka.consume import TopicRange, count_records, first_at
+from dagster_adjunct.resources.streams.kafka.formats import Format, Raw
+from dagster_adjunct.resources.streams.kafka.record_formats import schema_of
+from dagster_adjunct.resources.streams.startpoint import check_ms
+from dagster_adjunct.resources.streams.system import (
+    AppendResult,
+    Epochs,
+    Marker,
+    NewStreams,
+    NumberedOffsets,
+    OffsetRange,
+    StreamDeclaration,
+    StreamInfo,
+    StreamSystem,
+    SystemStreamPartition,
+    check_epochs,
+    check_equal,
+    declared,
+    no_partition,
+    one_stream,
+    parse_offset,
+    register_system,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.schemas.schema import Schema
+    from dagster_adjunct.resources.streams.system import Sources
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaTopic:
+    """How the records of one topic are to be understood.
+
+    `topic` is its name where the stream has another. `value` and `key` are formats; `headers` names a column that
+    gets the headers as JSON: a list of [name, base64 of the value or null]. `partitioner` is how *all* of its
+    producers give keys to partitions. `default_offset` is where a reader without a checkpoint begins.
+    `transactional` makes each of Adjunct's appends one transaction.
+    """
+
+    topic: str | None = None
+    value: Format = field(default_factory=Raw)
+    key: Format | None = None
+    partitioner: Literal["kafka-murmur2", "unknown"] = "unknown"
+    headers: str | None = None
+    default_offset: Literal["oldest", "upcoming"] = "oldest"
+    transactional: bool = False
+
+    def __post_init__(self) -> None:
+        if self.topic is not None:
+            check_topic_name(self.topic)
+        for name, value, allowed in (
+            ("partitioner", self.partitioner, ("kafka-murmur2", "unknown")),
+            ("default_offset", self.default_offset, ("oldest", "upcoming")),
+        ):
+            if value not in allowed:
+                raise ConfigurationError(
+                    f"{name} {value!r} of a Kafka topic is none: expected {' or '.join(allowed)}.",
+                    "Correct it.",
+                    argument=name,
+                )
+
+    def schema(self) -> Schema:
+        """Return the columns of a record: those of the key that are not also the value's, the value's, the headers."""
+        from dagster_adjunct.resources.streams.kafka.record_formats import schema_of
+
+        return schema_of(self)
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSettings:
+    """A Kafka cluster as a system of streams; see `kafka_system`, which makes and registers it."""
+
+    name: str
+    bootstrap_servers: str
+    client: Mapping[str, Value] = field(default_factory=dict)
+    client_factory: str | None = None
+    topics: Mapping[str, KafkaTopic] = field(default_factory=dict)
+    prefix: str = ""
+
+    def __post_init__(self) -> None:
+        check_name("system", self.name)
+        if not self.bootstrap_servers:
+            raise ConfigurationError(
+                f"Kafka system {self.name!r} has no bootstrap servers.",
+                "Give them as HOST:PORT, separated by commas.",
+                argument="bootstrap_servers",
+            )
+        check_client(self.client, self.client_factory)
+        if self.prefix:
+            check_topic_name(self.prefix)
+        names: dict[str, str] = {}
+        for stream, topic in self.topics.items():
+            check_name("stream", stream)
+            other = names.setdefault(topic.topic or stream, stream)
+            if other != stream:
+                raise ConfigurationError(
+                    f"streams {other!r} and {stream!r} of Kafka system {self.name!r} are both topic "
+                    f"{topic.topic or stream!r}: a topic is one stream.",
+                    "Leave one of them out.",
+                    argument="topics",
+                    system=self.name,
+                    topic=topic.topic or stream,
+                )
+
+    @property
+    def where(self) -> str:
+        """How errors name the cluster."""
+        return f"Kafka system {self.name!r} ({self.bootstrap_servers})"
+
+
+def check_topic_name(name: str) -> str:
+    """Return the name if Kafka can have a topic of it. Raises ConfigurationError."""
+    if not _TOPIC.fullmatch(name) or name in (".", ".."):
+        raise ConfigurationError(
+            f"{name!r} can't be a Kafka topic: expected 1 to 249 letters, digits, '.', '_' or '-'.",
+            "Rename it.",
+            topic=name,
+        )
+    return name
+
+
+_NAMESPACE = "kafka-streams"
+_RAW = KafkaTopic()
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTopic:
+    """A stream's topic, and how it is to be read; `key` are the columns that a record's partition goes by."""
+
+    topic: str
+    declared: KafkaTopic
+    key: tuple[str, ...]
+
+
+class _Declaration(StreamDeclaration):
+    """As it is stored: what a stream of the lake has more stands there, too, and is never set."""
+
+    timestamp: None = None
+    retention: None = None
+    compaction: None = None
+
+
+class _Created(StoredDocument):
+    """What is remembered of a stream that `create` made."""
+
+    version: Literal[1] = 1
+    topic: str
+    declaration: _Declaration
+
+    def known(self) -> KnownTopic:
+        from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
+
+        schema, key = self.declaration.schema_, self.declaration.key
+        text = KeyText(schema.select(key).ddl()) if key else None
+        partitioner: Literal["kafka-murmur2", "unknown"] = "kafka-murmur2" if key else "unknown"
+        return KnownTopic(self.topic, KafkaTopic(self.topic, Json(schema), text, partitioner), key)
+
+
+class DeclaredTopics:
+    """The streams of one system: those of its settings, and those that were created, which the lake remembers."""
+
+    def __init__(self, lake: Lake, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._where = f"the Kafka streams of system {settings.name!r} in {lake.url}"
+        self._namespace = MetadataStore(lake).namespace(_NAMESPACE, settings.name)
+        self._created: dict[str, _Created] = {}
+
+    def of(self, stream: str) -> KnownTopic:
+        """Return what is known of a stream, whether there is a topic or not."""
+        check_name("stream", stream)
+        topic = self._settings.topics.get(stream)
+        if topic is not None:
+            return KnownTopic(topic.topic or stream, topic, () if topic.key is None else topic.key.columns().names)
+        created = self._created.get(stream) or self._read(self._namespace.read(), stream)
+        return KnownTopic(stream, _RAW, ()) if created is None else created.known()
+
+    def topics(self) -> dict[str, str]:
+        """Return the topic of each stream that was declared or created."""
+        created = {stream: self._parsed(stream, stored).topic for stream, stored in self._namespace.read().items()}
+        return created | {stream: topic.topic or stream for stream, topic in self._settings.topics.items()}
+
+    def check(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> KnownTopic:
+        """Return what a stream would be if it were created so. Raises StreamExistsError for one that is otherwise."""
+        wanted = self._declared(stream, schema, key, partitions)
+        topic = self._settings.topics.get(stream)
+        if topic is None:
+            created = self._read(self._namespace.read(), stream)
+            if created is not None:
+                check_equal(self._qualified(stream), created.declaration, wanted)
+            return self._new(stream, wanted).known()
+        known = self.of(stream)
+        there = _Declaration(columns=schema_of(topic), key=known.key, partitions=partitions)
+        check_equal(self._qualified(stream), there, wanted)
+        return known
+
+    def remember(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> None:
+        """Keep how a stream was created, for other processes; the settings' own need no remembering."""
+        if stream in self._settings.topics:
+            return
+        made = self._new(stream, self._declared(stream, schema, key, partitions))
+
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
+            there = self._read(snapshot, stream)
+            if there is None:
+                return {stream: made.model_dump(mode="json")}, None
+            check_equal(self._qualified(stream), there.declaration, made.declaration)
+            return {}, None
+
+        self._namespace.transact(decide, by="create")
+        self._created[stream] = made
+
+    def _declared(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> _Declaration:
+        return declared(_Declaration, self._qualified(stream), schema, tuple(key), partitions)
+
+    def _qualified(self, stream: str) -> str:
+        return f"{self._settings.name}.{stream}"
+
+    def _new(self, stream: str, declaration: _Declaration) -> _Created:
+        topic = check_topic_name(self._settings.prefix + stream)
+        others = self._settings.topics.items()
+        other = next((name for name, known in others if (known.topic or name) == topic), None)
+        if other is not None:
+            raise ConfigurationError(
+                f"{self._settings.where}: stream {stream!r} would be topic {topic!r}, which is stream {other!r}.",
+                f"Use stream {other!r}, or another name.",
+                system=self._settings.name,
+                stream=self._qualified(stream),
+                topic=topic,
+            )
+        return _Created(topic=topic, declaration=declaration)
+
+    def _read(self, snapshot: NamespaceSnapshot, stream: str) -> _Created | None:
+        stored = snapshot.get(stream)
+        if stored is None:
+            return None
+        # What was created never changes.
+        return self._created.setdefault(stream, self._parsed(stream, stored))
+
+    def _parsed(self, stream: str, stored: Any) -> _Created:
+        try:
+            return _Created.model_validate(stored)
+        except ValidationError as error:
+            raise MalformedDocumentError(
+                f"{self._where}: the entry of stream {stream!r} can't be read ({first_problem(error)}).",
+                "Upgrade dagster-adjunct if a newer version wrote it; otherwise restore the lake's metadata.",
+                stream=self._qualified(stream),
+            ) from None
+
+
+Edges = tuple[dict[int, int], dict[int, int]]
+_TOMBSTONES_KEPT_MS = "86400000"  # the broker's own default
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """A stream's topic as the cluster has it (`identity` is the topic's id), and how its records are understood.
+
+    `config` has the topic's settings by Kafka's names; it is empty where the cluster does not let us see them.
+    """
+
+    stream: str
+    topic: str
+    identity: str
+    partitions: int
+    declared: KafkaTopic
+    key: tuple[str, ...]
+    config: Mapping[str, str]
+
+
+class KafkaStreams(NumberedOffsets):
+    """The streams of one Kafka cluster, under the name of its settings. Safe to use from threads.
+
+    The lake keeps what Kafka can't: how streams that were created here are read. Methods raise
+    StreamUnavailableError, which is transient, where brokers do not answer.
+    """
+
+    keeps_positions = True
+    new_streams = NewStreams(needs_key=True, typed=True)
+
+    def __init__(self, lake: Lake, settings: KafkaSettings) -> None:
+        self.name = settings.name
+        self.lake = lake
+        self.settings = settings
+        self.admin = KafkaAdmin(settings)
+        self._declarations = DeclaredTopics(lake, settings)
+
+    # -- declaring
+
+    def list_streams(self) -> list[str]:
+        """Return all streams that have a topic: those declared or created, and each other topic with a safe name."""
+        topics = self._declarations.topics()
+        there, taken = set(self.admin.topics()), set(topics.values())
+        named = {stream for stream, topic in topics.items() if topic in there}
+        return sorted(named | {topic for topic in there - taken if _is_stream_name(topic) and topic not in topics})
+
+    def create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> StreamInfo:
+        """Create the topic of a stream, or do nothing if it is there and declared equally.
+
+        A stream that the settings do not declare holds JSON, is the topic `prefix` + name, and the lake remembers
+        its columns and key for other processes. Replication and all else is the cluster's default.
+        Raises StreamExistsError with the differences, and ConfigurationError or SchemaMismatchError.
+        """
+        known, topic = self._checked(name, schema, key, partitions)
+        self._declarations.remember(name, schema, key, partitions)
+        if topic is None:
+            self.admin.create(known.topic, partitions)
+        return self.info(name)
+
+    def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
+        self._checked(name, schema, key, partitions)
+
+    def info(self, stream: str) -> StreamInfo:
+        facts = self.topic(stream)
+        policies = {policy.strip() for policy in facts.config.get("cleanup.policy", "").split(",")}
+        # A topic that is compacted and cut off by age, too, does not keep the newest record of every key.
+        compacted = policies == {"compact"}
+        kept = timedelta(milliseconds=int(facts.config.get("delete.retention.ms", _TOMBSTONES_KEPT_MS)))
+        return StreamInfo(
+            stream,
+            facts.partitions,
+            facts.key,
+            facts.declared.partitioner,
+            schema_of(facts.declared),
+            facts.declared.default_offset,
+            compacted,
+            kept if compacted else None,
+            facts.identity,
+        )
+
+    def topic(self, stream: str) -> TopicFacts:
+        """Return the stream's topic, with its settings. Raises StreamNotFoundError."""
+        facts = self._located(stream)
+        return replace(facts, config=self._config_of(facts))
+
+    def partitions(self, stream: str) -> list[SystemStreamPartition]:
+        return [SystemStreamPartition(self.name, stream, p) for p in range(self._located(stream).partitions)]
+
+    # -- offsets
+
+    def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
+        return self._edges(ssps, lambda edges: edges[0])
+
+    def upcoming(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
+        return self._edges(ssps, lambda edges: edges[1])
+
+    def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
+        """Return the offset of the first record that readers see, in offset order, at or after this time."""
+        check_ms("timestamp_ms", timestamp_ms, str(ssp))
+        facts = self._topic_with([ssp])
+        return str(self._first_at(facts, [ssp.partition], timestamp_ms)[ssp.partition])
+
+    def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
+        """Return how many records the ranges hold, by reading them all: `distance` is an upper bound, at no cost."""
+        if not ranges:
+            return 0
+        return count_records(self.settings, self._ranges(ranges)[1])
+
+    # -- reading
+
+    def read(
+        self,
+        spark: SparkSession | Callable[[], SparkSession],
+        ranges: Mapping[SystemStreamPartition, OffsetRange],
+        *,
+        epochs: Epochs = "all",
+    ) -> DataFrame:
+        """Return exactly the records of these ranges of one stream: its columns, then those of RECORD_META.
+
+        The latest results of a replayed output can't be told here: a topic keeps no ranges that were read again, so a
+        record of which a replay made nothing more would stay. `epochs="latest"` raises ConfigurationError.
+        Offsets may be missing within a range. A task fails with OffsetOutOfRangeError where retention or a topic that
+        was created again has taken records since the ranges were checked.
+        """
+        from dagster_adjunct.resources.streams.kafka.consume import KafkaRead, records_frame
+
+        if check_epochs(epochs):
+            raise ConfigurationError(
+                f'stream system {self.name!r} can\'t read epochs="latest": a topic does not tell which ranges were '
+                "read again, and so not of which records a replay has made nothing any more.",
+                "Send the results to a stream of the lake, too; or compare headers (adjunct-source, adjunct-epoch).",
+                argument="epochs",
+                system=self.name,
+            )
+        spark = session_of(spark)
+        facts, wanted = self._ranges(ranges)
+        stream = f"{self.name}.{facts.stream}"
+        return records_frame(spark, KafkaRead(self.settings, facts.declared, stream, tuple(wanted)))
+
+    def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
+        """Return the markers at or after these offsets; the records from there on are read for them."""
+        from dagster_adjunct.resources.streams.kafka.markers import markers
+
+        return markers(self, stream, since)
+
+    # -- appending
+
+    def append(
+        self,
+        stream: str,
+        data: DataFrame | ArrowFrame | Sequence[Mapping[str, Any]],
+        *,
+        producer: str,
+        sequence: int,
+        end_of_dataset: str | None = None,
+        order_by: Sequence[str] = (),
+        partitioned: bool = False,
+        consumed: Mapping[SystemStreamPartition, str] | None = None,
+        sources: Sources | None = None,
+        valid_from: datetime | None = None,
+    ) -> AppendResult:
+        """Add records; see `produce.append`, which says what is promised with and without transactions.
+
+        What a record was made of becomes a header; `sources` are not kept: a topic has no place for ranges.
+        """
+        from dagster_adjunct.resources.streams.kafka.produce import append
+
+        return append(
+            self,
+            stream,
+            data,
+            producer=producer,
+            sequence=sequence,
+            end_of_dataset=end_of_dataset,
+            order_by=order_by,
+            partitioned=partitioned,
+            consumed=consumed,
+            valid_from=valid_from,
+        )
+
+    def append_markers(
+        self,
+        stream: str,
+        version: str,
+        *,
+        producer: str,
+        sequence: int,
+        partitions: Sequence[int] | None = None,
+        rows: Mapping[int, int] | None = None,
+        checksum: str | None = None,
+        valid_from: datetime | None = None,
+    ) -> AppendResult:
+        """Add an end-of-dataset marker to these partitions (default: all) and nothing else."""
+        from dagster_adjunct.resources.streams.kafka.produce import append_markers
+
+        return append_markers(
+            self,
+            stream,
+            version,
+            producer=producer,
+            sequence=sequence,
+            partitions=partitions,
+            rows=rows,
+            checksum=checksum,
+            valid_from=valid_from,
+        )
+
+    def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
+        from dagster_adjunct.resources.streams.kafka.produce import appended
+
+        return appended(self, stream, producer, sequence)
+
+    def snapshot(self, stream: str) -> StreamSystem:
+        """Return the streams with this one as it stands now; each question about it is asked for all its partitions."""
+        return KafkaSnapshot(self, stream)
+
+    # -- inside
+
+    def _checked(
+        self, name: str, schema: Schema, key: Sequence[str], partitions: int
+    ) -> tuple[KnownTopic, TopicDescription | None]:
+        """Return what a stream would be if it were created so, and its topic, None where there is none yet."""
+        check_name("stream", name)
+        known = self._declarations.check(name, schema, key, partitions)
+        topic = self.admin.describe(known.topic)
+        if topic is not None and topic.partitions != partitions:
+            raise _wrong_count(self.settings, name, known.topic, topic.partitions, partitions)
+        return known, topic
+
+    def _located(self, stream: str) -> TopicFacts:
+        """Return the stream's topic, without its settings."""
+        known = self._declarations.of(stream)
+        topic = self.admin.describe(known.topic)
+        if topic is None:
+            raise self._not_found(stream, known)
+        return TopicFacts(stream, known.topic, topic.identity, topic.partitions, known.declared, known.key, {})
+
+    def _config_of(self, facts: TopicFacts) -> Mapping[str, str]:
+        return self.admin.config(facts.topic)
+
+    def _not_found(self, stream: str, known: KnownTopic) -> StreamNotFoundError:
+        there = self.list_streams()
+        some = ", ".join(there[:20]) + (f" and {len(there) - 20} more" if len(there) > 20 else "")
+        return StreamNotFoundError(
+            f"there is no stream {stream!r} in {self.settings.where}: it would be topic {known.topic!r}. There are "
+            f"{some or 'none'}.",
+            "Check the name and the cluster, declare the stream's topic, or create it first.",
+            stream=f"{self.name}.{stream}",
+        )
+
+    def _topic_with(self, ssps: Iterable[SystemStreamPartition]) -> TopicFacts:
+        """Return the topic of the one stream of these partitions, which all exist."""
+        wanted = list(ssps)
+        facts = self._located(one_stream(self.name, wanted))
+        for ssp in wanted:
+            if ssp.partition >= facts.partitions:
+                raise no_partition(ssp, facts.partitions)
+        return facts
+
+    def _edges(
+        self, ssps: Iterable[SystemStreamPartition], edge: Callable[[Edges], dict[int, int]]
+    ) -> dict[SystemStreamPartition, str]:
+        by_stream: dict[str, list[SystemStreamPartition]] = {}
+        for ssp in ssps:
+            by_stream.setdefault(ssp.qualified_stream, []).append(ssp)
+        edges: dict[SystemStreamPartition, str] = {}
+        for wanted in by_stream.values():
+            offsets = edge(self._offsets(self._topic_with(wanted), [ssp.partition for ssp in wanted]))
+            edges |= {ssp: str(offsets[ssp.partition]) for ssp in wanted}
+        return edges
+
+    def _offsets(self, facts: TopicFacts, partitions: Sequence[int]) -> Edges:
+        """Return the oldest and the upcoming offset of each partition, asked for in this order."""
+        return self.admin.oldest(facts.topic, partitions), self.admin.upcoming(facts.topic, partitions)
+
+    def _first_at(self, facts: TopicFacts, partitions: Sequence[int], timestamp_ms: int) -> dict[int, int]:
+        # The ends first: a record that arrives meanwhile is then not skipped.
+        ends = self._offsets(facts, partitions)[1]
+        since = self.admin.since(facts.topic, partitions, timestamp_ms)
+        starts = {p: offset for p, offset in since.items() if 0 <= offset < ends[p]}
+        ranges = [self._range(facts, p, start, ends[p]) for p, start in starts.items()]
+        return ends | first_at(self.settings, ranges, timestamp_ms)
+
+    def _range(self, facts: TopicFacts, partition: int, start: int, end: int) -> TopicRange:
+        return TopicRange(facts.topic, facts.identity, partition, start, end, f"{self.name}.{facts.stream}")
+
+    def _ranges(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> tuple[TopicFacts, list[TopicRange]]:
+        """Return the ranges of one stream, checked against what the topic holds now."""
+        facts = self._topic_with(ranges)
+        oldest, upcoming = self._offsets(facts, [ssp.partition for ssp in ranges])
+        wanted = []
+        for ssp, given in ranges.items():
+            start, end = parse_offset(given.start, str(ssp)), parse_offset(given.end, str(ssp))
+            TOPIC.check(ssp, start, end, oldest[ssp.partition], upcoming[ssp.partition])
+            wanted.append(self._range(facts, ssp.partition, start, end))
+        return facts, wanted
+
+
+def _wrong_count(settings: KafkaSettings, name: str, topic: str, partitions: int, wanted: int) -> StreamExistsError:
+    return StreamExistsError(
+        f"stream {name!r} is there and declared otherwise: topic {topic!r} of {settings.where} has {partitions} "
+        f"partitions, expected {wanted}.",
+        "Declare the partitions that it has, or choose another name.",
+        stream=f"{settings.name}.{name}",
+    )
+
+
+def _is_stream_name(topic: str) -> bool:
+    try:
+        check_name("stream", topic)
+    except InvalidNameError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Opener:
+    """Gives the streams of a cluster, for the registry of systems."""
+
+    settings: KafkaSettings
+
+    def __call__(self, lake: Lake) -> KafkaStreams:
+        return KafkaStreams(lake, self.settings)
+
+
+_openers: dict[str, _Opener] = {}
+
+
+def kafka_system(
+    name: str,
+    *,
+    bootstrap_servers: str,
+    client: Mapping[str, Value] | None = None,
+    client_factory: str | None = None,
+    topics: Mapping[str, KafkaTopic] | None = None,
+    prefix: str = "",
+) -> KafkaSettings:
+    """Register a Kafka cluster as the stream system `name`, so that its streams are `NAME.STREAM`; return its settings.
+
+    `client` has librdkafka settings, which are passed through; secrets stand as "env:NAME". `client_factory`
+    ("module:function") returns more of them in each process, such as token callbacks. `topics` declares streams; any
+    other name is the topic of that name, with raw keys and values. A stream that Adjunct creates is the topic
+    `prefix` + name. The same call may come again. Raises ConfigurationError.
+    """
+    settings = KafkaSettings(name, bootstrap_servers, dict(client or {}), client_factory, dict(topics or {}), prefix)
+    opener = _openers.get(name)
+    if opener is None or opener.settings != settings:
+        opener = _Opener(settings)
+    register_system(name, opener)
+    _openers[name] = opener
+    return settings
+
+
+class KafkaSnapshot(KafkaStreams):
+    """The streams of a cluster, of which one is seen as it was at the first look at each part of it."""
+
+    def __init__(self, streams: KafkaStreams, stream: str) -> None:
+        super().__init__(streams.lake, streams.settings)
+        self.admin = streams.admin
+        self._stream = stream
+        self._facts: TopicFacts | None = None
+        self._config: Mapping[str, str] | None = None
+        self._edges_seen: Edges | None = None
+        self._times: dict[int, dict[int, int]] = {}
+
+    def _located(self, stream: str) -> TopicFacts:
+        if stream != self._stream:
+            return super()._located(stream)
+        if self._facts is None:
+            self._facts = super()._located(stream)
+        return self._facts
+
+    def _config_of(self, facts: TopicFacts) -> Mapping[str, str]:
+        if facts.stream != self._stream:
+            return super()._config_of(facts)
+        if self._config is None:
+            self._config = super()._config_of(facts)
+        return self._config
+
+    def _offsets(self, facts: TopicFacts, partitions: Sequence[int]) -> Edges:
+        if facts.stream != self._stream:
+            return super()._offsets(facts, partitions)
+        if self._edges_seen is None:
+            self._edges_seen = super()._offsets(facts, range(facts.partitions))
+        return self._edges_seen
+
+    def _first_at(self, facts: TopicFacts, partitions: Sequence[int], timestamp_ms: int) -> dict[int, int]:
+        if facts.stream != self._stream:
+            return super()._first_at(facts, partitions, timestamp_ms)
+        if timestamp_ms not in self._times:
+            self._times[timestamp_ms] = super()._first_at(facts, range(facts.partitions), timestamp_ms)
+        return self._times[timestamp_ms]

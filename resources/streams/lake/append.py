@@ -1,0 +1,455 @@
+"""Brings records into the form in which a stream stores them, or says what does not fit; and writes them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.resources.bucketing.files import BucketFile
+from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
+from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
+from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, conform, fitted, same_family, widens
+from dagster_adjunct.resources.schemas.values import first_unreadable
+from dagster_adjunct.resources.streams.lake.manifest import (
+    FileEntry,
+    Fold,
+    MarkerEntry,
+    Segment,
+    Sent,
+    StreamState,
+    data_folder,
+    folded,
+    with_sources,
+)
+from dagster_adjunct.resources.streams.lake.producers import check_same, content_digest, known, remembered, result_of
+from dagster_adjunct.resources.streams.system import (
+    EPOCH,
+    POSITION,
+    READER,
+    SOURCE,
+    SOURCE_EPOCH,
+    SOURCE_OFFSET,
+    TIMESTAMP,
+    TOMBSTONE,
+    AppendResult,
+    Sources,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.streams.lake.manifest import Declaration
+
+
+@dataclass(frozen=True, slots=True)
+class NewMarker:
+    """A marker to put after an append's records, into these partitions.
+
+    `rows` is by partition; "delivered" is how many records stand between the partition's marker before (or its first
+    offset) and this one. None is the same, of a producer that says nothing: such a marker may come again alone.
+    `valid_from` is in microseconds.
+    """
+
+    version: str
+    partitions: tuple[int, ...]
+    rows: Mapping[int, int] | str | None = None
+    checksum: str | None = None
+    valid_from: int | None = None
+
+    def content(self) -> list[object]:
+        rows = sorted(self.rows.items()) if isinstance(self.rows, Mapping) else self.rows
+        validity = [] if self.valid_from is None else [self.valid_from]
+        return [self.version, list(self.partitions), rows, self.checksum, *validity]
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """One append whose files are written: `attempt` is their folder, begun at `started` (ms).
+
+    `seen` is the identity of the stream that they were written for, `columns` the place of the columns in them.
+    `sources` is what its records were made of, None where the producer does not say; `chained` as in `Segment`.
+    """
+
+    stream: str
+    producer: str
+    sequence: int
+    digest: str
+    attempt: str
+    started: int
+    files: tuple[FileEntry, ...] = ()
+    marker: NewMarker | None = None
+    seen: str = ""
+    columns: int = 0
+    sources: Sources | None = None
+    chained: bool = False
+    fold: Fold | None = field(default=None, compare=False)
+
+
+def decide_append(state: StreamState, append: Append, now_ms: int) -> tuple[StreamState | None, AppendResult]:
+    """Return the state after the append, or None for one that is in already, and its result.
+
+    Raises ProducerConflictError, and CommitConflictError when the files were collected meanwhile.
+    """
+    what = f"sequence {append.sequence} of producer {append.producer!r} in stream {append.stream!r}"
+    if state.id != append.seen:
+        raise CommitConflictError(
+            f"{what}: the stream was made anew while its records were written.",
+            "Nothing was added. Append again, if the records belong into the new one.",
+            stream=f"lake.{append.stream}",
+        )
+    before = known(state.producers, append.producer, append.sequence, append.stream)
+    if before is not None:
+        check_same(before, append.digest, state.producers, stream=append.stream, producer=append.producer)
+        return None, result_of(before, duplicate=True)
+    if append.files and append.started < state.horizon:
+        raise CommitConflictError(
+            f"{what}: its files were written by an attempt begun {(state.horizon - append.started) / 1000:.0f} s "
+            "before the stream's horizon, so they may be collected already.",
+            "Nothing was added. Append again; if it happens at once again, set this machine's clock.",
+            stream=f"lake.{append.stream}",
+        )
+    state = folded(state, append.fold)
+    appended = max(now_ms, state.appended)  # a clock that lags must not put segments out of order
+    segment = _segment(state, append, appended)
+    sent = Sent(append.sequence, append.digest, segment.base, segment.next, segment.rows, append.columns)
+    marked = list(state.marked_until)
+    for marker in segment.markers:
+        marked[marker.partition] = marker.offset + 1
+    update: dict[str, object] = {
+        "next": segment.next,
+        "marked_until": tuple(marked),
+        "producers": remembered(state.producers, append.producer, sent),
+        "appended": appended,
+        "read": with_sources(state.read, append.sources),
+    }
+    if segment.next != segment.base:  # an append of nothing leaves only its sequence behind
+        update |= {"tail": (*state.tail, segment), "next_segment": state.next_segment + 1}
+    return state.model_copy(update=update), result_of(sent, duplicate=False)
+
+
+def _segment(state: StreamState, append: Append, appended: int) -> Segment:
+    offsets = list(state.next)
+    for file in append.files:
+        offsets[file.partition] += file.rows
+    markers = []
+    if append.marker:
+        for partition in append.marker.partitions:
+            offset = offsets[partition]
+            marker = append.marker
+            rows = _marker_rows(marker, partition, offset - state.marked_until[partition])
+            facts = (marker.checksum, marker.rows is None, marker.valid_from)
+            markers.append(MarkerEntry(partition, offset, marker.version, rows, *facts))
+            offsets[partition] += 1
+    return Segment(
+        id=state.next_segment,
+        attempt=append.attempt,
+        base=state.next,
+        next=tuple(offsets),
+        appended=appended,
+        files=append.files,
+        markers=tuple(markers),
+        positioned=append.sources is not None,
+        chained=append.chained,
+    )
+
+
+def _marker_rows(marker: NewMarker, partition: int, delivered: int) -> int:
+    if marker.rows is None or marker.rows == "delivered":
+        return delivered
+    if isinstance(marker.rows, str) or partition not in marker.rows:
+        raise ConfigurationError(
+            f"marker {marker.version!r} has no row count for partition {partition}.",
+            "Give a count for every partition that gets the marker, or none at all.",
+            argument="rows",
+        )
+    return marker.rows[partition]
+
+
+_POSITIONS = {SOURCE: "string", SOURCE_OFFSET: "bigint", SOURCE_EPOCH: "int", READER: "string"}
+MARKS = {TIMESTAMP: "timestamp", TOMBSTONE: "boolean", EPOCH: "int", **_POSITIONS}
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+
+
+def write_records(
+    data: DataFrame | pa.Table,
+    store: ObjectStore,
+    folder: str,
+    declaration: Declaration,
+    what: str,
+    order_by: tuple[str, ...],
+    *,
+    partitioned: bool,
+    one_task: bool = False,
+) -> list[BucketFile]:
+    """Write records into an attempt's folder, one file a partition; a table without Spark, a frame by its tasks."""
+    options = WriteOptions(what, number_rows=True, range_of=TIMESTAMP, differing=(EPOCH, SOURCE_EPOCH))
+    if _is_table(data):
+        if order_by or partitioned:
+            raise ConfigurationError(
+                f"{what}: order_by and partitioned are for Spark frames; a table keeps its own order.",
+                "Sort the table before, and leave both out.",
+                argument="order_by",
+            )
+        table = table_content(data, declaration, what)
+        return write_arrow_buckets(table, store, folder, declaration.layout_of(table.column_names), options)
+    from dagster_adjunct.resources.bucketing.writer import write_buckets
+
+    frame = frame_content(data, declaration, order_by, what)
+    return write_buckets(
+        frame,
+        store,
+        folder,
+        declaration.layout_of(frame.columns),
+        options,
+        order_by=order_by,
+        partitioned=partitioned,
+        one_task=one_task,
+        digest_also=[name for name in (TIMESTAMP, TOMBSTONE, EPOCH) if name in frame.columns],
+    )
+
+
+def columns_sent(state: StreamState, data: Any, order_by: Sequence[str]) -> int:
+    """Return the place of the newest of the stream's columns, now or before, that these records have; else of now's.
+
+    Who knows only the columns of before goes on: what was added since is null in its records.
+    """
+    if not state.earlier:
+        return 0
+    if _is_table(data):
+        types: dict[str, Any] = {field.name: field.type for field in data.schema}
+    else:
+        types = dict(data.dtypes)
+    names = types.keys() - MARKS.keys()
+    for place in range(len(state.earlier), -1, -1):
+        fields = state.declared_with(place).schema_.fields
+        known = {field.name for field in fields}
+        if known <= names and names - known <= set(order_by) and all(_fits(types[f.name], f.type) for f in fields):
+            return place
+    return len(state.earlier)
+
+
+def _fits(given: Any, kind: str) -> bool:
+    if isinstance(given, str):
+        return given == kind or _widens(given, kind)
+    return same_family(given, arrow_type(kind))
+
+
+def as_before(data: Any, before: Schema, order_by: Sequence[str]) -> Any:
+    """Return the records with the columns that their stream had when they were sent a first time, to be compared.
+
+    A value that does not fit into the type of then is null, or left for who writes it to refuse.
+    """
+    kept = {*before.names, *MARKS, *order_by}
+    if _is_table(data):
+        return _table_before(data.select([name for name in data.column_names if name in kept]), before)
+    types = dict(data.dtypes)
+    narrower = {
+        field.name: field.type
+        for field in before.fields
+        if types.get(field.name, field.type) != field.type and widens(field.type, types[field.name])
+    }
+    return data.select(
+        *[
+            column(name).try_cast(narrower[name]).alias(name) if name in narrower else column(name)
+            for name in data.columns
+            if name in kept
+        ]
+    )
+
+
+def _table_before(table: pa.Table, before: Schema) -> pa.Table:
+    import pyarrow as pa
+
+    for each in before.fields:
+        place = table.schema.get_field_index(each.name)
+        if place >= 0:
+            with suppress(pa.ArrowInvalid):
+                table = table.set_column(place, each.name, table.column(place).cast(arrow_type(each.type)))
+    return table
+
+
+def _is_table(data: Any) -> bool:
+    return type(data).__module__.startswith("pyarrow")  # asking for the class itself would import Arrow
+
+
+def table_content(table: pa.Table, declaration: Declaration, what: str) -> pa.Table:
+    """Return the table with the stream's columns and types, then `__timestamp` and `__tombstone`.
+
+    A null `__timestamp` stands for the time of the append, which is known when it commits. `__epoch` follows where one
+    of the records has another than 0, then the columns of POSITION that the table has.
+    """
+    import pyarrow.compute as pc
+
+    plain = conform(
+        table.select([name for name in table.column_names if name not in MARKS]),
+        declaration.schema_,
+        what,
+    )
+    times = _mark(table, TIMESTAMP, what)
+    if declaration.timestamp is not None:
+        times = pc.coalesce(times, plain.column(declaration.timestamp))
+    tombstones = pc.fill_null(_mark(table, TOMBSTONE, what), False)
+    # One chunk a column: the bytes of the file, and so its checksum, must not depend on how the table was cut.
+    marked = plain.append_column(TIMESTAMP, times).append_column(TOMBSTONE, tombstones)
+    if EPOCH in table.column_names:
+        epochs = _stored(_mark(table, EPOCH, what))
+        if epochs.null_count < len(epochs):
+            marked = marked.append_column(EPOCH, epochs)
+    for name in POSITION:
+        if name in table.column_names:
+            marked = marked.append_column(name, _mark(table, name, what))
+    if (found := first_unreadable(marked)) is not None:
+        hidden = found.column in declaration.schema_.sensitive
+        raise found.error(what, f"row {found.row}", hidden=hidden, row=found.row)
+    return marked.combine_chunks()
+
+
+def _stored(epochs: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return epochs as files have them: null for 0, which takes no room."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.if_else(pc.equal(epochs, 0), pa.scalar(None, pa.int32()), epochs)
+
+
+def _mark(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
+    import pyarrow as pa
+
+    kind = arrow_type(MARKS[name])
+    if name not in table.column_names:
+        return pa.chunked_array([pa.nulls(table.num_rows, kind)])
+    column = table.column(name)
+    aware = not pa.types.is_timestamp(column.type) or column.type.tz is not None
+    if not pa.types.is_null(column.type) and not (column.type.id == kind.id and aware):
+        raise SchemaMismatchError(
+            f"{what}: column {name!r} holds {column.type}, expected {kind}.",
+            "Cast it, or leave the column out.",
+            column=name,
+        )
+    return fitted(column, name, MARKS[name], what)
+
+
+def frame_content(df: DataFrame, declaration: Declaration, order_by: tuple[str, ...], what: str) -> DataFrame:
+    """Return the frame with the stream's columns and types, marks, and whatever else `order_by` names."""
+    from pyspark.sql import functions as F
+
+    types = {field.name: field.dataType.simpleString() for field in df.schema.fields}
+    schema = declaration.schema_
+    missing = [name for name in schema.names if name not in types]
+    extra = [name for name in types if name not in schema and name not in MARKS and name not in order_by]
+    if missing or extra or len(types) != len(df.schema.fields):
+        raise SchemaMismatchError(
+            f"{what}: columns {missing} are missing and {extra} are not expected; the schema is "
+            f"{', '.join(f'{f.name} {f.type}' for f in schema.fields)}.",
+            "Send records with exactly these columns, each once.",
+            column=next(iter([*missing, *extra]), None),
+        )
+    columns = []
+    for each in schema.fields:
+        if types[each.name] != each.type and not _widens(types[each.name], each.type):
+            raise SchemaMismatchError(
+                f"{what}: column {each.name!r} holds {types[each.name]} where the schema says {each.type}.",
+                f"Cast it: F.col({each.name!r}).cast({each.type!r}).",
+                column=each.name,
+            )
+        columns.append(F.col(quoted(each.name)).cast(each.type).alias(each.name))
+    for name, kind in MARKS.items():
+        if types.get(name, kind) not in (kind, "void"):
+            raise SchemaMismatchError(
+                f"{what}: column {name!r} holds {types[name]}, expected {kind}.",
+                "Cast it, or leave it out.",
+                column=name,
+            )
+    times = F.col(TIMESTAMP) if TIMESTAMP in types else F.lit(None)
+    if declaration.timestamp is not None:
+        times = F.coalesce(times, F.col(quoted(declaration.timestamp)))
+    tombstones = F.coalesce(F.col(TOMBSTONE), F.lit(False)) if TOMBSTONE in types else F.lit(False)
+    marks = [times.cast("timestamp").alias(TIMESTAMP), tombstones.cast("boolean").alias(TOMBSTONE)]
+    if EPOCH in types:
+        marks.append(F.nullif(F.col(EPOCH), F.lit(0)).cast("int").alias(EPOCH))
+    marks += [F.col(name).cast(kind).alias(name) for name, kind in _POSITIONS.items() if name in types]
+    rest = [F.col(quoted(name)) for name in dict.fromkeys(order_by) if name not in schema and name not in MARKS]
+    return df.select(*columns, *marks, *rest)
+
+
+def _widens(given: str, expected: str) -> bool:
+    if given == "void":  # F.lit(None): a column without values has every type
+        return True
+    both = given in _INTEGERS and expected in _INTEGERS
+    return both and _INTEGERS.index(given) < _INTEGERS.index(expected)
+
+
+def written(
+    lake: Lake,
+    stream: str,
+    state: StreamState,
+    data: DataFrame | pa.Table,
+    producer: str,
+    sequence: int,
+    end_of_dataset: str | None,
+    valid_from: int | None,
+    order_by: Sequence[str],
+    partitioned: bool,
+    started: int,
+    sources: Sources | None = None,
+    one_task: bool = False,
+) -> tuple[Append, list[str]]:
+    """Write records into an attempt's folder, begun at `started` (ms); return the append and its files' keys.
+
+    They are written with the newest of the stream's columns that they have. What was sent already is written with those
+    of then, and in as many partitions, whatever the stream has by now: the only way to tell that it is the same.
+    """
+    data = _with_positions_or_without(data, sources, f"stream {stream!r}")
+    now = len(state.earlier)
+    sent = known(state.producers, producer, sequence, stream)
+    columns = columns_sent(state, data, order_by) if sent is None else min(sent.columns, now)
+    declaration = state.declared_with(columns)
+    if sent is not None:
+        data = as_before(data, declaration.schema_, order_by)
+        if sent.partitions:
+            declaration, partitioned = declaration.model_copy(update={"partitions": sent.partitions}), False
+    attempt = f"{started:013d}-{uuid.uuid4().hex[:12]}"
+    folder = data_folder(lake.stream_prefix(stream), attempt)
+    what = f"stream {stream!r}"
+    try:
+        files = write_records(
+            data, lake.store, folder, declaration, what, tuple(order_by), partitioned=partitioned, one_task=one_task
+        )
+    except SchemaMismatchError as error:
+        error.stream = f"lake.{stream}"
+        raise
+    partitions = tuple(range(declaration.partitions))
+    marker = None
+    if end_of_dataset is not None:
+        marker = NewMarker(end_of_dataset, partitions, "delivered", valid_from=valid_from)
+    facts = [(file.bucket, file.rows, file.sha256 if file.digest is None else file.digest) for file in files]
+    digest = content_digest(facts, marker.content() if marker else ())
+    entries = tuple(FileEntry.of(file) for file in files)
+    chained = any(file.stats.get("differing") for file in files)
+    append = Append(
+        stream, producer, sequence, digest, attempt, started, entries, marker, state.id, columns, sources, chained
+    )
+    return append, [f"{folder}/{file.name}" for file in files]
+
+
+def _with_positions_or_without(data: Any, sources: Sources | None, what: str) -> Any:
+    """Return the records with the columns of POSITION where their sources are known, and else without."""
+    there = list(data.column_names if hasattr(data, "column_names") else data.columns)
+    missing = [name for name in POSITION if name not in there]
+    if sources is not None and missing:
+        raise SchemaMismatchError(
+            f"{what}: sources are given, and the records lack {', '.join(missing)}.",
+            "Add what each record was made of, or leave the sources out.",
+            column=missing[0],
+        )
+    if sources is not None or len(missing) == len(POSITION):
+        return data
+    names = [name for name in POSITION if name in there]
+    return data.drop_columns(names) if hasattr(data, "drop_columns") else data.drop(*names)

@@ -1,0 +1,711 @@
+"""The manifest of a lake stream: its declaration, its index of segments, and what its producers sent.
+
+A segment is one append (or several, compacted): at most one file a partition. The newest segments stand in
+the manifest itself (`tail`); older ones in pages, pages of pages, and so on (`levels`), each with a summary,
+so that neither a commit nor a look-up gets dearer by much as the stream grows.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+
+from pydantic import Field, ValidationError, field_serializer, field_validator, model_validator
+
+from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation, bucket_file_name
+from dagster_adjunct.resources.common import StoredDocument, first_problem
+from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError
+from dagster_adjunct.resources.objects.commit_log import PageRef, is_deleted, read_page, write_page
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.system import (
+    EPOCH,
+    READER,
+    SOURCE,
+    SOURCE_EPOCH,
+    SOURCE_OFFSET,
+    TIMESTAMP,
+    TOMBSTONE,
+    SourceRange,
+    Sources,
+    StreamDeclaration,
+    stored_schema,
+)
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.objects.store import ObjectStore
+
+# What a stream knows of the ranges that its records were made of, and which results a later reading replaced. No I/O.
+#
+# An application's batch reads ranges of its input, each in an epoch, and appends what it makes of them. A range that
+# was
+# read in a higher epoch replaces all results of lower ones at its offsets, also where it has none itself: so ranges are
+# kept, not only the positions of records.
+
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class Replayed(NamedTuple):
+    """Offsets [start, end) of a source partition that were read in `epoch`, the highest so far, above 0."""
+
+    start: Count
+    end: Count
+    epoch: Count
+
+
+class Coverage(StoredDocument):
+    """What one reader has read of one source partition: up to `until` at most, and `replayed` in order of offsets."""
+
+    until: Count = 0
+    replayed: tuple[Replayed, ...] = ()
+
+
+Read = Mapping[str, Mapping[str, Coverage]]
+"""By reader and source partition."""
+
+
+class Superseded(NamedTuple):
+    """Results of a reader, made of offsets [start, end) of a source partition in epochs below `epoch`."""
+
+    reader: str
+    source: str
+    start: int
+    end: int
+    epoch: int
+
+
+def with_sources(read: Read, sources: Sources | None) -> dict[str, dict[str, Coverage]]:
+    """Return what was read after one more append."""
+    after = {reader: dict(partitions) for reader, partitions in read.items()}
+    if sources is None:
+        return after
+    mine = after.setdefault(sources.reader, {})
+    for span in sources.ranges:
+        if span.start >= span.end:
+            continue
+        before = mine.get(span.source, Coverage())
+        replayed = _with_range(before.replayed, span) if span.epoch else before.replayed
+        mine[span.source] = Coverage(until=max(before.until, span.end), replayed=replayed)
+    return after
+
+
+def superseded(read: Read) -> list[Superseded]:
+    """Return whose results of which ranges are replaced, in order."""
+    return [
+        Superseded(reader, source, *span)
+        for reader, partitions in sorted(read.items())
+        for source, coverage in sorted(partitions.items())
+        for span in coverage.replayed
+    ]
+
+
+def replaced_since(before: Read, now: Read) -> list[Superseded]:
+    """Return the ranges that had been read already when `before` was known and that were read again since."""
+    ranges = []
+    for span in superseded(now):
+        known = before.get(span.reader, {}).get(span.source, Coverage())
+        for start, end, epoch in pieces(known.replayed, span.start, min(span.end, known.until)):
+            if span.epoch > epoch:
+                ranges.append(span._replace(start=start, end=end))
+    return ranges
+
+
+def _with_range(replayed: Sequence[Replayed], span: SourceRange) -> tuple[Replayed, ...]:
+    outside = [
+        piece
+        for known in replayed
+        for piece in (known._replace(end=min(known.end, span.start)), known._replace(start=max(known.start, span.end)))
+        if piece.start < piece.end
+    ]
+    inside = [
+        Replayed(start, end, max(epoch, span.epoch)) for start, end, epoch in pieces(replayed, span.start, span.end)
+    ]
+    return _joined(sorted({*outside, *inside}))
+
+
+def pieces(replayed: Sequence[Replayed], start: int, end: int) -> Iterator[Replayed]:
+    """Yield [start, end) in pieces of one epoch each; 0 where none is known."""
+    at = start
+    for known in replayed:
+        if known.end <= at or known.start >= end:
+            continue
+        if at < known.start:
+            yield Replayed(at, known.start, 0)
+        yield Replayed(max(at, known.start), min(known.end, end), known.epoch)
+        at = min(known.end, end)
+    if at < end:
+        yield Replayed(at, end, 0)
+
+
+def _joined(spans: Iterable[Replayed]) -> tuple[Replayed, ...]:
+    joined: list[Replayed] = []
+    for span in spans:
+        if joined and joined[-1].end == span.start and joined[-1].epoch == span.epoch:
+            joined[-1] = joined[-1]._replace(end=span.end)
+        else:
+            joined.append(span)
+    return tuple(joined)
+
+
+KIND = "stream"
+ROW = "__row"
+HIDDEN = (
+    (ROW, "bigint"),
+    (TIMESTAMP, "timestamp"),
+    (TOMBSTONE, "boolean"),
+    (EPOCH, "int"),
+    (SOURCE, "string"),
+    (SOURCE_OFFSET, "bigint"),
+    (SOURCE_EPOCH, "int"),
+    (READER, "string"),
+)
+_ALWAYS = (ROW, TIMESTAMP, TOMBSTONE)
+
+
+class Retention(StoredDocument):
+    """What a stream keeps: whole segments younger than `max_age` (since their append was committed, whatever the
+    records' own timestamps say) and, of these, the newest of at most `max_bytes` together. None: no limit."""
+
+    max_age: Annotated[timedelta, Field(gt=timedelta(0))] | None = None
+    max_bytes: Annotated[int, Field(gt=0)] | None = None
+
+
+class CompactionPolicy(StoredDocument):
+    """When small segments are merged: runs of at least `min_segments` neighbours, each smaller than half of
+    `target_bytes`, into one of about `target_bytes`."""
+
+    min_segments: Annotated[int, Field(ge=2)] = 8
+    target_bytes: Annotated[int, Field(gt=0)] = 128 * 1024 * 1024
+
+
+class Declaration(StreamDeclaration):
+    """What `create` was told of a lake stream."""
+
+    timestamp: str | None = None
+    retention: Retention | None = None
+    compaction: CompactionPolicy | None = None
+
+    @property
+    def layout(self) -> BucketLayout:
+        """How the stream's files look: Spark's own buckets by key, rows in offset order."""
+        return BucketLayout(self.schema_, self.key, self.partitions, hidden=HIDDEN)
+
+    def layout_of(self, columns: Iterable[str]) -> BucketLayout:
+        """Return the layout of files for content with these columns: epochs and positions only where there are some."""
+        there = {*_ALWAYS, *columns}
+        return replace(self.layout, hidden=tuple(item for item in HIDDEN if item[0] in there))
+
+
+class FileEntry(NamedTuple):
+    """One data file: its partition, facts, and the range of its records' timestamps (us since the epoch).
+
+    `untimed` counts records whose timestamp is that of their append.
+    """
+
+    partition: Count
+    rows: Count
+    size: Count
+    sha256: str
+    earliest: int | None
+    latest: int | None
+    untimed: Count
+
+    @classmethod
+    def of(cls, file: BucketFile) -> FileEntry:
+        low, high = file.stats.get("range") or (None, None)
+        untimed = int(file.stats.get("range_nulls", 0))
+        return cls(file.bucket, file.rows, file.size, file.sha256, low, high, untimed)
+
+
+class MarkerEntry(NamedTuple):
+    """One end-of-dataset marker; `counted` says that its producer left `rows` to the stream.
+
+    `valid_from` is since when the version is valid, in microseconds since the epoch, where the producer told.
+    """
+
+    partition: Count
+    offset: Count
+    version: str
+    rows: Count | None
+    checksum: str | None
+    counted: bool
+    valid_from: int | None
+
+
+class Segment(StoredDocument):
+    """The records and markers from `base` up to `next`, by partition; `__row` in a file counts from `base`.
+
+    `appended` is when it was committed, in ms since the epoch; `attempt` is the folder of its files. `positioned` says
+    that its records tell what they were made of, and `chained` that some are of records that were replayed themselves.
+    """
+
+    id: Count
+    attempt: str
+    base: tuple[Count, ...]
+    next: tuple[Count, ...]
+    appended: Count
+    files: tuple[FileEntry, ...] = ()
+    markers: tuple[MarkerEntry, ...] = ()
+    positioned: bool = False
+    chained: bool = False
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def segments(self) -> int:
+        return 1
+
+    @property
+    def marked(self) -> int:
+        return len(self.markers)
+
+    def latest(self, partition: int) -> int | None:
+        """Return the partition's greatest record timestamp in us, or None without records."""
+        for file in self.files:
+            if file.partition == partition:
+                untimed = self.appended * 1000 if file.untimed else None
+                known = [time for time in (file.latest, untimed) if time is not None]
+                return max(known)
+        return None
+
+    def folder(self, prefix: str) -> str:
+        return data_folder(prefix, self.attempt)
+
+    def key_of(self, prefix: str, file: FileEntry) -> str:
+        return f"{self.folder(prefix)}/{bucket_file_name(file.partition, self.attempt)}"
+
+    def generation(self, number: int, prefix: str) -> Generation:
+        files = tuple(
+            BucketFile(f.partition, bucket_file_name(f.partition, self.attempt), f.rows, f.size, f.sha256)
+            for f in self.files
+        )
+        return Generation(number, self.folder(prefix), files)
+
+
+class Page(StoredDocument):
+    """A stored page of segments (level 1) or of pages of the level below, with their sums."""
+
+    key: str
+    sha256: str
+    count: Count
+    level: Annotated[int, Field(ge=1)]
+    base: tuple[Count, ...]
+    next: tuple[Count, ...]
+    appended: Count
+    segments: Count
+    rows: Count
+    size: Count
+    marked: Count
+    latest_us: tuple[int | None, ...]
+
+    def latest(self, partition: int) -> int | None:
+        return self.latest_us[partition]
+
+
+Entry = Segment | Page
+
+
+class Sent(NamedTuple):
+    """One sequence of a producer: a digest of its contents, its offsets by partition, its records.
+
+    `columns` is the place of the columns that it was written with among all that the stream has had. Where the stream
+    was repartitioned since, `partitions` is how many it was written in, and its offsets are not known.
+    """
+
+    sequence: Count
+    digest: str
+    first: tuple[int, ...]
+    next: tuple[int, ...]
+    rows: Count
+    columns: Count
+    partitions: Count = 0
+
+
+class Dropped(NamedTuple):
+    """An object or folder that the index reached until `at` (ms), kept a while for those who still read it."""
+
+    key: str
+    at: Count
+
+
+class Rewritten(StoredDocument):
+    """How a stream came to its partitions: those of the stream `id` ended at `ended`, and these went on at `next`.
+
+    `oldest` is where those began then. `at` is when, in ms since the epoch.
+    """
+
+    id: str
+    ended: tuple[Count, ...]
+    next: tuple[Count, ...]
+    at: Count
+    reason: str
+    oldest: tuple[Count, ...]
+
+
+class StreamState(StoredDocument):
+    """The body of a stream's manifest.
+
+    `id` tells the stream from another one that was made under its name later.
+    `earlier` are the columns that it had before those of the declaration, oldest first: files are still written with
+    them by who knows no others. `horizon` (ms): attempts begun before it are lost unless the index lists them.
+    `rewritten` is its last rewriting into other partitions, `rewritten_before` are the ones before it, oldest first.
+    `marked_until` is the offset after each partition's last marker, 0 without one. `read` says what readers made its
+    records of, by reader and source partition.
+    """
+
+    declaration: Declaration
+    id: str
+    earlier: tuple[Any, ...] = ()
+    rewritten: Rewritten | None = None
+    rewritten_before: tuple[Rewritten, ...] = ()
+    oldest: tuple[Count, ...]
+    next: tuple[Count, ...]
+    marked_until: tuple[Count, ...]
+    tail: tuple[Segment, ...] = ()
+    levels: tuple[tuple[Page, ...], ...] = ()
+    producers: dict[str, tuple[Sent, ...]] = Field(default_factory=dict)
+    next_segment: Count = 0
+    appended: Count = 0
+    horizon: Count = 0
+    dropped: tuple[Dropped, ...] = ()
+    read: dict[str, dict[str, Coverage]] = Field(default_factory=dict)
+
+    @field_validator("earlier")
+    @classmethod
+    def _earlier_are_schemas(cls, value: tuple[Any, ...]) -> tuple[Schema, ...]:
+        return tuple(stored_schema(stored) for stored in value)
+
+    @field_serializer("earlier")
+    def _write_earlier(self, value: tuple[Schema, ...]) -> list[list[dict[str, Any]]]:
+        return [schema.to_json() for schema in value]
+
+    @model_validator(mode="after")
+    def _index_is_whole(self) -> StreamState:
+        n = self.declaration.partitions
+        at: tuple[int, ...] = self.oldest
+        for entry in self.entries():
+            if not len(entry.base) == len(entry.next) == n:
+                raise ValueError(f"an entry has {len(entry.base)} partitions, expected {n}")
+            if entry.base != at:
+                raise ValueError(f"an entry begins at {list(entry.base)}, expected {list(at)}")
+            at = entry.next
+        if at != self.next or len(self.marked_until) != n or len(at) != n:
+            raise ValueError(f"the index ends at {list(at)}, expected {list(self.next)}")
+        return self
+
+    def declared_with(self, columns: int) -> Declaration:
+        """Return the declaration with the columns of this place: those of now stand last."""
+        if columns == len(self.earlier):
+            return self.declaration
+        return self.declaration.model_copy(update={"columns": self.earlier[columns]})
+
+    def with_declaration(self, declaration: Declaration) -> StreamState:
+        """Return the state with another declaration, which keeps the columns of this one among the earlier."""
+        update: dict[str, Any] = {"declaration": declaration}
+        if declaration.schema_ != self.declaration.schema_:
+            update["earlier"] = (*self.earlier, self.declaration.schema_)
+        return self.model_copy(update=update)
+
+    def entries(self) -> list[Entry]:
+        """Return what the manifest itself lists, oldest first."""
+        return [*(page for level in reversed(self.levels) for page in level), *self.tail]
+
+    @classmethod
+    def empty(cls, declaration: Declaration) -> StreamState:
+        zeros = (0,) * declaration.partitions
+        return cls(declaration=declaration, id=uuid.uuid4().hex, oldest=zeros, next=zeros, marked_until=zeros)
+
+    @classmethod
+    def parse(cls, body: Any, where: str) -> StreamState:
+        """Return the state in a manifest's body. Raises MalformedDocumentError that names `where`."""
+        return _validated(cls, body, where)
+
+    def body(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
+
+
+def parse_entries(level: int, items: list[Any], where: str) -> tuple[Entry, ...]:
+    """Return the entries in a page of this level."""
+    if level == 1:
+        return tuple(_validated(Segment, item, where) for item in items)
+    return tuple(_validated(Page, item, where) for item in items)
+
+
+def data_folder(prefix: str, attempt: str) -> str:
+    return f"{prefix}/data/{attempt}"
+
+
+P = TypeVar("P", bound=StoredDocument)
+
+
+def _validated(kind: type[P], body: Any, where: str) -> P:
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise MalformedDocumentError(
+            f"{where} is malformed: {first_problem(error)}.",
+            "Restore this object from a backup or an older object version; the records themselves are untouched.",
+            document=where,
+        ) from None
+
+
+# The index of segments: adding one, finding those that a range touches, folding old ones into pages.
+#
+# Each level of the index holds fewer than 2 * FAN entries; when one has more, its oldest FAN become a page of the
+# level above. So a commit writes a bounded number of entries, and a look-up reads a page a level.
+
+
+FAN = 32
+_PAGES_KEPT = 512
+Span = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Pages:
+    """The stored pages of one stream; those read lately are kept, since a page never changes."""
+
+    store: ObjectStore
+    prefix: str
+    _cache: dict[str, tuple[Entry, ...]] = field(default_factory=dict)
+
+    def read(self, page: Page) -> tuple[Entry, ...]:
+        """Return the page's entries. Raises MalformedDocumentError or ManifestMismatchError."""
+        if page.key not in self._cache:
+            items = read_page(self.store, PageRef(page.key, page.count, page.sha256))
+            while len(self._cache) >= _PAGES_KEPT:
+                self._cache.pop(next(iter(self._cache)), None)
+            self._cache[page.key] = parse_entries(page.level, items, f"page {page.key!r} in {self.store.url}")
+        return self._cache[page.key]
+
+    def write(self, level: int, entries: Sequence[Entry]) -> Page:
+        """Store neighbours as a new page of this level and return its summary."""
+        ref = write_page(self.store, self.prefix, [entry.model_dump(mode="json") for entry in entries])
+        self._cache[ref.key] = tuple(entries)
+        return Page(
+            key=ref.key,
+            sha256=ref.sha256,
+            count=ref.count,
+            level=level,
+            base=entries[0].base,
+            next=entries[-1].next,
+            appended=entries[-1].appended,
+            segments=sum(entry.segments for entry in entries),
+            rows=sum(entry.rows for entry in entries),
+            size=sum(entry.size for entry in entries),
+            marked=sum(entry.marked for entry in entries),
+            latest_us=tuple(_latest(entries, p) for p in range(len(entries[0].base))),
+        )
+
+
+def _latest(entries: Iterable[Entry], partition: int) -> int | None:
+    return max((t for e in entries if (t := e.latest(partition)) is not None), default=None)
+
+
+# -- looking up
+
+
+def walk(state: StreamState, pages: Pages, wanted: Callable[[Entry], bool]) -> Iterator[Segment]:
+    """Yield, oldest first, the segments for which `wanted` holds; a page for which it does not is not read.
+
+    `wanted` must hold for a page whenever it holds for one of its entries.
+    """
+    waiting: list[Entry] = list(reversed(state.entries()))
+    while waiting:
+        entry = waiting.pop()
+        if not wanted(entry):
+            continue
+        if isinstance(entry, Page):
+            waiting.extend(reversed(pages.read(entry)))
+        else:
+            yield entry
+
+
+def all_segments(state: StreamState, pages: Pages) -> list[Segment]:
+    return list(walk(state, pages, lambda _: True))
+
+
+def touches(entry: Entry, spans: Mapping[int, Span]) -> bool:
+    """Return whether the entry holds an offset of one of these spans, given as [start, end) by partition."""
+    return any(entry.base[p] < end and start < entry.next[p] for p, (start, end) in spans.items() if start < end)
+
+
+def holds_records(segment: Segment, spans: Mapping[int, Span]) -> bool:
+    """Return whether one of the segment's files can hold a record of these spans."""
+    return any(touches(segment, {f.partition: spans.get(f.partition, (0, 0))}) for f in segment.files)
+
+
+def markers_in(state: StreamState, pages: Pages, spans: Mapping[int, Span]) -> list[MarkerEntry]:
+    """Return the markers whose offsets lie in these spans, oldest first."""
+    segments = walk(state, pages, lambda entry: entry.marked > 0 and touches(entry, spans))
+    return [
+        marker
+        for segment in segments
+        for marker in segment.markers
+        if marker.partition in spans and spans[marker.partition][0] <= marker.offset < spans[marker.partition][1]
+    ]
+
+
+# -- folding
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A page that stands for the oldest entries of the level below it. `made` is in ms since the epoch."""
+
+    page: Page
+    entries: tuple[Entry, ...]
+    made: int
+
+
+def foldable(state: StreamState) -> tuple[int, tuple[Entry, ...]] | None:
+    """Return the level of the next page to write and its entries, or None when no level is full."""
+    rows: list[Sequence[Entry]] = [state.tail, *state.levels]
+    for level, entries in enumerate(rows, start=1):
+        if len(entries) >= 2 * FAN:
+            return level, tuple(entries[:FAN])
+    return None
+
+
+def folded(state: StreamState, fold: Fold | None) -> StreamState:
+    """Return the state with the page in place of its entries; unchanged if somebody else was faster.
+
+    A page older than the horizon may have been collected before any manifest named it, so it is not used.
+    """
+    if fold is None or fold.made < state.horizon:
+        return state
+    level, count = fold.page.level, len(fold.entries)
+    rows: list[tuple[Entry, ...]] = [state.tail, *state.levels, ()]
+    if level >= len(rows) or rows[level - 1][:count] != fold.entries:
+        return state
+    rows[level - 1] = rows[level - 1][count:]
+    rows[level] = (*rows[level], fold.page)
+    levels = tuple(row for row in rows[1:])
+    while levels and not levels[-1]:
+        levels = levels[:-1]
+    return state.model_copy(update={"tail": rows[0], "levels": levels})
+
+
+# -- rebuilding
+
+
+def leaves(state: StreamState, pages: Pages) -> list[tuple[Entry, tuple[Segment, ...]]]:
+    """Return the pages of level 1 and the tail's segments, oldest first, each with the segments it holds."""
+    with_segments: list[tuple[Entry, tuple[Segment, ...]]] = []
+    waiting: list[Entry] = list(reversed(state.entries()))
+    while waiting:
+        entry = waiting.pop()
+        if isinstance(entry, Segment):
+            with_segments.append((entry, (entry,)))
+        elif entry.level == 1:
+            with_segments.append((entry, tuple(item for item in pages.read(entry) if isinstance(item, Segment))))
+        else:
+            waiting.extend(reversed(pages.read(entry)))
+    return with_segments
+
+
+def page_keys(state: StreamState, pages: Pages) -> set[str]:
+    """Return the keys of all pages that the state reaches."""
+    keys: set[str] = set()
+    waiting: list[Entry] = state.entries()
+    while waiting:
+        entry = waiting.pop()
+        if isinstance(entry, Page):
+            keys.add(entry.key)
+            if entry.level > 1:
+                waiting.extend(pages.read(entry))
+    return keys
+
+
+def rebuilt(state: StreamState, kept: Sequence[Entry], pages: Pages) -> StreamState:
+    """Return the state with an index of exactly these segments and pages of level 1, writing what pages it needs.
+
+    Pages that stay are used as they are; segments between them get pages of their own.
+    """
+    tail: list[Entry] = []
+    level: list[Entry] = []
+    for entry in kept:
+        if isinstance(entry, Segment):
+            tail.append(entry)
+            continue
+        level += [pages.write(1, tail[at : at + FAN]) for at in range(0, len(tail), FAN)]
+        tail = []
+        level.append(entry)
+    while len(tail) >= 2 * FAN:
+        level.append(pages.write(1, tail[:FAN]))
+        del tail[:FAN]
+    levels: list[tuple[Entry, ...]] = []
+    while level:
+        above: list[Entry] = []
+        while len(level) >= 2 * FAN:
+            above.append(pages.write(len(levels) + 2, level[:FAN]))
+            del level[:FAN]
+        levels.append(tuple(level))
+        level = above
+    oldest = kept[0].base if kept else state.next
+    return state.model_copy(update={"tail": tuple(tail), "levels": tuple(levels), "oldest": oldest})
+
+
+NAMES = "streams/_names"
+
+
+class StreamStates:
+    """The states of a lake's streams. Safe to use from threads and from many processes."""
+
+    name = "lake"
+
+    def __init__(self, lake: Lake) -> None:
+        self.lake = lake
+        self._pages: dict[str, Pages] = {}
+
+    def list_streams(self) -> list[str]:
+        names = [item.key.rsplit("/", 1)[-1] for item in self.lake.store.list(f"{NAMES}/")]
+        return sorted(name for name in names if self._is_there(name))
+
+    def log(self, stream: str) -> CommitLog:
+        """Internal: the stream's commit log."""
+        return self.lake.commit_log(self.lake.stream_prefix(stream), KIND)
+
+    def state(self, stream: str) -> tuple[Commit, StreamState]:
+        """Internal: the current commit and what its manifest says."""
+        commit = self._there(stream, self.log(stream).current())
+        return commit, self._parse(commit)
+
+    def _is_there(self, stream: str) -> bool:
+        try:
+            commit = self.log(stream).current()
+        except MalformedDocumentError:
+            return True  # and says so when it is opened
+        return commit is not None and not is_deleted(commit)
+
+    def _there(self, stream: str, commit: Commit | None) -> Commit:
+        if commit is None or is_deleted(commit):
+            there = ", ".join(self.list_streams()) or "none"
+            raise StreamNotFoundError(
+                f"there is no stream {stream!r} in {self.lake.url}: there are {there}.",
+                f"Check the name and the lake, or create the stream first: streams.create({stream!r}, schema=…, "
+                "partitions=…).",
+                stream=f"lake.{stream}",
+            )
+        return commit
+
+    def _parse(self, commit: Commit) -> StreamState:
+        return StreamState.parse(commit.body, f"the stream index {commit.manifest_key!r} in {self.lake.url}")
+
+    def pages_of(self, stream: str) -> Pages:
+        """Internal: the stored pages of the stream's index."""
+        return self._pages.setdefault(stream, Pages(self.lake.store, self.lake.stream_prefix(stream)))
+
+    def now_ms(self) -> int:
+        """Internal: the time of appends, in ms since the epoch."""
+        return int(self.lake.now().timestamp() * 1000)

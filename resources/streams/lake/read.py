@@ -1,0 +1,388 @@
+"""Reads a lake stream without Spark: records of exact ranges, and the first one at or after a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.resources.bucketing.files import GENERATION, bucket_file_end, bucketed_frame
+from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
+from dagster_adjunct.resources.objects.arrow_files import open_object
+from dagster_adjunct.resources.objects.store import StoreDescriptor
+from dagster_adjunct.resources.schemas.quoted_columns import bigints, quoted
+from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
+from dagster_adjunct.resources.streams.lake.manifest import (
+    HIDDEN,
+    ROW,
+    FileEntry,
+    Pages,
+    Segment,
+    Span,
+    StreamState,
+    holds_records,
+    touches,
+    walk,
+)
+from dagster_adjunct.resources.streams.system import (
+    EPOCH,
+    OFFSET,
+    PARTITION,
+    POSITION,
+    RECORD_META,
+    TIMESTAMP,
+    TOMBSTONE,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from dagster_adjunct.resources.objects.store import ObjectStore
+
+_POSITION_KINDS = {name: kind for name, kind in HIDDEN if name in POSITION}
+
+
+def read_tables(
+    store: ObjectStore,
+    prefix: str,
+    columns: Schema,
+    segments: Sequence[Segment],
+    spans: Mapping[int, Span],
+    *,
+    positions: bool = False,
+) -> Iterator[pa.Table]:
+    """Yield these columns and those of RECORD_META (and POSITION), ordered by partition and offset.
+
+    In parts of a row group each, so that only one is in memory. `segments` are those that the spans touch.
+    """
+    schema = meta_schema(columns.to_arrow(), positions=positions)
+    for partition, span in sorted(spans.items()):
+        for segment in segments:
+            for file in segment.files:
+                if file.partition == partition and touches(segment, {partition: span}):
+                    for table in _file_rows(store, prefix, segment, file, span, columns.names, positions=positions):
+                        yield table.cast(schema)
+
+
+def meta_schema(schema: pa.Schema, *, positions: bool = False) -> pa.Schema:
+    """Return the Arrow schema of a read: the record's columns, then those of RECORD_META, then those of POSITION."""
+    import pyarrow as pa
+
+    kinds = (pa.int32(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.bool_(), pa.int32())
+    for name, kind in zip(RECORD_META, kinds, strict=True):
+        schema = schema.append(pa.field(name, kind))
+    for name, kind in _POSITION_KINDS.items() if positions else ():
+        schema = schema.append(pa.field(name, arrow_type(kind)))
+    return schema
+
+
+def open_parquet(store: ObjectStore, prefix: str, segment: Segment, file: FileEntry) -> pq.ParquetFile:
+    """Open a segment's file. Raises ManifestMismatchError where it is missing or is no such file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    key = segment.key_of(prefix, file)
+    try:
+        parquet = pq.ParquetFile(open_object(store, key, file.size), pre_buffer=True)
+    except (ObjectNotFoundError, pa.ArrowInvalid) as error:
+        raise ManifestMismatchError(
+            f"{prefix}: the manifest lists {key!r} with {file.rows} records, and it can't be read "
+            f"({str(error).splitlines()[0]})",
+            "Restore that object from a backup or an older object version; other ranges stay readable.",
+            key=key,
+        ) from error
+    if parquet.metadata.num_rows != file.rows:
+        raise ManifestMismatchError(
+            f"{prefix}: {key!r} has {parquet.metadata.num_rows} records, the manifest lists {file.rows}.",
+            "Restore that object from a backup or an older object version; other ranges stay readable.",
+            key=key,
+        )
+    return parquet
+
+
+def groups_of(parquet: pq.ParquetFile, column: str) -> Iterator[tuple[int, object, object, int]]:
+    """Yield (row group, least, greatest, nulls) of a column; least and greatest are None where unknown."""
+    names = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
+    index = names.index(column)
+    for group in range(parquet.metadata.num_row_groups):
+        stats = parquet.metadata.row_group(group).column(index).statistics
+        if stats is not None and stats.has_min_max:
+            yield group, stats.min, stats.max, stats.null_count or 0
+        else:
+            yield group, None, None, parquet.metadata.row_group(group).num_rows
+
+
+def _file_rows(
+    store: ObjectStore,
+    prefix: str,
+    segment: Segment,
+    file: FileEntry,
+    span: Span,
+    columns: Sequence[str],
+    *,
+    positions: bool,
+) -> Iterator[pa.Table]:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    base = segment.base[file.partition]
+    low, high = span[0] - base, span[1] - base
+    parquet = open_parquet(store, prefix, segment, file)
+    more = _POSITION_KINDS if positions else {}
+    for group, least, greatest, _ in groups_of(parquet, ROW):
+        if isinstance(least, int) and isinstance(greatest, int) and (greatest < low or least >= high):
+            continue
+        # Columns that the file is older than are left out here, and null for who reads them.
+        table = parquet.read_row_group(group, columns=[*columns, ROW, TIMESTAMP, TOMBSTONE, EPOCH, *more])
+        rows = table.column(ROW).to_numpy()
+        first, last = np.searchsorted(rows, [low, high])
+        table = table.slice(first, last - first)
+        when = pa.scalar(segment.appended * 1000, pa.timestamp("us", tz="UTC"))
+        yield pa.table(
+            {
+                **{name: _column(table, name) for name in columns},
+                PARTITION: pa.array(np.full(table.num_rows, file.partition, np.int32)),
+                OFFSET: pc.add(table.column(ROW), base),
+                TIMESTAMP: pc.fill_null(table.column(TIMESTAMP), when),
+                TOMBSTONE: table.column(TOMBSTONE),
+                EPOCH: _epochs(table),
+                **{name: _column(table, name) for name in more},
+            }
+        )
+
+
+def _column(table: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
+    import pyarrow as pa
+
+    place = table.schema.get_field_index(name)
+    return pa.nulls(table.num_rows) if place < 0 else table.column(place)
+
+
+def _epochs(table: pa.Table) -> pa.Array | pa.ChunkedArray:
+    """Return the records' epochs: 0 for those of a file that has none, and where none was given."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if EPOCH not in table.column_names:
+        return pa.array(np.zeros(table.num_rows, np.int32))
+    return pc.fill_null(table.column(EPOCH), 0)
+
+
+def first_offset_at(
+    store: ObjectStore, prefix: str, state: StreamState, pages: Pages, partition: int, time_us: int
+) -> int:
+    """Return the offset of the partition's first record at or after this time, or its next offset."""
+
+    def may_hold(entry: object) -> bool:
+        latest = entry.latest(partition)  # type: ignore[attr-defined]
+        return latest is not None and latest >= time_us
+
+    for segment in walk(state, pages, may_hold):
+        file = next(file for file in segment.files if file.partition == partition)
+        row = _first_row_at(store, prefix, segment, file, time_us)
+        if row is not None:
+            return segment.base[partition] + row
+    return state.next[partition]
+
+
+def _first_row_at(store: ObjectStore, prefix: str, segment: Segment, file: FileEntry, time_us: int) -> int | None:
+    import numpy as np
+    import pyarrow.compute as pc
+
+    parquet = open_parquet(store, prefix, segment, file)
+    appended = segment.appended * 1000
+    for group, _, greatest, nulls in groups_of(parquet, TIMESTAMP):
+        if not (nulls and appended >= time_us) and greatest is not None and _us(greatest) < time_us:
+            continue
+        table = parquet.read_row_group(group, columns=[ROW, TIMESTAMP])
+        times = pc.fill_null(table.column(TIMESTAMP).cast("int64"), appended).to_numpy()
+        places = np.nonzero(times >= time_us)[0]
+        if places.size:
+            return int(table.column(ROW)[int(places[0])].as_py())
+    return None
+
+
+def _us(value: object) -> int:
+    import datetime as dt
+
+    assert isinstance(value, dt.datetime)
+    return (value - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
+
+
+_INTERVALS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Conditions on `__row`, which counts from a segment's base in each of its files.
+
+    `partitions` are those whose files are wanted, None where all are. `rows` are intervals [low, high) that hold every
+    wanted row, for row groups to be skipped by; empty where they would skip none. `begun` are the segments, by place,
+    in which a wanted file begins before its span, and `ended` those in which one ends after it: only there need rows be
+    compared with `lows` and `highs`, which stand at segment * partitions + partition.
+    """
+
+    partitions: tuple[int, ...] | None
+    rows: tuple[Span, ...]
+    begun: tuple[int, ...]
+    ended: tuple[int, ...]
+    lows: tuple[int, ...]
+    highs: tuple[int, ...]
+
+
+def cut_of(segments: Sequence[Segment], spans: Mapping[int, Span], partitions: int) -> Cut:
+    """Return what cuts the segments' rows down to those of the spans, given as [start, end) by partition."""
+    wanted = tuple(sorted(p for p, (start, end) in spans.items() if start < end))
+    files = [(i, segment, file.partition) for i, segment in enumerate(segments) for file in segment.files]
+    lows, highs = [0] * len(segments) * partitions, [0] * len(segments) * partitions
+    begun, ended, rows, longest = set(), set(), [], 0
+    for i, segment, p in files:
+        if p not in wanted:
+            continue
+        start, end = spans[p]
+        width = segment.next[p] - segment.base[p]
+        low, high = max(start - segment.base[p], 0), min(end - segment.base[p], width)
+        lows[i * partitions + p], highs[i * partitions + p] = low, high
+        longest = max(longest, width)
+        if low > 0:
+            begun.add(i)
+        if high < width:
+            ended.add(i)
+        if low < high:
+            rows.append((low, high))
+    intervals = _merged(rows)
+    return Cut(
+        None if {p for _, _, p in files} <= set(wanted) else wanted,
+        () if intervals == ((0, longest),) else intervals,
+        tuple(sorted(begun)),
+        tuple(sorted(ended)),
+        tuple(lows),
+        tuple(highs),
+    )
+
+
+def _merged(rows: Iterable[Span]) -> tuple[Span, ...]:
+    """Return what the intervals cover, as a few; as one where more would be needed."""
+    merged: list[Span] = []
+    for low, high in sorted(rows):
+        if merged and low <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], high))
+        else:
+            merged.append((low, high))
+    return tuple(merged) if len(merged) <= _INTERVALS else ((merged[0][0], merged[-1][1]),)
+
+
+def read_frame(
+    spark: SparkSession,
+    store: ObjectStore,
+    prefix: str,
+    state: StreamState,
+    touched: Sequence[Segment],
+    spans: Mapping[int, Span],
+    *,
+    positions: bool = False,
+) -> DataFrame:
+    """Return the records of these spans, which lie in the touched segments, with the columns of RECORD_META.
+
+    With `positions`, those of POSITION follow.
+
+    Each segment is a generation of the table; what differs by generation or partition (the offset at which a
+    segment begins, the time of its append) comes from an array literal, however many segments there are.
+    """
+    from pyspark.sql import functions as F
+
+    declaration = state.declaration
+    layout, schema, n = declaration.layout, declaration.schema_, declaration.partitions
+    segments = [segment for segment in touched if holds_records(segment, spans)]
+    generations = [segment.generation(i, prefix) for i, segment in enumerate(segments)]
+    frame = bucketed_frame(spark, store, prefix, layout, generations)
+    if not segments:
+        return _no_records(frame, schema.names, positions=positions)
+
+    partition: Column = F.lit(0)
+    if declaration.key:
+        partition = F.pmod(F.hash(*[F.col(quoted(name)) for name in declaration.key]), F.lit(n))
+    place = F.col(GENERATION) * n + partition
+    base = bigints(offset for segment in segments for offset in segment.base)
+    appended = bigints(segment.appended * 1000 for segment in segments)
+    meta = {
+        PARTITION: partition.cast("int"),
+        OFFSET: F.col(ROW) + F.get(base, place),
+        TIMESTAMP: F.coalesce(F.col(TIMESTAMP), F.timestamp_micros(F.get(appended, F.col(GENERATION)))),
+        TOMBSTONE: F.col(TOMBSTONE),
+        EPOCH: F.coalesce(F.col(EPOCH), F.lit(0)),  # files without the column read as null
+    }
+    for condition in _conditions(cut_of(segments, spans, n), place, len(segments)):
+        frame = frame.where(condition)
+    own = [F.col(quoted(name)) for name in schema.names]
+    return frame.select(
+        *own,
+        *[meta[name].alias(name) for name in RECORD_META],
+        *[F.col(name) for name in POSITION if positions],
+    )
+
+
+def _no_records(frame: DataFrame, own: Sequence[str], *, positions: bool) -> DataFrame:
+    """Return the columns of records, of a table without any: a scan that is bucketed still.
+
+    What may say when a record was, or whether it is one, is no literal: Spark would see that nothing passes, and leave
+    the scan with its buckets out.
+    """
+    from pyspark.sql import functions as F
+
+    kinds = dict(zip(RECORD_META, ("int", "bigint", "timestamp", "boolean", "int"), strict=True))
+    kinds |= {name: kind for name, kind in HIDDEN if positions and name in POSITION}
+    known = {EPOCH: F.lit(0), TIMESTAMP: F.col(TIMESTAMP), TOMBSTONE: F.col(TOMBSTONE)}
+    return frame.select(
+        *[F.col(quoted(name)) for name in own],
+        *[known.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in kinds.items()],
+    )
+
+
+def _conditions(cut: Cut, place: Column, segments: int) -> Iterator[Column]:
+    """Yield what rows must fulfil. Spark checks each row, so what costs much is asked only where it may not hold."""
+    from pyspark.sql import functions as F
+
+    if cut.partitions is not None:
+        # By this Spark leaves out files when it plans, and yet it looks at it for every row: endings compare fast.
+        name = F.col("_metadata.file_name")
+        yield reduce(or_, [name.endswith(bucket_file_end(partition)) for partition in cut.partitions] or [F.lit(False)])
+    if cut.rows:
+        yield reduce(or_, [(F.col(ROW) >= low) & (F.col(ROW) < high) for low, high in cut.rows])
+    if cut.begun:
+        yield _outside(cut.begun, segments) | (F.col(ROW) >= F.get(bigints(cut.lows), place))
+    if cut.ended:
+        yield _outside(cut.ended, segments) | (F.col(ROW) < F.get(bigints(cut.highs), place))
+
+
+def _outside(some: Sequence[int], segments: int) -> Column:
+    """Return whether a row is in none of these segments. As text, which does not take a call for each."""
+    from pyspark.sql import functions as F
+
+    if len(some) == segments:
+        return F.lit(False)
+    return F.expr(f"`{GENERATION}` NOT IN ({', '.join(map(str, some))})")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReads:
+    """Returns, called with a partition, its records in the order of offsets: these columns, then those of RECORD_META.
+
+    They come in parts of a row group each. It can be pickled, and opens the store where it is called.
+    """
+
+    store: StoreDescriptor
+    prefix: str
+    schema: Schema
+    segments: Sequence[Segment]
+    spans: Mapping[int, Span]
+
+    def __call__(self, partition: int) -> Iterator[pa.Table]:
+        spans = {partition: self.spans[partition]}
+        return read_tables(self.store.open(), self.prefix, self.schema, self.segments, spans)

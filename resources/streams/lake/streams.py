@@ -1,0 +1,657 @@
+"""LakeStreams: append-only streams in the lake's object store, Adjunct's own.
+
+    streams/_names/NAME                        says that a stream of this name was declared
+    streams/NAME/CURRENT, manifests/…          the commit log (`document.StreamState`)
+    streams/NAME/data/ATTEMPT/part-0000i-…     an append's records, one file a partition
+    streams/NAME/pages/…                       pages of the index
+
+An append writes its files first and then commits offsets, markers and its producer's sequence at once: a crash
+in between leaves files that no manifest lists, which `maintain` collects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.resources.common import check_name
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    ObjectExistsError,
+    ProducerConflictError,
+    SchemaMismatchError,
+)
+from dagster_adjunct.resources.objects.commit_log import Swept, commit_deletion, is_deleted, objects_of, older_than
+from dagster_adjunct.resources.schemas.records import ArrowFrame, table_of
+from dagster_adjunct.resources.schemas.schema import Schema, evolved, refused_changes
+from dagster_adjunct.resources.spark.in_process import session_of
+from dagster_adjunct.resources.streams.lake.append import Append, NewMarker, decide_append, written
+from dagster_adjunct.resources.streams.lake.lineage import (
+    WithoutPosition,
+    only_latest,
+    only_latest_frame,
+    replaced_results,
+    without_positions,
+)
+from dagster_adjunct.resources.streams.lake.manifest import (
+    KIND,
+    NAMES,
+    CompactionPolicy,
+    Declaration,
+    Fold,
+    Retention,
+    Segment,
+    Span,
+    StreamState,
+    StreamStates,
+    foldable,
+    markers_in,
+    touches,
+    walk,
+)
+from dagster_adjunct.resources.streams.lake.producers import content_digest, known, result_of
+from dagster_adjunct.resources.streams.lake.read import TaskReads, first_offset_at, meta_schema, read_tables
+from dagster_adjunct.resources.streams.startpoint import check_ms
+from dagster_adjunct.resources.streams.system import (
+    POSITION,
+    AppendResult,
+    Epochs,
+    HeldOffsets,
+    Marker,
+    NewStreams,
+    NumberedOffsets,
+    OffsetRange,
+    Repartitioned,
+    Sources,
+    StreamInfo,
+    StreamSystem,
+    SystemStreamPartition,
+    check_epochs,
+    check_producer,
+    declared,
+    differences_beside_columns,
+    micros_of_marker,
+    no_partition,
+    one_stream,
+    parse_offset,
+    refuse_differences,
+    time_of_micros,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_adjunct.resources.objects.commit_log import Commit
+    from dagster_adjunct.resources.streams.lake.maintenance import Maintained
+
+
+def check_ranges(
+    stream: str, state: StreamState, ranges: Mapping[SystemStreamPartition, OffsetRange]
+) -> dict[int, Span]:
+    """Return the ranges as [start, end) by partition. Raises OffsetOutOfRangeError for what is not held whole."""
+    held = HeldOffsets(
+        of="stream",
+        upcoming="the stream's upcoming one",
+        dropped="Records before it were dropped by retention: begin at the oldest (a startpoint does that), or keep "
+        "the stream longer.",
+        ahead=f"; if the offset was valid once, stream {stream!r} was restored or created again.",
+    )
+    spans: dict[int, Span] = {}
+    for ssp, given in ranges.items():
+        if ssp.partition >= len(state.next):
+            raise no_partition(ssp, len(state.next))
+        start, end = parse_offset(given.start, str(ssp)), parse_offset(given.end, str(ssp))
+        oldest, upcoming = state.oldest[ssp.partition], state.next[ssp.partition]
+        held.check(ssp, start, end, oldest, upcoming)
+        spans[ssp.partition] = (start, end)
+    return spans
+
+
+class LakeReads(StreamStates, NumberedOffsets):
+    """The reading half of `LakeStreams`."""
+
+    def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
+        if not ranges:
+            return 0
+        stream = one_stream(self.name, ranges)
+        _, state = self.state(stream)
+        spans = check_ranges(stream, state, ranges)
+        width = sum(end - start for start, end in spans.values())
+        return width - len(markers_in(state, self.pages_of(stream), spans))
+
+    def read(
+        self,
+        spark: SparkSession | Callable[[], SparkSession],
+        ranges: Mapping[SystemStreamPartition, OffsetRange],
+        *,
+        epochs: Epochs = "all",
+        positions: bool = False,
+        without_position: WithoutPosition = "refuse",
+    ) -> DataFrame:
+        """Return the records of these ranges of one stream, as a scan that is bucketed by its key.
+
+        Exactly these; with `epochs="latest"` those of them that no later epoch has replaced by now, in the whole
+        stream. That refuses records that do not tell what they were made of, or keeps them all
+        (`without_position="keep"`). With `positions`, the columns of POSITION follow.
+        """
+        from dagster_adjunct.resources.streams.lake.read import read_frame
+
+        spark = session_of(spark)
+        latest = check_epochs(epochs)
+        stream, state, segments, spans = self._found(ranges)
+        prefix = self.lake.stream_prefix(stream)
+        replaced = replaced_results(self, stream, state, segments, without_position) if latest else []
+        frame = read_frame(
+            spark, self.lake.store, prefix, state, segments, spans, positions=positions or bool(replaced)
+        )
+        frame = only_latest_frame(frame, replaced)
+        return frame if positions else frame.drop(*POSITION)
+
+    def read_arrow(
+        self,
+        ranges: Mapping[SystemStreamPartition, OffsetRange],
+        columns: Sequence[str] | None = None,
+        *,
+        epochs: Epochs = "all",
+        positions: bool = False,
+        without_position: WithoutPosition = "refuse",
+    ) -> pa.Table:
+        """Return the same (of `columns` only, when given) without Spark, ordered by partition and offset.
+
+        All of it is held in memory; `read_parts` gives it piece by piece.
+        """
+        import pyarrow as pa
+
+        parts = self.read_parts(ranges, columns, epochs=epochs, positions=positions, without_position=without_position)
+        return pa.concat_tables(parts)
+
+    def read_parts(
+        self,
+        ranges: Mapping[SystemStreamPartition, OffsetRange],
+        columns: Sequence[str] | None = None,
+        *,
+        epochs: Epochs = "all",
+        positions: bool = False,
+        without_position: WithoutPosition = "refuse",
+    ) -> Iterator[pa.Table]:
+        """Yield what `read_arrow` returns in parts of at most 65,536 records; one is in memory. The first is empty."""
+        latest = check_epochs(epochs)
+        stream, state, segments, spans = self._found(ranges)
+        schema = state.declaration.schema_ if columns is None else state.declaration.schema_.select(columns)
+        replaced = replaced_results(self, stream, state, segments, without_position) if latest else []
+        yield meta_schema(schema.to_arrow(), positions=positions).empty_table()
+        wanted = positions or bool(replaced)
+        prefix = self.lake.stream_prefix(stream)
+        for table in read_tables(self.lake.store, prefix, schema, segments, spans, positions=wanted):
+            latest_rows = only_latest(table, replaced)
+            yield latest_rows if positions else without_positions(latest_rows)
+
+    def task_reads(
+        self,
+        ranges: Mapping[SystemStreamPartition, OffsetRange],
+        columns: Sequence[str],
+    ) -> TaskReads:
+        stream, state, segments, spans = self._found(ranges)
+        schema, prefix = state.declaration.schema_.select(columns), self.lake.stream_prefix(stream)
+        return TaskReads(self.lake.store.descriptor, prefix, schema, segments, spans)
+
+    def _found(
+        self, ranges: Mapping[SystemStreamPartition, OffsetRange]
+    ) -> tuple[str, StreamState, list[Segment], dict[int, Span]]:
+        """Return the stream of these ranges, its state, the segments that they touch, and the ranges by partition."""
+        stream = one_stream(self.name, ranges)
+        _, state = self.state(stream)
+        spans = check_ranges(stream, state, ranges)
+        return stream, state, list(walk(state, self.pages_of(stream), lambda entry: touches(entry, spans))), spans
+
+    def whole(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
+        """Return the ranges of all that the stream holds now."""
+        _, state = self.state(stream)
+        return {
+            SystemStreamPartition(self.name, stream, p): OffsetRange(str(start), str(end))
+            for p, (start, end) in enumerate(zip(state.oldest, state.next, strict=True))
+        }
+
+    def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
+        _, state = self.state(stream)
+        ends = dict(enumerate(state.next))
+        if since is None:
+            spans = {p: (0, end) for p, end in ends.items()}
+        else:
+            spans = {
+                ssp.partition: (parse_offset(offset, str(ssp)), ends.get(ssp.partition, 0))
+                for ssp, offset in since.items()
+                if ssp.stream == stream
+            }
+        ssps = [SystemStreamPartition(self.name, stream, p) for p in ends]
+        return [
+            Marker(
+                ssps[entry.partition],
+                str(entry.offset),
+                entry.version,
+                entry.rows,
+                entry.checksum,
+                entry.counted,
+                None if entry.valid_from is None else time_of_micros(entry.valid_from),
+            )
+            for entry in markers_in(state, self.pages_of(stream), spans)
+        ]
+
+
+NEW_STREAMS = NewStreams("spark-murmur3", needs_key=True, typed=True)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDescription:
+    """A stream as `adjunct stream describe` shows it; sizes in bytes, offsets by partition."""
+
+    info: StreamInfo
+    timestamp: str | None
+    retention: Retention | None
+    compaction: CompactionPolicy | None
+    oldest: tuple[int, ...]
+    upcoming: tuple[int, ...]
+    segments: int
+    rows: int
+    size: int
+    markers: int
+    commits: int
+    changed_at: datetime
+
+
+def declare(
+    name: str,
+    schema: Schema,
+    key: tuple[str, ...],
+    partitions: int,
+    timestamp: str | None,
+    retention: Retention | None,
+    compaction: CompactionPolicy | None,
+) -> Declaration:
+    """Return the declaration, or raise ConfigurationError or SchemaMismatchError saying what can't be."""
+    declaration = declared(
+        Declaration,
+        f"lake.{name}",
+        schema,
+        key,
+        partitions,
+        timestamp=timestamp,
+        retention=retention,
+        compaction=compaction,
+    )
+    what = f"stream {name!r}"
+    if timestamp is not None and (kind := schema.field(timestamp, what).type) != "timestamp":
+        raise SchemaMismatchError(
+            f"{what}: column {timestamp!r} is {kind}, and the record's time must be a timestamp.",
+            "Cast it to a timestamp, or leave out timestamp= to use the time of the append.",
+            column=timestamp,
+        )
+    return declaration
+
+
+def evolve(name: str, stored: Declaration, wanted: Declaration) -> Declaration:
+    """Return the stored declaration with the columns that another one adds or widens.
+
+    The order of columns says nothing: records are matched by name. Raises StreamExistsError with what can't change.
+    """
+    fixed = [*stored.key, *([stored.timestamp] if stored.timestamp else [])]
+    columns = refused_changes(stored.schema_, wanted.schema_, fixed, "the key or the record's time")
+    refuse_differences(
+        f"lake.{name}",
+        [*columns, *differences_beside_columns(stored, wanted)],
+        "Declare it as it is, or choose another name. Columns of a lake stream can be added and widened; one that is "
+        "not needed any more can be null. Policies are changed with configure, and partitions by adjunct stream "
+        "repartition.",
+    )
+    now = evolved(stored.schema_, wanted.schema_)
+    return stored if now.to_json() == stored.schema_.to_json() else stored.model_copy(update={"columns": now})
+
+
+def info_of(name: str, state: StreamState) -> StreamInfo:
+    declaration, rewritten = state.declaration, state.rewritten
+    repartitioned = None
+    if rewritten is not None:
+        ended, went_on = (tuple(map(str, offsets)) for offsets in (rewritten.ended, rewritten.next))
+        repartitioned = Repartitioned(rewritten.id, ended, went_on)
+    return StreamInfo(
+        name,
+        declaration.partitions,
+        declaration.key,
+        NEW_STREAMS.partitioner,
+        declaration.schema_,
+        "oldest",
+        identity=state.id,
+        repartitioned=repartitioned,
+    )
+
+
+def described(name: str, commit: Commit, state: StreamState) -> StreamDescription:
+    """Return what a stream's manifest says, in sums."""
+    entries, declared = state.entries(), state.declaration
+    return StreamDescription(
+        info=info_of(name, state),
+        timestamp=declared.timestamp,
+        retention=declared.retention,
+        compaction=declared.compaction,
+        oldest=state.oldest,
+        upcoming=state.next,
+        segments=sum(entry.segments for entry in entries),
+        rows=sum(entry.rows for entry in entries),
+        size=sum(entry.size for entry in entries),
+        markers=sum(entry.marked for entry in entries),
+        commits=commit.number,
+        changed_at=commit.created_at,
+    )
+
+
+_COMMIT_ATTEMPTS = 100
+
+
+class LakeStreams(LakeReads):
+    """The streams of one lake, as the system `lake`. Safe to use from threads and from many processes."""
+
+    evolves = True
+    new_streams = NEW_STREAMS
+    appends_alone = True
+    counts_unread = True
+    reads_columns = True
+    keeps_positions = True
+    appends_by_one_task = True
+    reads_arrow = True
+    reads_in_tasks = True
+
+    # -- declaring
+
+    def create(
+        self,
+        name: str,
+        *,
+        schema: Schema,
+        key: Sequence[str] = (),
+        partitions: int,
+        timestamp: str | None = None,
+        retention: Retention | None = None,
+        compaction: CompactionPolicy | None = None,
+    ) -> StreamInfo:
+        """Create a stream, or give one that is there the columns that are added or widened; else nothing changes.
+
+        What is left out (not `key`) stays as it is there. Records that are there are not written again: what is added
+        is null in them, what is widened is cast when they are read.
+        `key` gives a record's partition (Spark's hash of it modulo `partitions`; a null key has one, too); a
+        stream without key has one partition. `timestamp` names the column with the record's time; without one,
+        and where it is null, that is the time of the append.
+        Raises StreamExistsError with the differences, and ConfigurationError or SchemaMismatchError.
+        """
+        prefix = self.lake.stream_prefix(name)
+        declaration = declare(name, schema, tuple(key), partitions, timestamp, retention, compaction)
+
+        def decide(commit: Commit | None) -> dict[str, Any] | None:
+            if commit is None or is_deleted(commit):
+                return StreamState.empty(declaration).body()
+            state = self._parse(commit)
+            now = evolve(name, state.declaration, declaration)
+            return None if now is state.declaration else state.with_declaration(now).body()
+
+        # The name first: a stream that is there is always listed, and a listed name without commit is left out.
+        with suppress(ObjectExistsError):
+            self.lake.store.put_if_absent(f"{NAMES}/{name}", b"")
+        self.lake.commit_log(prefix, KIND).transact(decide, by="create", attempts=_COMMIT_ATTEMPTS)
+        return self.info(name)
+
+    def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
+        declaration = declare(name, schema, tuple(key), partitions, None, None, None)
+        commit = self.log(name).current()
+        if commit is not None and not is_deleted(commit):
+            evolve(name, self._parse(commit).declaration, declaration)
+
+    def info(self, stream: str) -> StreamInfo:
+        state = self.state(stream)[1]
+        return info_of(stream, state)
+
+    def stored_bytes(self, stream: str) -> int:
+        return self.describe(stream).size
+
+    def describe(self, stream: str) -> StreamDescription:
+        """Return the whole of what the stream's manifest says in sums."""
+        return described(stream, *self.state(stream))
+
+    # -- offsets
+
+    def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
+        return self._edges(ssps, lambda state: state.oldest)
+
+    def upcoming(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
+        return self._edges(ssps, lambda state: state.next)
+
+    def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
+        check_ms("timestamp_ms", timestamp_ms, str(ssp))
+        state = self._state_of(ssp)
+        prefix, pages = self.lake.stream_prefix(ssp.stream), self.pages_of(ssp.stream)
+        offset = first_offset_at(self.lake.store, prefix, state, pages, ssp.partition, timestamp_ms * 1000)
+        return str(offset)
+
+    # -- appending
+
+    def append(
+        self,
+        stream: str,
+        data: DataFrame | ArrowFrame | Sequence[Mapping[str, Any]],
+        *,
+        producer: str,
+        sequence: int,
+        end_of_dataset: str | None = None,
+        valid_from: datetime | None = None,
+        order_by: Sequence[str] = (),
+        partitioned: bool = False,
+        consumed: Mapping[SystemStreamPartition, str] | None = None,
+        sources: Sources | None = None,
+        one_task: bool = False,
+    ) -> AppendResult:
+        """Add records to all their partitions in one commit, once per producer and sequence.
+
+        `data` is a Spark frame, an Arrow table or batch, a pandas or Polars frame, or rows as dictionaries; all but
+        Spark's become a table, which is written without Spark. It has the stream's columns, or those that it had before
+        some were added, which then are null. It may have `__tombstone` (boolean), `__timestamp` and `__epoch` (int).
+        The records of a partition keep the order of a table, or get that of `order_by` in a Spark frame (columns that
+        only serve the order are left out). `end_of_dataset` ends a version: a marker follows in every partition, with
+        the number of its records since its marker before; `valid_from` (with its zone) is since when it is valid.
+        `partitioned=True` says that partition i of the frame holds exactly the stream's partition i. `consumed` is not
+        kept here. `sources` says what ranges all records were made of; each then has the columns of POSITION, which are
+        left out otherwise. With `one_task` one task writes all partitions of a frame, which has few records.
+
+        A retry with the same records is answered with the first result. It must come the same way, as a table or as a
+        Spark frame, because the two have digests of their own. Raises SchemaMismatchError, ProducerConflictError, and
+        CommitConflictError or CommitStateUnknownError, after which the same call may be repeated.
+        """
+        check_producer(producer, sequence)
+        if end_of_dataset is not None:
+            check_name("version", end_of_dataset)
+        valid_micros = micros_of_marker(end_of_dataset, valid_from)
+        _, state = self.state(stream)
+        if not hasattr(data, "mapInArrow"):
+            data = table_of(data, f"stream {stream!r}", state.declaration.schema_)
+        while True:
+            append, files = written(
+                self.lake,
+                stream,
+                state,
+                data,
+                producer,
+                sequence,
+                end_of_dataset,
+                valid_micros,
+                order_by,
+                partitioned,
+                self.now_ms(),
+                sources,
+                one_task,
+            )
+            try:
+                result = self._commit(state, append)
+            except ProducerConflictError:
+                sent = known(self.state(stream)[1].producers, producer, sequence, stream)
+                if sent is None or sent.columns == append.columns:
+                    raise
+                _, state = self.state(stream)
+                continue  # somebody with other columns came first: with the same records, maybe
+            if result.duplicate:
+                self.lake.store.delete_many(files)
+            return result
+
+    def append_markers(
+        self,
+        stream: str,
+        version: str,
+        *,
+        producer: str,
+        sequence: int,
+        partitions: Sequence[int] | None = None,
+        rows: Mapping[int, int] | None = None,
+        checksum: str | None = None,
+        valid_from: datetime | None = None,
+    ) -> AppendResult:
+        """Add an end-of-dataset marker to these partitions (default: all) and nothing else.
+
+        `version` is the name that the version gets, which has no id before it is sealed. `rows` tells the records of
+        the version by partition, for the reader to check; without it, each marker says how many the stream holds
+        since the partition's marker before. `valid_from` (with its zone) is since when the version is valid.
+        """
+        check_producer(producer, sequence)
+        check_name("version", version)
+        valid_micros = micros_of_marker(version, valid_from)
+        _, state = self.state(stream)
+        sent = known(state.producers, producer, sequence, stream)
+        count = sent.partitions if sent is not None and sent.partitions else state.declaration.partitions
+        chosen = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
+        if not chosen or not 0 <= chosen[0] <= chosen[-1] < count:
+            raise ConfigurationError(
+                f"marker {version!r}: partitions {list(chosen)} are not all of {stream!r}, which has {count}.",
+                "Name partitions that the stream has.",
+                argument="partitions",
+                stream=f"lake.{stream}",
+            )
+        marker = NewMarker(version, chosen, None if rows is None else dict(rows), checksum, valid_micros)
+        started = self.now_ms()
+        digest = content_digest((), marker.content())
+        append = Append(stream, producer, sequence, digest, f"{started:013d}", started, (), marker, state.id)
+        return self._commit(state, append)
+
+    def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
+        sent = known(self.state(stream)[1].producers, producer, sequence, stream)
+        return None if sent is None else result_of(sent, duplicate=True)
+
+    # -- keeping
+
+    def configure(self, stream: str, *, retention: Retention | None, compaction: CompactionPolicy | None) -> None:
+        """Set the policies of a stream; they hold from the next `maintain` on."""
+        update = {"retention": retention, "compaction": compaction}
+
+        def decide(commit: Commit | None) -> dict[str, Any] | None:
+            state = self._parse(self._there(stream, commit))
+            declaration = state.declaration.model_copy(update=update)
+            if declaration == state.declaration:
+                return None
+            return state.model_copy(update={"declaration": declaration}).body()
+
+        self.log(stream).transact(decide, by="configure", attempts=_COMMIT_ATTEMPTS)
+
+    def maintain(self, stream: str, now: datetime | None = None) -> Maintained:
+        """Apply the stream's retention and compaction, and delete what has been out of reach for an hour.
+
+        Retention drops whole segments from the front and moves `oldest`; compaction changes no offset. An append
+        that began longer ago can't commit any more, and says so.
+        """
+        from dagster_adjunct.resources.streams.lake.maintenance import maintain
+
+        return maintain(self, stream, now or self.lake.now())
+
+    def snapshot(self, stream: str) -> StreamSystem:
+        """Return the streams with this one as it stands now: two requests answer all questions about it."""
+        return _Snapshot(self, stream)
+
+    # -- inside
+
+    def _commit(self, seen: StreamState, append: Append) -> AppendResult:
+        result: list[AppendResult] = []
+        append = replace(append, fold=self._fold(append.stream, seen))
+
+        def decide(commit: Commit | None) -> dict[str, Any] | None:
+            state = self._parse(self._there(append.stream, commit))
+            after, decided = decide_append(state, append, self.now_ms())
+            result[:] = [decided]
+            return None if after is None else after.body()
+
+        self.log(append.stream).transact(decide, by=append.producer, attempts=_COMMIT_ATTEMPTS)
+        return result[0]
+
+    def _fold(self, stream: str, state: StreamState) -> Fold | None:
+        """Write the page that the index needs next, if any, so that the decision itself does no I/O."""
+        full = foldable(state)
+        if full is None:
+            return None
+        level, entries = full
+        return Fold(self.pages_of(stream).write(level, entries), entries, self.now_ms())
+
+    def _state_of(self, ssp: SystemStreamPartition) -> StreamState:
+        _, state = self.state(one_stream(self.name, [ssp]))
+        if ssp.partition >= state.declaration.partitions:
+            raise no_partition(ssp, state.declaration.partitions)
+        return state
+
+    def _edges(
+        self, ssps: Iterable[SystemStreamPartition], edge: Callable[[StreamState], tuple[int, ...]]
+    ) -> dict[SystemStreamPartition, str]:
+        edges: dict[SystemStreamPartition, str] = {}
+        by_stream: dict[str, list[SystemStreamPartition]] = {}
+        for ssp in ssps:
+            by_stream.setdefault(one_stream(self.name, [ssp]), []).append(ssp)
+        for stream, wanted in by_stream.items():
+            offsets = edge(self.state(stream)[1])
+            for ssp in wanted:
+                if ssp.partition >= len(offsets):
+                    raise no_partition(ssp, len(offsets))
+                edges[ssp] = str(offsets[ssp.partition])
+        return edges
+
+
+class _Snapshot(LakeStreams):
+    """The streams of a lake, of which one is seen as it was at the first look; its manifests never change."""
+
+    def __init__(self, streams: LakeStreams, stream: str) -> None:
+        super().__init__(streams.lake)
+        self._stream = stream
+        self._state: tuple[Commit, StreamState] | None = None
+
+    def state(self, stream: str) -> tuple[Commit, StreamState]:
+        if stream != self._stream:
+            return super().state(stream)
+        if self._state is None:
+            self._state = super().state(stream)
+        return self._state
+
+
+def objects_in(streams: LakeStreams, stream: str) -> dict[str, int]:
+    """Return what a deletion takes: all but the positions of named readers, which tell them of the deletion later."""
+    log = streams.log(stream)
+    return {key: size for key, size in objects_of(log).items() if not key.startswith(f"{log.prefix}/readers/")}
+
+
+def delete(streams: LakeStreams, stream: str, seen: Commit, *, reason: str, by: str) -> Swept:
+    """Delete the stream as it was `seen`, or what an interrupted deletion has left; return what went.
+
+    Raises CommitConflictError where it has changed since. Who reads it at this moment fails over a missing file.
+    """
+    log = streams.log(stream)
+    last = seen if is_deleted(seen) else commit_deletion(log, seen, reason=reason, by=by)
+    sizes = objects_in(streams, stream)
+    now = log.current()
+    if now is None or now.id != last.id:
+        return Swept(0, 0, left=True)  # made anew meanwhile: its `maintain` collects what is left of the one before
+    # Nobody writes to a stream that is deleted: what was found while it still was is of before.
+    keys = older_than(log, last, sizes)
+    log.store.delete_many(keys)
+    return Swept(len(keys), sum(sizes[key] for key in keys))

@@ -1,0 +1,479 @@
+"""`ArrowEntries`: entries as an Arrow batch, of which Python values are made when somebody asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.records import ArrowFrame, table_of
+from dagster_adjunct.resources.schemas.schema import fitted, repeated
+from dagster_adjunct.resources.schemas.values import first_unreadable
+from dagster_adjunct.resources.tables.operation import (
+    Changes,
+    Conditions,
+    Mark,
+    Operation,
+    OperationKind,
+    UpdateContract,
+    key_columns,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def struct_of(columns: dict[str, Any], rows: int) -> Any:
+    """Return columns as one struct array of so many rows."""
+    import pyarrow as pa
+
+    if not columns:
+        return pa.StructArray.from_buffers(pa.struct([]), rows, [None])
+    return pa.StructArray.from_arrays(list(columns.values()), list(columns))
+
+
+def to_python(column: Any) -> list[Any]:
+    """Return Python values: dictionaries for structs, made column by column, which is several times faster than row by
+    row; instants by plain arithmetic, which Arrow's own way takes longer for.
+    """
+    import pyarrow as pa
+
+    if pa.types.is_struct(column.type):
+        return _dictionaries(column)
+    if not pa.types.is_timestamp(column.type) or column.type.tz is None:
+        values: list[Any] = column.to_pylist()
+        return values
+    micros = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64()).to_pylist()
+    return [None if value is None else _EPOCH + timedelta(microseconds=value) for value in micros]
+
+
+def _dictionaries(column: Any) -> list[Any]:
+    names = [column.type.field(index).name for index in range(column.type.num_fields)]
+    if not names:
+        return [{} for _ in range(len(column))]
+    rows = zip(*map(to_python, column.flatten()), strict=True)
+    records: list[Any] = [dict(zip(names, row, strict=True)) for row in rows]
+    if column.null_count:
+        return [record if valid else None for record, valid in zip(records, column.is_valid(), strict=True)]
+    return records
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowEntries:
+    """Entries whose columns are Arrow arrays of one length.
+
+    `key` are the key's columns, by name. `records` is a struct array: the records of puts, or what updates set; where
+    `typed`, its fields are those of `Changes`, each a struct (but `remove`, which updates of a batch have in common).
+    `to_python` makes a list of Python values of an array, of a struct dictionaries.
+    """
+
+    key: pa.StructArray
+    records: pa.StructArray | None
+    to_python: Callable[[Any], list[Any]] = to_python
+    default_records: pa.StructArray | None = None
+    sources: pa.Array | None = None
+    positions: pa.Array | None = None
+    times: pa.Array | None = None
+    typed: bool = False
+    remove: Sequence[str] = ()
+    _made: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @staticmethod
+    def of(batch: ArrowFrame, key: str | Sequence[str], *, updates: bool = False) -> ArrowEntries:
+        """Return the rows of a batch, a table or a frame as entries: their key in the columns `key`; the records are
+        all columns, and what `updates` set all others."""
+        import pyarrow as pa
+
+        if not isinstance(batch, ArrowFrame):
+            raise ConfigurationError(
+                f"entries of Arrow were to be made of {batch!r:.60}; expected an Arrow table or batch, or a frame.",
+                "Give one, or make RowEntries(keys, values).",
+                argument="batch",
+            )
+        rows = batch if isinstance(batch, pa.RecordBatch) else table_of(batch, "entries")
+        key = key_columns("entries", key)
+        columns = {name: _whole(rows, place) for place, name in enumerate(rows.schema.names)}
+        missing = [name for name in key if name not in columns]
+        twice = repeated(rows.schema.names)
+        if missing or twice:
+            wrong = f"no column {missing[0]!r}, which is of the key" if missing else f"two columns {twice[0]!r}"
+            raise SchemaMismatchError(
+                f"an Arrow batch has {wrong}; it has {', '.join(rows.schema.names)}.",
+                f"Give it the key's columns ({', '.join(key)}), and each column once.",
+                column=(missing or twice)[0],
+            )
+        nested = next((name for name in key if pa.types.is_nested(columns[name].type)), None)
+        if nested is not None:
+            raise SchemaMismatchError(
+                f"the key column {nested!r} of an Arrow batch is {columns[nested].type}, which can't be a key.",
+                "Give a column of plain values.",
+                column=nested,
+            )
+        if (found := first_unreadable(pa.table(columns))) is not None:
+            raise found.error("an Arrow batch", f"row {found.row}", row=found.row)
+        for name, column in columns.items():  # stores keep microseconds
+            if pa.types.is_timestamp(column.type) and column.type.tz is not None and column.type.unit == "ns":
+                columns[name] = fitted(column, name, "timestamp", "an Arrow batch")
+        held = {name: column for name, column in columns.items() if not (updates and name in key)}
+        return ArrowEntries(
+            struct_of({name: columns[name] for name in key}, rows.num_rows), struct_of(held, rows.num_rows)
+        )
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """The names of the key's columns, in the order of keys that are tuples."""
+        return tuple(self.key.type.field(place).name for place in range(self.key.type.num_fields))
+
+    @property
+    def keys(self) -> Sequence[Any]:
+        keys: list[Any] = self._once("keys", self._keys)
+        return keys
+
+    def _keys(self) -> list[Any]:
+        columns = [self.to_python(column) for column in self.key.flatten()]
+        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+    @property
+    def values(self) -> Sequence[Any] | None:
+        values = self._python("values", self.records)
+        if values is None or not self.typed:
+            return values
+        changes: list[Changes] = self._once("changes", lambda: [Changes(**row, remove=self.remove) for row in values])
+        return changes
+
+    @property
+    def defaults(self) -> Sequence[Any] | None:
+        return self._python("defaults", self.default_records)
+
+    @property
+    def newest(self) -> Sequence[Any] | None:
+        return self._python("newest", self.times)
+
+    @property
+    def marks(self) -> Sequence[Mark] | None:
+        if self.sources is None or self.positions is None:
+            return None
+        marks: list[Mark] = self._once("marks", self._marks)
+        return marks
+
+    def _marks(self) -> list[Mark]:
+        assert self.sources is not None
+        assert self.positions is not None
+        return list(map(Mark, self.sources.to_pylist(), self.positions.to_pylist()))
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def take(self, indices: Sequence[int]) -> ArrowEntries:
+        return self._with(lambda array: array.take(indices))
+
+    def part(self, start: int, end: int) -> ArrowEntries:
+        return self if start == 0 and end >= len(self) else self._with(lambda array: array.slice(start, end - start))
+
+    def without_defaults(self) -> ArrowEntries:
+        return self if self.default_records is None else replace(self, default_records=None, _made={})
+
+    def null_key(self) -> int | None:
+        return _first_null(self.key, *self.key.flatten())
+
+    def null_value(self) -> int | None:
+        return None if self.records is None else _first_null(self.records)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(
+            int(column.nbytes) for column in (self.key, self.records, self.default_records) if column is not None
+        )
+
+    def _with(self, pick: Callable[[Any], Any]) -> ArrowEntries:
+        columns = ("key", "records", "default_records", "sources", "positions", "times")
+        arrays: dict[str, Any] = {name: getattr(self, name) for name in columns}
+        picked: dict[str, Any] = {name: None if array is None else pick(array) for name, array in arrays.items()}
+        return replace(self, **picked, _made={})
+
+    def _python(self, name: str, array: Any) -> list[Any] | None:
+        return None if array is None else self._once(name, lambda: self.to_python(array))
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+
+def is_arrow(value: object) -> bool:
+    """Whether a value is a RecordBatch or a Table of Arrow's, which is not loaded to say so."""
+    return type(value).__module__.startswith("pyarrow.") and hasattr(value, "num_rows")
+
+
+def _whole(batch: Any, place: int) -> Any:
+    """Return a column as one array of plain values."""
+    import pyarrow as pa
+
+    column = batch.column(place)
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+        if isinstance(column, pa.ChunkedArray) and column.num_chunks != 1:  # an array has at most 2 GB
+            raise SchemaMismatchError(
+                f"the column {batch.schema.names[place]!r} of an Arrow table is too large for one request.",
+                "Give the batches of the table one by one: table.to_batches().",
+                column=batch.schema.names[place],
+            )
+        column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _first_null(*columns: pa.Array) -> int | None:
+    import pyarrow.compute as pc
+
+    places = [pc.index(pc.is_null(column), True).as_py() for column in columns if column.null_count]
+    return min(places, default=None)
+
+
+# Marks for the records of Arrow batches: where the message of each stands in what it was read from.
+#
+# The rows of one message and one key are told apart by an ordinal, their number in the order in which they arrive here.
+# So they have to arrive sorted: by source and offset, then by the key, then by all else that they differ in. That they
+# have the same ordinals when a batch is run again needs the same rows then; where an expression gives others each time
+# (`rand()`), a tie is refused.
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedSource:
+    """What marks say of one source partition: its `name` there, and the `epoch` in which it is read."""
+
+    name: str
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Marking:
+    """How records are marked.
+
+    `columns` hold, joined with dots, the partition that a record comes from: all of "lake.flights.3", or its end, where
+    `stream` is the beginning for all records. `offset` is the column of the number there. `sources` are the partitions
+    by that text; marks name others by `prefix` and the text. `exact` says that the same batch gives the same rows
+    whenever it is run.
+    """
+
+    columns: tuple[str, ...]
+    offset: str
+    sources: Mapping[str, MarkedSource]
+    stream: str = ""
+    prefix: str = ""
+    exact: bool = True
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The columns that records have to be sorted by, before the key's."""
+        return (*reversed(self.columns), self.offset)
+
+
+class Marks:
+    """Marks of the batches of one task, which arrive in order."""
+
+    def __init__(self, marking: Marking, key: Sequence[str], what: str) -> None:
+        self._marking, self._key, self._what = marking, tuple(key), what
+        self._last: tuple[Any, ...] | None = None
+        self._ordinal = 0
+
+    def of(self, batch: Any) -> tuple[Any, Any]:
+        """Return the sources and the positions (`position_of`) of a batch's records, as Arrow arrays of text."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        encoded = self._places(batch).dictionary_encode()
+        sources = [self._source(text) for text in encoded.dictionary.to_pylist()]
+        names = pa.array([source.name for source in sources], pa.string())
+        epochs = pa.array([f"{source.epoch:010d}" for source in sources], pa.string())
+        ordinals = self._ordinals(batch, encoded.indices)
+        positions = pc.binary_join_element_wise(
+            epochs.take(encoded.indices), _digits(batch.column(self._marking.offset), 20), _digits(ordinals, 6), ":"
+        )
+        return names.take(encoded.indices), positions
+
+    def _places(self, batch: Any) -> Any:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        columns = [batch.column(name) for name in self._marking.columns]
+        if len(columns) == 1:
+            return columns[0]
+        return pc.binary_join_element_wise(*[column.cast(pa.string()) for column in columns], ".")
+
+    def _source(self, place: Any) -> MarkedSource:
+        text = f"{self._marking.stream}.{place}" if self._marking.stream else str(place)
+        return self._marking.sources.get(text) or MarkedSource(self._marking.prefix + text)
+
+    def _ordinals(self, batch: Any, places: Any) -> Any:
+        """Number the rows of one message and one key; nearly all messages have one."""
+        import numpy as np
+        import pyarrow as pa
+
+        count = batch.num_rows
+        offsets = batch.column(self._marking.offset).to_numpy(zero_copy_only=False)
+        where = places.to_numpy(zero_copy_only=False)
+        ordinals = np.zeros(count, dtype=np.int64)
+        if not count:
+            return pa.array(ordinals)
+        again = np.flatnonzero((offsets[1:] == offsets[:-1]) & (where[1:] == where[:-1])) + 1
+        keys = [batch.column(name) for name in self._key]
+
+        def message(row: int) -> tuple[Any, ...]:
+            place = self._places(batch.slice(row, 1))[0].as_py()
+            return (place, int(offsets[row]), *(column[row].as_py() for column in keys))
+
+        if self._last is not None and message(0) == self._last:
+            ordinals[0] = self._tie(self._ordinal, self._last)
+        for row in again.tolist():
+            here = message(row)
+            if here == message(row - 1):
+                ordinals[row] = self._tie(int(ordinals[row - 1]), here)
+        self._last, self._ordinal = message(count - 1), int(ordinals[-1])
+        return pa.array(ordinals)
+
+    def _tie(self, ordinal: int, message: tuple[Any, ...]) -> int:
+        if not self._marking.exact:
+            place, offset, *key = message
+            raise ConfigurationError(
+                f"{self._what}: the message at offset {offset} of {place} gives several records of the key "
+                f"{key[0] if len(key) == 1 else tuple(key)!r}, and their expressions give others each time they are "
+                "computed: when a batch is run again, nobody could tell which of them the table has.",
+                "Leave out rand(), uuid() and the like before this table, or have one record of a key in a message.",
+                operator=self._what,
+            )
+        return ordinal + 1
+
+
+def _digits(column: Any, width: int) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.utf8_lpad(column.cast(pa.int64()).cast(pa.string()), width=width, padding="0")
+
+
+UPDATE, DEFAULT = "update", "default"
+TOMBSTONE, TIMESTAMP = "__tombstone", "__timestamp"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How records become requests: without a contract as whole records, with one as updates.
+
+    Updates lie in the struct `update`, defaults in `default`; a boolean stands for a struct without fields.
+    Where `typed`, an update has structs for what is set, added and appended, and `remove` is what all updates remove.
+    """
+
+    key: tuple[str, ...]
+    contract: UpdateContract | None = None
+    conditions: Conditions = field(default=Conditions())
+    typed: bool = False
+    remove: tuple[str, ...] = ()
+    args: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One operation, and the rows of the batch that its entries are."""
+
+    operation: Operation[Any]
+    batch: Any
+    rows: Sequence[int]
+
+
+def parts_of(batch: Any, shape: Shape, marks: Marks | None, what: str) -> list[Part]:
+    """Return what is to be sent for a batch, in order: few operations, however often puts and deletes alternate.
+
+    All records of a kind go into one operation, up to where a key's own kind changes; what follows of the key, and of
+    others whose kind changes as often, is in the next two.
+    """
+    whole = _entries(batch, shape, marks, what)
+    deleted = batch.column(TOMBSTONE).to_pylist() if TOMBSTONE in batch.schema.names else []
+    if not any(deleted):
+        return [Part(_writing(whole, shape), batch, range(batch.num_rows))]
+    parts = []
+    for writes, deletes in _waves(whole.keys, deleted):
+        if writes:
+            parts.append(Part(_writing(whole.take(writes), shape), batch, writes))
+        if deletes:
+            parts.append(Part(_deleting(whole.take(deletes), shape), batch, deletes))
+    return parts
+
+
+def _waves(keys: Sequence[Any], deleted: Sequence[bool]) -> list[tuple[list[int], list[int]]]:
+    """Return the rows that are written and those that are deleted, by wave: of a wave, a key is in one of the two."""
+    waves: list[tuple[list[int], list[int]]] = []
+    last: dict[Any, tuple[int, bool]] = {}
+    for row, (key, kind) in enumerate(zip(keys, map(bool, deleted), strict=True)):
+        wave, before = last.get(key, (0, kind))
+        wave += before is not kind
+        last[key] = (wave, kind)
+        if wave == len(waves):
+            waves.append(([], []))
+        waves[wave][kind].append(row)
+    return waves
+
+
+def _writing(entries: ArrowEntries, shape: Shape) -> Operation[Any]:
+    kind = OperationKind.PUT if shape.contract is None else OperationKind.UPDATE
+    contract = shape.contract or UpdateContract.UPDATE_WITH_DEFAULTS
+    return Operation(kind, entries, shape.args, shape.conditions, contract=contract, key=shape.key, rerun=True)
+
+
+def _deleting(entries: ArrowEntries, shape: Shape) -> Operation[Any]:
+    bare = ArrowEntries(entries.key, None, entries.to_python, None, entries.sources, entries.positions, entries.times)
+    return Operation(OperationKind.DELETE, bare, shape.args, shape.conditions, key=shape.key, rerun=True)
+
+
+def _entries(batch: Any, shape: Shape, marks: Marks | None, what: str) -> ArrowEntries:
+    sources, positions = (None, None) if marks is None else marks.of(batch)
+    columns = {name: batch.column(name) for name in batch.schema.names if not name.startswith("__")}
+    key = struct_of({name: columns[name] for name in shape.key}, batch.num_rows)
+    defaults = None
+    if shape.contract is None:
+        records = struct_of(columns, batch.num_rows)
+    else:
+        records = _struct_of(columns[UPDATE])
+        if DEFAULT in columns:
+            defaults = _struct_of(columns[DEFAULT])
+    times = None if shape.conditions.newest_by is None else _times(batch, records, shape, what)
+    return ArrowEntries(key, records, to_python, defaults, sources, positions, times, shape.typed, shape.remove)
+
+
+def _struct_of(column: Any) -> Any:
+    import pyarrow as pa
+
+    return struct_of({}, len(column)) if pa.types.is_boolean(column.type) else column
+
+
+def _times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
+    """Return the time of each record: its column, or where a tombstone has none, when it was sent."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    name = shape.conditions.newest_by
+    values = records.field("set") if shape.typed else records
+    if values.type.get_field_index(name) < 0:
+        raise SchemaMismatchError(
+            f"{what}: records have no {name!r}, by which the table keeps what is newest.",
+            "Keep the column, or set it with each update; or declare the table with another newest_by.",
+            column=name,
+        )
+    times = pc.struct_field(values, [values.type.get_field_index(name)])
+    if times.null_count and TOMBSTONE in batch.schema.names and pa.types.is_timestamp(times.type):
+        sent = batch.column(TIMESTAMP).cast(times.type) if TIMESTAMP in batch.schema.names else None
+        if sent is not None:
+            times = pc.if_else(pc.and_(batch.column(TOMBSTONE), pc.is_null(times)), sent, times)
+    if times.null_count:
+        keys = struct_of({name: batch.column(name) for name in shape.key}, batch.num_rows)
+        first = to_python(keys.filter(pc.is_null(times)).slice(0, 1))[0]
+        raise SchemaMismatchError(
+            f"{what}: {times.null_count} record(s) have null in {name!r}, by which the table keeps what is newest; the "
+            f"first is of {first}.",
+            "Filter them out, or give them a time: coalesce(…).",
+            column=name,
+        )
+    return times

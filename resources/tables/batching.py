@@ -1,0 +1,652 @@
+"""`BatchProcessor`: places operations into batches and answers each when the requests that it is in are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+from dagster_adjunct.resources.common import check_whole_number
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableAccessError
+from dagster_adjunct.resources.tables.key_order import HeldBack, KeyOrder, Turn, in_waves
+from dagster_adjunct.resources.tables.layers import Layer
+from dagster_adjunct.resources.tables.operation import (
+    Entries,
+    Operation,
+    OperationKind,
+    Outcomes,
+    PerLoop,
+    Problem,
+    RowEntries,
+    State,
+    same_args,
+    size_of,
+)
+
+
+class Batch:
+    """Operations that are sent together, in the order in which they were added."""
+
+    __slots__ = ("_provider", "count", "operations", "size")
+
+    def __init__(self, provider: BatchProvider) -> None:
+        self._provider = provider
+        self.operations: list[Operation[Any]] = []
+        self.count = 0  # entries
+        self.size = 0  # bytes, where the provider has a limit
+
+    def takes(self, operation: Operation[Any], size: int) -> bool:
+        """Whether the batch stays within its limits with the operation in it; an empty one takes anything."""
+        provider = self._provider
+        if not self.operations:
+            return True
+        if self.count + operation.count > provider.size:
+            return False
+        return provider.bytes is None or self.size + size <= provider.bytes
+
+    def add(self, operation: Operation[Any], size: int) -> None:
+        self.operations.append(operation)
+        self.count += operation.count
+        self.size += size
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more fits, so that there is no use in waiting."""
+        provider = self._provider
+        return self.count >= provider.size or (provider.bytes is not None and self.size >= provider.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchProvider:
+    """What a table's batches are like: how much is in one request, and how long an operation waits for others.
+
+    - `size`: at most so many entries.
+    - `bytes`: about so many bytes at most (`size_of`); an entry that is larger goes alone.
+    - `delay`: operations wait so many seconds for others, unless a batch is full before. With 0 those that are made in
+      one turn of the event loop are gathered, which costs an operation nothing but that turn.
+    - `compact`: of puts and deletes of one key in a batch only the last is sent, unless something else is asked of the
+      key between them. Updates are refused then, since each of them counts; so are conditions.
+    """
+
+    size: int = 1000
+    bytes: int | None = None
+    delay: float = 0.0
+    compact: bool = False
+
+    def __post_init__(self) -> None:
+        whole = "a whole number from 1 on"
+        check_whole_number(self.size, f"a batch of {self.size!r} entries", whole, argument="size")
+        if self.bytes is not None:
+            check_whole_number(self.bytes, f"a batch of {self.bytes!r} bytes", whole, argument="bytes")
+        number = isinstance(self.delay, int | float) and not isinstance(self.delay, bool)
+        if not number or not 0 <= self.delay < math.inf:
+            raise ConfigurationError(
+                f"a batch's delay is {self.delay!r}: expected a number of seconds from 0 on.",
+                "Change it.",
+                argument="delay",
+            )
+        if not isinstance(self.compact, bool):
+            raise ConfigurationError(
+                f"a batch's compact is {self.compact!r}: expected True or False.", "Change it.", argument="compact"
+            )
+
+    def batch(self) -> Batch:
+        """A new, empty batch."""
+        return Batch(self)
+
+    def gathers(self, operation: Operation[Any], size: int) -> bool:
+        """Whether the operation may be sent with others: its entries are Python values, and leave room."""
+        if type(operation.entries) is not RowEntries or operation.count >= self.size:
+            return False
+        return self.bytes is None or size < self.bytes
+
+    def size_of(self, operation: Operation[Any]) -> int:
+        """The operation's bytes where there is a limit, else 0."""
+        return 0 if self.bytes is None else operation.entries.nbytes
+
+
+_LAST_COUNTS = (OperationKind.PUT, OperationKind.DELETE)
+
+
+def check_compactable(table: str, operation: Operation[Any]) -> None:
+    """Raise ConfigurationError for an operation that needs every entry of a key."""
+    if operation.kind is OperationKind.UPDATE or operation.conditions:
+        what = "updates" if operation.kind is OperationKind.UPDATE else "conditions"
+        raise ConfigurationError(
+            f"table {table}: its batches are compact, which keep the last entry of a key only, and {what} "
+            "need every one.",
+            "Declare the table with BatchProvider(compact=False), the default.",
+            argument="batches",
+            table=table,
+        )
+
+
+def compacted(operations: Sequence[Operation[Any]], keys: Sequence[Hashable]) -> tuple[list[int], dict[int, list[int]]]:
+    """The entries that are sent, of those with these operations and keys, and of these, which others they stand for."""
+    last: dict[Hashable, int] = {}
+    followers: dict[int, list[int]] = {}
+    dropped: set[int] = set()
+    for entry, (operation, key) in enumerate(zip(operations, keys, strict=True)):
+        if operation.kind not in _LAST_COUNTS:
+            last.pop(key, None)
+            continue
+        before = last.get(key)
+        if before is not None and same_args(operations[before].args, operation.args):
+            dropped.add(before)
+            followers[entry] = [*followers.pop(before, ()), before]
+        last[key] = entry
+    return [entry for entry in range(len(keys)) if entry not in dropped], followers
+
+
+@dataclass(slots=True)
+class RequestSpan:
+    """Entries of a request, from `start` on, that are those of the batch's operation `of` at `places`."""
+
+    of: int
+    start: int
+    places: Sequence[int]
+
+
+@dataclass(slots=True)
+class Request:
+    """One operation for the layer below. `followers` share the outcome of an entry that took their place:
+    (the entry's place in the request, operation of the batch, place in it)."""
+
+    operation: Operation[Any]
+    spans: list[RequestSpan]
+    followers: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+class BatchHandler:
+    """Makes few requests of a batch, none larger than the provider says, in which each key's order is kept."""
+
+    def __init__(self, provider: BatchProvider, *, table: str) -> None:
+        self._provider = provider
+        self._table = table
+
+    def check(self, operation: Operation[Any]) -> None:
+        """Raise ConfigurationError for what such batches can't do."""
+        if self._provider.compact:
+            check_compactable(self._table, operation)
+
+    def is_one_request(self, operation: Operation[Any]) -> bool:
+        """Whether the operation by itself needs nothing done to it; most are like that."""
+        provider, count = self._provider, operation.count
+        if count > provider.size or (provider.compact and count > 1):
+            return False
+        if provider.bytes is not None and count > 1 and operation.entries.nbytes > provider.bytes:
+            return False
+        return not _deletes_among(operation)
+
+    def requests(self, operations: Sequence[Operation[Any]]) -> list[Request]:
+        """The requests, in the order in which those that share a key take effect."""
+        if not self._provider.compact:
+            if len(operations) == 1:
+                if not _deletes_among(operations[0]):
+                    return list(self._cut(operations[0]))
+            elif (one := _concatenated(operations)) is not None:
+                return [one]
+        return list(self._by_wave(operations))
+
+    def _cut(self, operation: Operation[Any]) -> Iterator[Request]:
+        """Requests within the limits, of a batch that is one operation."""
+        whole = range(len(operation))
+        for start, end in _cuts(operation.entries, self._provider):
+            if end - start == len(whole):
+                yield Request(operation, [RequestSpan(0, 0, whole)])
+            else:
+                part = operation.with_entries(operation.entries.part(start, end))
+                yield Request(part, [RequestSpan(0, 0, whole[start:end])])
+
+    def _by_wave(self, operations: Sequence[Operation[Any]]) -> Iterator[Request]:
+        lanes = _Lanes()
+        flat: list[tuple[int, int]] = []
+        lane_of: list[int] = []
+        keys: list[Hashable] = []
+        for number, operation in enumerate(operations):
+            lane, entries = lanes.lane(operation), operation.entries
+            keys.extend(entries.keys)
+            flat.extend((number, place) for place in range(len(entries)))
+            if _deletes_among(operation):
+                deletes = lanes.lane(replace(operation, kind=OperationKind.DELETE))
+                lane_of.extend(deletes if value is None else lane for value in entries.values or ())
+            else:
+                lane_of.extend([lane] * len(entries))
+        followers: dict[int, list[int]] = {}
+        kept: Sequence[int] = range(len(keys))
+        if self._provider.compact:
+            kept, followers = compacted([lanes.operations[lane] for lane in lane_of], keys)
+        for lane, wave in in_waves([lane_of[e] for e in kept], [keys[e] for e in kept]):
+            members = [kept[place] for place in wave]
+            yield from self._wave(
+                lanes.operations[lane], operations, [flat[e] for e in members], members, followers, flat
+            )
+
+    def _wave(
+        self,
+        lane: Operation[Any],
+        operations: Sequence[Operation[Any]],
+        origins: Sequence[tuple[int, int]],
+        members: Sequence[int],
+        followers: dict[int, list[int]],
+        flat: Sequence[tuple[int, int]],
+    ) -> Iterator[Request]:
+        entries = _picked(operations, origins, lane.kind)
+        for start, end in _cuts(entries, self._provider):
+            spans: list[RequestSpan] = []
+            for place, (of, origin) in enumerate(origins[start:end]):
+                if not spans or spans[-1].of != of:
+                    spans.append(RequestSpan(of, place, []))
+                spans[-1].places.append(origin)  # type: ignore[attr-defined]
+            behind = [
+                (place, *flat[follower])
+                for place, member in enumerate(members[start:end])
+                for follower in followers.get(member, ())
+            ]
+            yield Request(lane.with_entries(entries.part(start, end)), spans, behind)
+
+
+class _Lanes:
+    """Numbers what may be in one request: the same kind, arguments, conditions and contract."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation[Any]] = []
+
+    def lane(self, operation: Operation[Any]) -> int:
+        for number, known in enumerate(self.operations):
+            if one_lane(known, operation):
+                return number
+        self.operations.append(operation)
+        return len(self.operations) - 1
+
+
+def one_lane(one: Operation[Any], other: Operation[Any]) -> bool:
+    """Whether the entries of both may be in one request."""
+    return (
+        one.kind is other.kind
+        and one.contract is other.contract
+        and one.key == other.key
+        and one.conditions == other.conditions
+        and one.rerun is other.rerun
+        and same_args(one.args, other.args)
+    )
+
+
+def _deletes_among(operation: Operation[Any]) -> bool:
+    return operation.kind is OperationKind.PUT and operation.entries.null_value() is not None
+
+
+def _concatenated(operations: Sequence[Operation[Any]]) -> Request | None:
+    """All of the operations as one, where they may be."""
+    first = operations[0]
+    if any(not one_lane(first, other) for other in operations) or any(map(_deletes_among, operations)):
+        return None
+    spans, start = [], 0
+    for number, operation in enumerate(operations):
+        spans.append(RequestSpan(number, start, range(len(operation))))
+        start += len(operation)
+    return Request(first.with_entries(_joined([operation.entries for operation in operations])), spans)
+
+
+def _joined(parts: Sequence[Entries[Any]]) -> RowEntries[Any]:
+    def column(name: str) -> list[Any] | None:
+        columns = [getattr(part, name) for part in parts]
+        if all(one is None for one in columns):
+            return None
+        return [
+            value
+            for part, one in zip(parts, columns, strict=True)
+            for value in (one if one is not None else [None] * len(part))
+        ]
+
+    keys = [key for part in parts for key in part.keys]
+    return RowEntries(keys, *map(column, ("values", "defaults", "marks", "newest")))
+
+
+def _picked(
+    operations: Sequence[Operation[Any]], origins: Sequence[tuple[int, int]], kind: OperationKind
+) -> Entries[Any]:
+    """The entries at (operation, place), in this order; those of deletes without their values."""
+    of = {number for number, _ in origins}
+    if len(of) == 1:
+        (only,) = of
+        picked = operations[only].entries.take([place for _, place in origins])
+    else:
+        picked = _joined([operations[number].entries.part(place, place + 1) for number, place in origins])
+    if kind is OperationKind.DELETE:
+        return RowEntries(picked.keys, None, None, picked.marks, picked.newest)
+    return picked
+
+
+def _cuts(entries: Entries[Any], provider: BatchProvider) -> Iterator[tuple[int, int]]:
+    """From where to where each request goes."""
+    count, step = len(entries), provider.size
+    if provider.bytes is not None and entries.nbytes > provider.bytes:
+        if isinstance(entries, RowEntries):
+            yield from _cuts_by_bytes(entries, provider)
+            return
+        step = min(step, max(1, count * provider.bytes // max(1, entries.nbytes)))
+    for start in range(0, count, step):
+        yield start, min(start + step, count)
+
+
+def _cuts_by_bytes(entries: RowEntries[Any], provider: BatchProvider) -> Iterator[tuple[int, int]]:
+    assert provider.bytes is not None
+    columns = [column for column in (entries.keys, entries.values, entries.defaults) if column is not None]
+    sizes = [sum(map(size_of, row)) for row in zip(*columns, strict=True)]
+    ends = [0, *accumulate(sizes)]
+    start = 0
+    for end in range(1, len(sizes) + 1):
+        if end == len(sizes) or ends[end + 1] - ends[start] > provider.bytes or end - start == provider.size:
+            yield start, end
+            start = end
+
+
+class _Call:
+    """What is known so far of the outcomes of one caller's operation."""
+
+    __slots__ = ("_defaults_put", "_error", "_problems", "_records", "answer", "left", "operation")
+
+    def __init__(self, operation: Operation[Any]) -> None:
+        self.operation = operation
+        self.answer: asyncio.Future[Outcomes] = asyncio.get_running_loop().create_future()
+        self.left = 0  # requests that it is in and that are not answered
+        self._problems: dict[int, Problem] = {}
+        self._records: list[Any] | None = None
+        self._defaults_put = 0
+        self._error: BaseException | None = None
+
+    def note(self, places: Sequence[int], outcomes: Outcomes, start: int) -> None:
+        """The outcomes of the entries at `places` are those from `start` on."""
+        if outcomes.problems:
+            for place, member in enumerate(places, start):
+                if member_problem := outcomes.problems.get(place):
+                    self._problems[member] = member_problem
+        if outcomes.records is not None:
+            if self._records is None:
+                self._records = [None] * len(self.operation)
+            for place, member in enumerate(places, start):
+                self._records[member] = outcomes.records[place]
+
+    def began(self, defaults: int) -> None:
+        self._defaults_put += defaults
+
+    def failed(self, error: BaseException) -> None:
+        self._error = self._error or error
+
+    def answered(self) -> None:
+        """One of its requests is over."""
+        self.left -= 1
+        if self.left or self.answer.done():
+            return
+        if self._error is not None:
+            self.answer.set_exception(self._error)
+        else:
+            count = len(self.operation)
+            self.answer.set_result(Outcomes(count, self._records, self._problems, self._defaults_put))
+
+
+class BatchProcessor:
+    """The batches of one event loop."""
+
+    def __init__(self, below: Layer, provider: BatchProvider, handler: BatchHandler, in_flight: int) -> None:
+        self._below = below
+        self._provider = provider
+        self._handler = handler
+        self._order = KeyOrder()
+        self._held_back = HeldBack()
+        self._slots = asyncio.Semaphore(in_flight)
+        self._gathering: _Gathering | None = None
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        if not operation.count:
+            return Outcomes(0)
+        size = self._provider.size_of(operation) if self._provider.bytes else 0
+        if not self._provider.gathers(operation, size):
+            self._end_gathering()  # it comes before, for keys of both
+            return await self._alone(operation)
+        gathering = self._gathering
+        if gathering is not None and not gathering.batch.takes(operation, size):
+            self._end_gathering()
+            gathering = None
+        if gathering is not None:
+            return await self._with_others(gathering, operation, size)
+        gathering = self._gathering = _Gathering(self._provider.batch())
+        if self._provider.delay:
+            loop = asyncio.get_running_loop()
+            gathering.timer = loop.call_later(self._provider.delay, self._end_gathering, gathering)
+            return await self._with_others(gathering, operation, size)
+        return await self._first_of(gathering, operation, size)
+
+    async def flush(self) -> None:
+        """Send what is gathered; return when everything that was asked before is answered."""
+        self._end_gathering()
+        await self._order.over()
+
+    async def _first_of(self, gathering: _Gathering, operation: Operation[Any], size: int) -> Outcomes:
+        """Gather what others ask in this turn of the event loop; whoever is alone then needs no task."""
+        gathering.batch.add(operation, size)
+        gathering.calls.append(None)
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            gathering.withdraw(0)
+            if self._gathering is gathering:
+                self._end_gathering()
+            raise
+        if self._gathering is gathering:
+            if len(gathering.calls) == 1:
+                self._gathering = None
+                return await self._alone(operation)
+            self._end_gathering()
+        return await self._answer(gathering, 0)
+
+    async def _with_others(self, gathering: _Gathering, operation: Operation[Any], size: int) -> Outcomes:
+        mine = len(gathering.calls)
+        gathering.batch.add(operation, size)
+        gathering.calls.append(None)
+        if gathering.batch.full:
+            self._end_gathering()
+        return await self._answer(gathering, mine)
+
+    async def _answer(self, gathering: _Gathering, mine: int) -> Outcomes:
+        call = gathering.calls[mine]
+        if call is None:
+            call = gathering.calls[mine] = _Call(gathering.batch.operations[mine])
+        try:
+            return await call.answer
+        except asyncio.CancelledError:
+            gathering.withdraw(mine)
+            raise
+
+    def _end_gathering(self, only: _Gathering | None = None) -> None:
+        """Send the batch, each request in a task of its own: no caller's end is that of the others."""
+        gathering = self._gathering
+        if gathering is None or (only is not None and gathering is not only):
+            return
+        self._gathering = None
+        if gathering.timer is not None:
+            gathering.timer.cancel()
+        calls: list[_Call] = []
+        for place, operation in enumerate(gathering.batch.operations):
+            if gathering.withdrawn is None or place not in gathering.withdrawn:
+                call = gathering.calls[place] = gathering.calls[place] or _Call(operation)
+                calls.append(call)
+        if not calls:
+            return
+        try:
+            gathering.tasks = self._start(calls)
+        except Exception as error:  # noqa: BLE001 - whoever waits is told; nothing was sent
+            for call in calls:
+                call.answer.set_exception(error)
+
+    def _start(self, calls: Sequence[_Call]) -> list[asyncio.Task[None]]:
+        requests = self._handler.requests([call.operation for call in calls])
+        members = [[calls[of] for of in _members(request)] for request in requests]
+        for of_request in members:
+            for call in of_request:
+                call.left += 1
+        turns = [self._order.take(request.operation.entries) for request in requests]
+        tasks = []
+        for request, turn, of_request in zip(requests, turns, members, strict=True):
+            task = asyncio.create_task(self._answer_calls(request, turn, calls, of_request))
+            # A task that is cancelled before its first step runs none of its own code.
+            task.add_done_callback(partial(self._ended, turn, of_request))
+            tasks.append(task)
+        return tasks
+
+    async def _answer_calls(
+        self, request: Request, turn: Turn, calls: Sequence[_Call], members: Sequence[_Call]
+    ) -> None:
+        await turn.come()
+        async with self._slots:
+            try:
+                outcomes = await self._held_back.sent(turn, request.operation, self._below)
+            except Exception as error:  # noqa: BLE001 - it is the callers'
+                if len(members) == 1 or len(request.spans) == 1 or _may_have_acted(request.operation, error):
+                    for call in members:
+                        call.failed(error)
+                else:
+                    await self._one_after_the_other(request, calls)
+                return
+            if len(request.spans) > 1 and outcomes.problems and _is_one_callers(request.operation, outcomes):
+                await self._one_after_the_other(request, calls)
+                return
+        for span in request.spans:
+            calls[span.of].note(span.places, outcomes, span.start)
+        for place, of, origin in request.followers:
+            if place in outcomes.problems:
+                calls[of].note([origin], Outcomes(1, problems={0: outcomes.problems[place]}), 0)
+        if outcomes.defaults_put:  # nobody says whose
+            members[0].began(outcomes.defaults_put)
+
+    async def _one_after_the_other(self, request: Request, calls: Sequence[_Call]) -> None:
+        """The request was refused as a whole, maybe for what one caller asks: the others are not to suffer from it."""
+        problems: dict[int, Problem] = {}
+        errors: dict[int, Exception] = {}
+        for span in request.spans:
+            end = span.start + len(span.places)
+            part = request.operation.with_entries(request.operation.entries.part(span.start, end))
+            try:
+                outcomes = await self._below.send(part)
+            except Exception as error:  # noqa: BLE001 - it is the caller's
+                calls[span.of].failed(error)
+                errors |= dict.fromkeys(range(span.start, end), error)
+            else:
+                calls[span.of].note(span.places, outcomes, 0)
+                calls[span.of].began(outcomes.defaults_put)
+                problems |= {span.start + place: problem for place, problem in outcomes.problems.items()}
+        for place, of, origin in request.followers:
+            if place in errors:
+                calls[of].failed(errors[place])
+            elif place in problems:
+                calls[of].note([origin], Outcomes(1, problems={0: problems[place]}), 0)
+
+    def _ended(self, turn: Turn, members: Sequence[_Call], task: asyncio.Task[None]) -> None:
+        turn.leave()
+        for call in members:
+            if task.cancelled():
+                call.answer.cancel()
+            elif (error := task.exception()) is not None:
+                call.failed(error)
+            call.answered()
+
+    async def _alone(self, operation: Operation[Any]) -> Outcomes:
+        if self._handler.is_one_request(operation):
+            turn = self._order.take(operation.entries)
+            try:
+                if turn.ahead:
+                    await turn.come()
+                await self._slots.acquire()
+                try:
+                    return await self._held_back.sent(turn, operation, self._below)
+                finally:
+                    self._slots.release()
+            finally:
+                turn.leave()
+        call = _Call(operation)
+        tasks = self._start([call])
+        try:
+            return await call.answer
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            raise
+
+
+class _Gathering:
+    """A batch that is open, and who waits for it."""
+
+    __slots__ = ("batch", "calls", "tasks", "timer", "withdrawn")
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.calls: list[_Call | None] = []
+        self.timer: asyncio.TimerHandle | None = None
+        self.withdrawn: set[int] | None = None
+        self.tasks: list[asyncio.Task[None]] | None = None
+
+    def withdraw(self, mine: int) -> None:
+        """Its caller was cancelled: it is not sent if it was not; where nobody is left, the requests end."""
+        self.withdrawn = (self.withdrawn or set()) | {mine}
+        if self.tasks is not None and len(self.withdrawn) == len(self.calls):
+            for task in self.tasks:
+                task.cancel()
+
+
+def _may_have_acted(operation: Operation[Any], error: BaseException) -> bool:
+    """Whether sending again may repeat an effect: of updates, unless it was their declaration that was refused."""
+    return operation.kind is OperationKind.UPDATE and not isinstance(error, ConfigurationError | SchemaMismatchError)
+
+
+def _is_one_callers(operation: Operation[Any], outcomes: Outcomes) -> bool:
+    """Whether the function refused the request as a whole, and each caller's part of it may be sent alone.
+
+    What is wrong with the table itself is everybody's.
+    """
+    problem = outcomes.problems.get(0)
+    if problem is None or problem.state is not State.REFUSED or not problem.of_request or problem.error is None:
+        return False
+    everybodys = isinstance(problem.error, ConfigurationError | TableAccessError)
+    return not everybodys and not _may_have_acted(operation, problem.error)
+
+
+def _members(request: Request) -> list[int]:
+    """Whose entries a request has, or stands for; each once."""
+    return list(dict.fromkeys([*(span.of for span in request.spans), *(of for _, of, _ in request.followers)]))
+
+
+class BatchLayer:
+    """Sends few large requests where many small operations are made, and cuts what is too large for one.
+
+    - What is asked of one key takes effect in the order of the calls; requests that share no key overtake each other.
+    - At most `in_flight` requests are under way at a time, in each event loop (a Spark task has one).
+    - A caller that is cancelled takes back what was not sent yet; what was sent with others goes on for them.
+    - An entry's problem is that of its caller only.
+
+    Each event loop has batches of its own: nothing says in what order two threads call.
+    """
+
+    def __init__(self, below: Layer, *, table: str, batches: BatchProvider | None = None, in_flight: int = 8) -> None:
+        check_whole_number(in_flight, f"table {table}: in_flight={in_flight!r}", "1 or more", argument="in_flight")
+        provider = batches or BatchProvider()
+        self._below = below
+        self._handler = handler = BatchHandler(provider, table=table)
+        self._processors = PerLoop(lambda: BatchProcessor(below, provider, handler, in_flight))
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        self._handler.check(operation)
+        return await self._processors.here().send(operation)
+
+    async def flush(self) -> None:
+        """Send what waits for others, and return when all that was asked so far is answered."""
+        await asyncio.sleep(0)  # tasks that were made and did not run yet have asked for something, too
+        await self._processors.here().flush()
+
+    async def close(self) -> None:
+        await self.flush()
+        await self._below.close()

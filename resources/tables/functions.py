@@ -1,0 +1,746 @@
+"""Read and write functions: how a `RemoteTable` reaches one kind of store.
+
+A function is small and picklable while it is closed, and holds its connection between `open` and `close`. Pickling
+never carries the connection, so a function can be declared on a driver and opened by each executor. Behaviour of
+updates: SAMZA-2709 (partial updates in the Table API).
+
+There are two ways to write one. A service that takes one request a key: override `get`, or `put`, `delete` and
+`update`, of `TableReadFunction` and `TableWriteFunction`; each `_all` form sends several of them at a time. A store
+that takes many entries at once and tells what became of each: override `send` of `StoreFunction`, and say in
+`capabilities` what it can do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar
+
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    PermanentError,
+    RecordNotFoundError,
+    TableAccessError,
+    TableError,
+    TransientError,
+)
+from dagster_adjunct.resources.tables.layers import Capabilities, Layer, ended_itself, limit_each_request
+from dagster_adjunct.resources.tables.operation import (
+    DIRECT,
+    Changes,
+    Conditions,
+    Entries,
+    Operation,
+    OperationKind,
+    Outcomes,
+    Problem,
+    RowEntries,
+    State,
+    causes,
+    first_cause,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredConditions:
+    """What a table asks its store to check with every write (`Conditions`).
+
+    `newest_by` holds for every write, and its time comes with the entries or is read from records and updates.
+    `idempotent` holds for messages, which carry marks; a direct call has none, and is done each time it is made.
+    `on_replay` says what a startpoint's records, which are read again on purpose, do: "apply" or "skip".
+    """
+
+    table: str
+    newest_by: str | None = None
+    idempotent: bool = False
+    on_replay: Literal["apply", "skip"] = "apply"
+
+    def check(self, capabilities: Capabilities | None) -> None:
+        """Raise ConfigurationError where the declaration, or the write function, makes no sense of it."""
+        for name, wanted in (("newest_by", self.newest_by is not None), ("idempotent", self.idempotent)):
+            if wanted and (capabilities is None or not getattr(capabilities, name)):
+                raise ConfigurationError(
+                    f"table {self.table} declares {name}, and "
+                    + ("has no write function." if capabilities is None else "its write function can't check it."),
+                    f"Declare a write function whose store can, or leave {name} out.",
+                    argument=name,
+                    table=self.table,
+                )
+        if self.newest_by is not None and (not isinstance(self.newest_by, str) or not self.newest_by):
+            raise ConfigurationError(
+                f"table {self.table}: newest_by={self.newest_by!r}; expected the name of a column.",
+                "Name the column that holds a record's time.",
+                argument="newest_by",
+                table=self.table,
+            )
+        if not isinstance(self.idempotent, bool):
+            raise ConfigurationError(
+                f"table {self.table}: idempotent={self.idempotent!r}; expected True or False.",
+                "Change it.",
+                argument="idempotent",
+                table=self.table,
+            )
+        if self.on_replay not in ("apply", "skip") or (self.on_replay == "skip" and not self.idempotent):
+            raise ConfigurationError(
+                f"table {self.table}: on_replay={self.on_replay!r} with idempotent={self.idempotent}; expected "
+                '"apply", or "skip" together with idempotent=True.',
+                "Correct the declaration.",
+                argument="on_replay",
+                table=self.table,
+            )
+
+    def on(self, operation: Operation[Any]) -> Operation[Any]:
+        """The operation with these conditions, and what they need of each entry; errors before anything is sent."""
+        if (self.newest_by is None and not self.idempotent) or not operation.kind.writes or operation.conditions:
+            return operation
+        entries = operation.entries
+        idempotent = self.idempotent and entries.marks is not None
+        if self.newest_by is None:
+            return replace(operation, conditions=_ONCE if idempotent else _MARKED)
+        if not idempotent and operation.kind is OperationKind.UPDATE:
+            self._check_repeatable(entries)
+        if entries.newest is None or entries.marks is None:
+            times = entries.newest if entries.newest is not None else self._times(operation)
+            marks = entries.marks if entries.marks is not None else [DIRECT] * len(entries)
+            entries = RowEntries(entries.keys, entries.values, entries.defaults, marks, times)
+        return replace(operation, entries=entries, conditions=Conditions(self.newest_by, idempotent, self.idempotent))
+
+    def deleted(self, keys: Sequence[Any], newest: Any) -> RowEntries[Any]:
+        """The entries of a delete, which hold by the time `newest` where it is given."""
+        if newest is None:
+            return RowEntries(keys)
+        if self.newest_by is None:
+            raise ConfigurationError(
+                f"table {self.table} got a delete by newest={newest!r}, and is not declared with newest_by.",
+                "Leave it out, or declare the table with newest_by.",
+                argument="newest",
+                table=self.table,
+            )
+        return RowEntries(keys, newest=[newest] * len(keys))
+
+    def _times(self, operation: Operation[Any]) -> list[Any]:
+        assert self.newest_by is not None
+        values: Sequence[Any] = operation.entries.values or [None] * len(operation)
+        times = [_time(value, self.newest_by) for value in values]
+        for place, time in enumerate(times):
+            if time is None:
+                key, column = operation.entries.keys[place], self.newest_by
+                gone = operation.kind is OperationKind.DELETE or values[place] is None
+                thing = "update" if operation.kind is OperationKind.UPDATE else "record"
+                raise TableError(
+                    f"table {self.table}: {operation.kind.value} of key {key!r} has no {column}, by which the table "
+                    "keeps the newest.",
+                    f"Say by which {column} the record goes: delete({key!r}, newest=…)."
+                    if gone
+                    else f"Give the {thing} its {column}.",
+                    table=self.table,
+                )
+        return times
+
+    def _check_repeatable(self, entries: Entries[Any]) -> None:
+        if not isinstance(entries, RowEntries):
+            return  # of a stream: its expressions are known, and refused, when the application is planned
+        for place, value in enumerate(entries.values or ()):
+            if isinstance(value, Changes) and not value.repeatable:
+                raise TableError(
+                    f"table {self.table}: the update of key {entries.keys[place]!r} adds or appends, and newest_by "
+                    "alone applies what has an equal time again.",
+                    "Declare the table idempotent=True and send messages with marks, or only set values.",
+                    table=self.table,
+                )
+
+
+_ONCE, _MARKED = Conditions(None, True), Conditions(keeps_marks=True)
+
+
+def check_conditions(table: str, function: TableFunction, operation: Operation[Any]) -> None:
+    """Raise for conditions of a request that its function would leave out, or that have nothing to go by."""
+    conditions, entries = operation.conditions, operation.entries
+    capabilities, what = function.capabilities, f"table {table}: a {operation.kind.value}"
+    for name, wanted in (("newest_by", conditions.newest_by is not None), ("idempotent", conditions.idempotent)):
+        if wanted and not getattr(capabilities, name):
+            raise ConfigurationError(
+                f"{what} came with the condition {name}, and {type(function).__name__} can't check it.",
+                f"Leave it out, or send it to a table whose store can check {name}.",
+                argument=name,
+                table=table,
+            )
+    if isinstance(entries, RowEntries):  # of a stream they are made together
+        needed = ["marks"] if conditions.newest_by is None else ["marks", "newest"]
+        for name in needed:
+            if getattr(entries, name) is None:
+                raise TableError(
+                    f"{what} came with conditions, and its entries have no {name}.",
+                    f"Give RowEntries(…, {name}=…), or let the table declare its conditions.",
+                    table=table,
+                )
+
+
+def _time(value: Any, column: str) -> Any:
+    if isinstance(value, Changes):
+        return value.set.get(column)
+    return value.get(column) if isinstance(value, Mapping) else getattr(value, column, None)
+
+
+def outcomes_of_missing(
+    operation: Operation[Any], error: BaseException, problem_of: Callable[[BaseException], Problem]
+) -> Outcomes | None:
+    """What an error says of updates where missing records are among its causes; None where none are.
+
+    The entries of the keys that its RecordNotFoundErrors name are missing. The others are done, or, where the error is
+    a group with others in it, have the first of those as their problem.
+    """
+    told = [cause for cause in causes(error) if isinstance(cause, RecordNotFoundError)]
+    if operation.kind is not OperationKind.UPDATE or not told:
+        return None
+    count, missing = len(operation), Problem(State.MISSING, error)
+    if count == 1:
+        return Outcomes.all(1, missing)
+    lacking, wrong = _keys_told(told, operation.entries.keys)
+    if wrong:
+        untold = TableError(
+            f"RecordNotFoundError was raised for {count} entries {wrong}.",
+            "Give the error the keys without a record, of those asked for: RecordNotFoundError(…, keys=[…]).",
+        )
+        untold.__cause__ = error
+        return Outcomes.all(count, Problem(State.REFUSED, untold, of_request=True))
+    other = _other_than_missing(error)
+    others = None if other is None else problem_of(other)
+    problems: dict[int, Problem] = {}
+    for place, key in enumerate(operation.entries.keys):
+        if key in lacking:
+            problems[place] = missing
+        elif others is not None:
+            problems[place] = others
+    return Outcomes(count, problems=problems)
+
+
+def _keys_told(told: Sequence[RecordNotFoundError], asked: Sequence[Any]) -> tuple[set[Any], str]:
+    """The keys without a record that errors name, and what is wrong with these; "" where nothing is."""
+    if any(isinstance(cause.keys, str | bytes) for cause in told):
+        return set(), f"with the keys {told[0].keys!r:.60}, which is one text"
+    try:
+        lacking = {key for cause in told for key in cause.keys}
+    except TypeError as error:
+        return set(), f"with what are no keys: {error}"
+    others = sorted(map(repr, lacking - set(asked)))
+    if others:
+        return set(), f"with keys that were not asked for: {', '.join(others[:3])}{', …' if len(others) > 3 else ''}"
+    return lacking, "" if lacking else "without the keys that have no record"
+
+
+def _other_than_missing(error: BaseException) -> BaseException | None:
+    """The first member of a group, at any depth, that has no missing record among its causes."""
+    for cause in causes(error):
+        if isinstance(cause, BaseExceptionGroup):
+            for member in cause.exceptions:
+                if first_cause(member, RecordNotFoundError) is None:
+                    return member
+    return None
+
+
+def record_not_found(keys: Sequence[object], table: str = "the table") -> RecordNotFoundError:
+    """The error for updates that met no record, naming the first few of `keys`."""
+    shown = ", ".join(repr(key) for key in keys[:3]) + (", …" if len(keys) > 3 else "")
+    many = len(keys) > 1
+    return RecordNotFoundError(
+        f"{table} has no record to update for {len(keys)} key{'s' if many else ''}: {shown}.",
+        "Put the record first, or send an UpdateMessage with a default under UPDATE_WITH_DEFAULTS.",
+        keys=tuple(keys),
+    )
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+U = TypeVar("U")
+
+_AT_ONCE = 32  # requests in flight at a time when a *_all form is built on the single form
+
+
+class TableFunction(ABC):
+    """What read and write functions share: a life-cycle, operations, and a word on which errors pass."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the function can do; known without a connection."""
+        return Capabilities(takes_args=True)
+
+    def column_types(self) -> dict[str, str] | None:
+        """The table's columns and their types, where they are declared; None where only the store knows them."""
+        return None
+
+    async def stored_types(self) -> dict[str, str] | None:
+        """The same as the store has them, which may take a connection; None where it has none that all records have."""
+        return self.column_types()
+
+    def exists(self) -> bool | None:
+        """Whether the table is there, where that can be told without a server; looking makes nothing."""
+        return None
+
+    async def open(self) -> None:  # noqa: B027 - nothing to do is the rule
+        """Connect, or do nothing when connected.
+
+        It is called before every request, so a function that lost its connection gets it back here.
+        """
+
+    async def close(self) -> None:  # noqa: B027
+        """Give back what `open` took. A closed function may be opened again."""
+
+    def is_retriable(self, error: BaseException) -> bool:
+        """Whether the request that raised `error` may succeed when it is sent again as it was.
+
+        By default what says so (TransientError), and what says that nobody answers: OSError, which errors of
+        connections and time-outs are.
+        """
+        return isinstance(error, (TransientError, OSError))
+
+    def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
+        """What an error of a request says of its entries. `sent`: the store may have got it, and have acted on it.
+
+        A missing record is told by RecordNotFoundError anywhere among the error's causes. An error that passes is known
+        to have had no effect only where nothing was sent. Who makes a PermanentError of an OSError has decided that it
+        does not pass.
+        """
+        if first_cause(error, RecordNotFoundError) is not None:
+            return Problem(State.MISSING, error)
+        decided = False
+        for cause in causes(error):
+            decided = decided or isinstance(cause, PermanentError)
+            passes = isinstance(cause, TransientError) or self.is_retriable(cause)
+            if passes and not (decided and isinstance(cause, OSError)):
+                return Problem(State.UNKNOWN if sent else State.FAILED, error, _pause(error, cause))
+        return Problem(State.REFUSED, error)
+
+    @abstractmethod
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Do what the operation asks, in the order of each key's entries, and tell what became of each entry."""
+
+
+class TableReadFunction(TableFunction, Generic[K, V]):
+    """Reads records by key. `args` are handed through from the caller of the table."""
+
+    @abstractmethod
+    async def get(self, key: K, *args: object) -> V | None:
+        """The record of `key`, or None where there is none."""
+
+    async def get_all(self, keys: Sequence[K], *args: object) -> dict[K, V]:
+        """The records of those `keys` that have one. Built on `get` unless the store can do better."""
+        gets = Operation(OperationKind.GET, RowEntries(list(keys)), args)
+        return _found(gets, await _one_by_one(self, gets, lambda key, _: self.get(key, *args)))
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        if operation.kind.writes:  # of a function of both kinds
+            return await super().send(operation)  # type: ignore[safe-super]
+        keys = operation.entries.keys
+        if type(self).get_all is TableReadFunction.get_all:
+            return await _one_by_one(self, operation, lambda key, _: self.get(key, *operation.args))
+        try:
+            records = await self.get_all(list(dict.fromkeys(keys)), *operation.args)
+            return Outcomes(len(keys), [records.get(key) for key in keys])
+        except Exception as error:  # noqa: BLE001 - it becomes the outcome
+            return Outcomes.all(len(keys), problem_told(self, error))
+
+
+class TableWriteFunction(TableFunction, Generic[K, V, U]):
+    """Writes records by key: whole ones (V) with put, parts of them (U) with update.
+
+    The `_all` forms keep the order of the entries of one key and promise nothing about the order between keys. As they
+    stand here they send single requests, and one that fails does not keep the others from being sent.
+
+    A function that overrides an `_all` form answers for all of its entries at once: it raises what holds for all, but
+    RecordNotFoundError of `update_all` names the keys without a record, and all other entries are applied then.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        own = type(self)
+        return Capabilities(
+            takes_args=True,
+            updates=own.update is not TableWriteFunction.update or own.update_all is not TableWriteFunction.update_all,
+            changes=frozenset({"set"}),
+            puts_if_absent=own.put_if_absent is not TableWriteFunction.put_if_absent,
+        )
+
+    @abstractmethod
+    async def put(self, key: K, value: V, *args: object) -> None:
+        """Make `value` the record of `key`, whatever was there."""
+
+    @abstractmethod
+    async def delete(self, key: K, *args: object) -> None:
+        """Remove the record of `key`; no error where there is none."""
+
+    async def update(self, key: K, update: U, *args: object) -> None:
+        """Apply `update` to the record of `key`. RecordNotFoundError(keys=(key,)) where there is none."""
+        raise TableError(
+            f"{type(self).__name__} has no partial updates, and one was asked for.",
+            "Put whole records, or override update() in the function.",
+            function=type(self).__name__,
+        )
+
+    async def put_if_absent(self, key: K, value: V, *args: object) -> bool:
+        """Make `value` the record of `key` where there is none, in one request; return whether it was made."""
+        raise TableError(
+            f"{type(self).__name__} can't put a record only where there is none, and was asked to.",
+            "Override put_if_absent() in the function.",
+            function=type(self).__name__,
+        )
+
+    async def put_all(self, entries: Sequence[tuple[K, V]], *args: object) -> None:
+        """`put` for each entry, in order for each key."""
+        puts = Operation(OperationKind.PUT, _rows(entries), args)
+        _well(puts, await _one_by_one(self, puts, lambda key, value: self.put(key, value, *args)))
+
+    async def delete_all(self, keys: Sequence[K], *args: object) -> None:
+        """`delete` for each key."""
+        deletes = Operation(OperationKind.DELETE, RowEntries(list(keys)), args)
+        _well(deletes, await _one_by_one(self, deletes, lambda key, _: self.delete(key, *args)))
+
+    async def update_all(self, entries: Sequence[tuple[K, U]], *args: object) -> None:
+        """`update` for each entry, in order for each key.
+
+        Entries whose key has a record are applied. Then, if there are others, RecordNotFoundError
+        names all their keys; the entries of those keys had no effect.
+        """
+        updates = Operation(OperationKind.UPDATE, _rows(entries), args)
+        _well(updates, await _one_by_one(self, updates, lambda key, update: self.update(key, update, *args)))
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        if not operation.kind.writes:
+            return await super().send(operation)  # type: ignore[safe-super]
+        own, args, entries = type(self), operation.args, operation.entries
+        kind, values = operation.kind, entries.values or ()
+        if kind is OperationKind.PUT_IF_ABSENT:
+            return await _one_by_one(self, operation, lambda key, value: self.put_if_absent(key, value, *args))
+        if kind is OperationKind.PUT:
+            if own.put_all is TableWriteFunction.put_all:
+                return await _one_by_one(self, operation, lambda key, value: self.put(key, value, *args))
+            return await self._at_once(
+                operation, lambda: self.put_all(list(zip(entries.keys, values, strict=True)), *args)
+            )
+        if kind is OperationKind.DELETE:
+            if own.delete_all is TableWriteFunction.delete_all:
+                return await _one_by_one(self, operation, lambda key, _: self.delete(key, *args))
+            return await self._at_once(operation, lambda: self.delete_all(list(entries.keys), *args))
+        if own.update_all is TableWriteFunction.update_all:
+            return await _one_by_one(self, operation, lambda key, update: self.update(key, update, *args))
+        return await self._at_once(
+            operation, lambda: self.update_all(list(zip(entries.keys, values, strict=True)), *args)
+        )
+
+    async def _at_once(self, operation: Operation[Any], request: Callable[[], Awaitable[None]]) -> Outcomes:
+        try:
+            await request()
+        except Exception as error:  # noqa: BLE001 - it becomes the outcome
+            told = partial(problem_told, self)
+            return outcomes_of_missing(operation, error, told) or Outcomes.all(len(operation), told(error))
+        return Outcomes(len(operation))
+
+
+def check_args(function: TableFunction, operation: Operation[Any], table: str | None = None) -> None:
+    """Raise ConfigurationError where an operation has extra arguments that the function would drop."""
+    if operation.args and not function.capabilities.takes_args:
+        where = "" if table is None else f"table {table}: "
+        raise ConfigurationError(
+            f"{where}a {operation.kind.value} came with {len(operation.args)} extra argument(s), and "
+            f"{type(function).__name__} has no use for any.",
+            "Leave them out, or give the table a function of your own that takes them.",
+            table=table,
+        )
+
+
+def problem_told(function: TableFunction, error: BaseException, *, sent: bool = True) -> Problem:
+    """What a function says of an error. Where it fails to say, after a request, the entries are refused: nobody who
+    sees another error than the request's is to take it for "nothing was sent"."""
+    try:
+        return function.problem_of(error, sent=sent)
+    except Exception as wrong:  # noqa: BLE001 - it becomes the outcome
+        table_error = TableError(
+            f"{type(function).__name__} raised {type(wrong).__name__} ({wrong}) when it was asked whether "
+            f"{type(error).__name__} ({error}) may pass.",
+            "Correct its is_retriable(): it is asked about every error, and about what caused it.",
+            function=type(function).__name__,
+        )
+        table_error.__cause__ = error
+        return Problem(State.REFUSED, table_error, of_request=True)
+
+
+def _pause(error: BaseException, cause: BaseException) -> float | None:
+    """The seconds that a store has asked to wait; a note where `retry_after` is none."""
+    asked = getattr(cause, "retry_after", None)
+    try:
+        pause = None if asked is None or isinstance(asked, bool) else float(asked)
+    except (TypeError, ValueError, OverflowError):
+        pause = math.inf
+    if asked is None or (pause is not None and 0 <= pause < math.inf):
+        return pause
+    error.add_note(f"Its retry_after is {asked!r:.60}, which is no number of seconds: the policy's own waits are kept.")
+    return None
+
+
+class StoreFunction(TableReadFunction[K, V], TableWriteFunction[K, V, U]):
+    """A function of both kinds whose store takes operations as they are; the single requests go through `send`."""
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities: ...
+
+    @abstractmethod
+    async def send(self, operation: Operation[Any]) -> Outcomes: ...
+
+    async def get(self, key: K, *args: object) -> V | None:
+        return (await self.get_all([key], *args)).get(key)
+
+    async def get_all(self, keys: Sequence[K], *args: object) -> dict[K, V]:
+        gets = Operation(OperationKind.GET, RowEntries(list(keys)), args)
+        return _found(gets, await self._sent(gets))
+
+    async def put(self, key: K, value: V, *args: object) -> None:
+        await self.put_all([(key, value)], *args)
+
+    async def put_all(self, entries: Sequence[tuple[K, V]], *args: object) -> None:
+        await self._sent(Operation(OperationKind.PUT, _rows(entries), args))
+
+    async def put_if_absent(self, key: K, value: V, *args: object) -> bool:
+        return not (await self._sent(Operation(OperationKind.PUT_IF_ABSENT, RowEntries([key], [value]), args))).problems
+
+    async def delete(self, key: K, *args: object) -> None:
+        await self.delete_all([key], *args)
+
+    async def delete_all(self, keys: Sequence[K], *args: object) -> None:
+        await self._sent(Operation(OperationKind.DELETE, RowEntries(list(keys)), args))
+
+    async def update(self, key: K, update: U, *args: object) -> None:
+        await self.update_all([(key, update)], *args)
+
+    async def update_all(self, entries: Sequence[tuple[K, U]], *args: object) -> None:
+        await self._sent(Operation(OperationKind.UPDATE, _rows(entries), args))
+
+    async def _sent(self, operation: Operation[Any]) -> Outcomes:
+        check_args(self, operation)
+        await self.open()
+        return _well(operation, await self.send(operation))
+
+
+def _well(operation: Operation[Any], outcomes: Outcomes) -> Outcomes:
+    """The outcomes; what was wrong is raised: missing records as one error, any other first, as it says more."""
+    for problem in outcomes.problems.values():
+        if problem.error is not None and not problem.is_answer:
+            raise problem.error
+    missing = outcomes.places(State.MISSING)
+    if missing:
+        raise record_not_found(list(dict.fromkeys(operation.entries.keys[place] for place in missing)))
+    return outcomes
+
+
+def _found(gets: Operation[Any], outcomes: Outcomes) -> dict[Any, Any]:
+    records = _well(gets, outcomes).records or ()
+    return {key: record for key, record in zip(gets.entries.keys, records, strict=True) if record is not None}
+
+
+def _rows(entries: Sequence[tuple[Any, Any]]) -> RowEntries[Any]:
+    return RowEntries([key for key, _ in entries], [value for _, value in entries])
+
+
+async def _one_by_one(
+    function: TableFunction, operation: Operation[Any], request: Callable[[Any, Any], Awaitable[Any]]
+) -> Outcomes:
+    """One request per entry: in sequence for one key, several keys at a time; after a problem, no more of its key.
+
+    What follows a failed entry of its key is FAILED, nothing of it was sent; what follows a missing one is missing.
+    """
+    keys = operation.entries.keys
+    values: Sequence[Any] = operation.entries.values or [None] * len(keys)
+    by_key: dict[Any, list[int]] = {}
+    for place, key in enumerate(keys):
+        by_key.setdefault(key, []).append(place)
+    slots = asyncio.Semaphore(_AT_ONCE)
+    answers: list[Any] = [None] * len(keys)
+    problems: dict[int, Problem] = {}
+    attempt = limit_each_request() if len(keys) > 1 else None
+
+    async def in_sequence(places: list[int]) -> None:
+        async with slots:
+            for done, place in enumerate(places):
+                limit = asyncio.timeout(None if attempt is None else attempt.seconds)
+                try:
+                    async with limit:
+                        answers[place] = await request(keys[place], values[place])
+                except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it becomes the outcome
+                    if isinstance(error, asyncio.CancelledError):
+                        error = ended_itself(error)
+                    late = attempt is not None and limit.expired() and isinstance(error, TimeoutError)
+                    problem = attempt.late(keys[place]) if late and attempt else problem_told(function, error)
+                    problems[place] = problem
+                    # Nothing more of the key is sent: what another writer begins now would get it without this entry.
+                    left = problem
+                    if problem.state is not State.MISSING:
+                        left = replace(problem, state=State.FAILED if problem.may_pass else State.REFUSED)
+                    problems.update(dict.fromkeys(places[done + 1 :], left))
+                    return
+
+    await asyncio.gather(*(in_sequence(places) for places in by_key.values()))
+    if operation.kind is OperationKind.GET:
+        return Outcomes(len(keys), answers, problems)
+    if operation.kind is OperationKind.PUT_IF_ABSENT:
+        problems |= {p: Problem(State.SKIPPED) for p, made in enumerate(answers) if not made and p not in problems}
+    return Outcomes(len(keys), problems=problems)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionLayer:
+    """Sends gets to the one function and writes to the other, each opened before its request."""
+
+    table: str
+    read_function: TableFunction | None
+    write_function: TableFunction | None
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        if not len(operation):
+            return Outcomes(0)
+        function = self._function(operation)
+        try:
+            await function.open()
+        except Exception as error:  # noqa: BLE001 - it becomes the outcome
+            return _of_the_request(operation, problem_told(function, error, sent=False))
+        except asyncio.CancelledError as error:
+            return Outcomes.all(len(operation), problem_told(function, ended_itself(error), sent=False))
+        try:
+            outcomes = await function.send(operation)
+        except asyncio.CancelledError as error:
+            return Outcomes.all(len(operation), problem_told(function, ended_itself(error)))
+        except ConfigurationError:
+            raise  # nothing was sent, and nothing of it can be
+        except Exception as error:  # noqa: BLE001 - it becomes the outcome
+            # Some of it may be done: whoever sends it again has to know.
+            told = partial(problem_told, function)
+            return outcomes_of_missing(operation, error, told) or _of_the_request(operation, told(error))
+        return outcomes if _answers(outcomes, operation) else self._no_answer(function, operation, outcomes)
+
+    async def close(self) -> None:
+        for function in {id(f): f for f in (self.read_function, self.write_function) if f is not None}.values():
+            await function.close()
+
+    def _no_answer(self, function: TableFunction, operation: Operation[Any], outcomes: object) -> Outcomes:
+        answer = type(outcomes).__name__
+        if isinstance(outcomes, Outcomes):
+            records = len(outcomes.records) if isinstance(outcomes.records, Sized) else outcomes.records
+            problems = f"{outcomes.problems!r:.100}" if outcomes.problems else "none"
+            answer = f"Outcomes of {outcomes.count} entries (records: {records}, problems: {problems})"
+        error = TableError(
+            f"{type(function).__name__} answered a {operation.kind.value} of {len(operation)} entries with {answer}.",
+            "Have its send() return Outcomes with one outcome, and for a get one record or None, for each entry; its "
+            "problems are {place: Problem(State.REFUSED, error)} and the like.",
+            table=self.table,
+        )
+        return _of_the_request(operation, Problem(State.REFUSED, error))
+
+    def _function(self, operation: Operation[Any]) -> TableFunction:
+        reads = operation.kind is OperationKind.GET
+        function = self.read_function if reads else self.write_function
+        if function is None:
+            verb, missing = ("asked for records", "read") if reads else ("asked to write", "write")
+            raise ConfigurationError(
+                f"table {self.table} was {verb} but has no {missing} function.",
+                f"Declare it with {missing}_function=….",
+                table=self.table,
+            )
+        check_args(function, operation, self.table)
+        if operation.conditions:
+            check_conditions(self.table, function, operation)
+        return function
+
+
+def _of_the_request(operation: Operation[Any], problem: Problem) -> Outcomes:
+    return Outcomes.all(len(operation), replace(problem, of_request=True))
+
+
+def _answers(outcomes: object, operation: Operation[Any]) -> bool:
+    """Whether there is one outcome for each entry: entries that nobody speaks of must not pass for done."""
+    count = len(operation)
+    if not isinstance(outcomes, Outcomes) or outcomes.count != count:
+        return False
+    problems, records = outcomes.problems, outcomes.records
+    if not isinstance(problems, Mapping):
+        return False
+    if problems and not all(_is_problem(place, count, problem) for place, problem in problems.items()):
+        return False
+    if operation.kind.writes or (records is None and len(problems) == count):
+        return True
+    return isinstance(records, Sequence) and len(records) == count
+
+
+def _is_problem(place: object, count: int, problem: object) -> bool:
+    if not isinstance(place, int) or not 0 <= place < count or not isinstance(problem, Problem):
+        return False
+    pause, error = problem.retry_after, problem.error
+    timed = pause is None or (isinstance(pause, int | float) and 0 <= pause < math.inf)
+    return timed and isinstance(problem.state, State) and (error is None or isinstance(error, BaseException))
+
+
+class LayerAsFunction(StoreFunction[Any, Any, Any]):
+    """A function that hands each operation to `layer`; `capabilities` are those of the function beneath it.
+
+    So a single layer has the methods of a table, and may stand under all layers of another one. What a layer keeps
+    belongs to its process: one that is to travel to tasks is made there.
+    """
+
+    def __init__(self, layer: Layer, capabilities: Capabilities) -> None:
+        self._layer = layer
+        self._capabilities = capabilities
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        return await self._layer.send(operation)
+
+    async def close(self) -> None:
+        await self._layer.close()
+
+
+F = TypeVar("F")
+
+
+def as_declared(function: F, base: type[F], settings: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what `__reduce__` of `base` returns, so that a subclass stays one and keeps what it has of its own.
+
+    A subclass may be made of other arguments than `base`, so its own `__init__` is not called again.
+    """
+    known = vars(rebuilt(base, base, settings))
+    own = {name: value for name, value in vars(function).items() if name not in known}
+    return rebuilt, (type(function), base, settings), own or None
+
+
+def rebuilt(kind: type[F], base: type[F], settings: dict[str, Any]) -> F:
+    function = kind.__new__(kind)
+    base.__init__(function, **settings)
+    return function
+
+
+def is_of_the_record(problem: Problem) -> bool:
+    """Whether an entry was refused for what is in it, as far as its error says: then it may become a dead letter.
+
+    Of other errors nobody knows that they are not the next record's as well: a store that is out of reach, a login that
+    is refused, a mistake in a function. They fail a batch, which is run again when that is mended.
+    """
+    if problem.state is State.MISSING:
+        return True
+    return problem.state is State.REFUSED and not problem.of_request and _is_of_data(problem.error)
+
+
+def comes_again(problem: Problem) -> bool:
+    """Whether an entry is to be sent again, now or when its batch is run again: what it holds has not been refused."""
+    return problem.state is not State.SKIPPED and not is_of_the_record(problem)
+
+
+def _is_of_data(error: BaseException | None) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_of_data, error.exceptions))
+    if isinstance(error, ConfigurationError | TableAccessError):
+        return False
+    return isinstance(error, PermanentError | ValueError | TypeError | ArithmeticError)

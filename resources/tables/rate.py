@@ -1,0 +1,390 @@
+"""`RateLayer`: lets each attempt wait until the credits that it costs are there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
+
+from dagster_adjunct.resources.common import check_name
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TransientError
+from dagster_adjunct.resources.tables.functions import comes_again
+from dagster_adjunct.resources.tables.layers import Layer, send_others
+from dagster_adjunct.resources.tables.metrics import Meter
+from dagster_adjunct.resources.tables.operation import (
+    Clock,
+    Operation,
+    OperationKind,
+    Outcomes,
+    Problem,
+    State,
+    SystemClock,
+    joined,
+    size_of,
+)
+
+# `CreditSource`: where the requests of a table get the credits that they cost.
+#
+# A rate is a budget of credits that come in so many per second, by tag: reads and writes have one each. In plain Python
+# a
+# budget is this process's own; in a run of an application the run's driver hands credits out to its tasks, and leases
+# them from the lake, where all runs share them.
+
+
+# Credits that nobody used expire after so long, and a request that costs more than come in within the other is split
+# where it can be: so in any 10 s no more than the rate and a tenth of it go out.
+KEPT_SECONDS = 0.5
+LARGEST_SECONDS = 0.25
+
+READ, WRITE = "read", "write"
+
+
+class Budget(NamedTuple):
+    """Credits per second for what has one tag. Tables that state one name share the budget of each tag."""
+
+    name: str
+    tag: str
+    rate: float
+
+    @property
+    def largest(self) -> int:
+        """How many credits one request should cost at most, where it can be split; at least 1."""
+        return max(1, int(self.rate * LARGEST_SECONDS))
+
+
+class CreditSource(Protocol):
+    """Hands out credits. Safe to use from any number of coroutines of any event loop."""
+
+    async def acquire(self, budget: Budget, credits: float) -> None:
+        """Return when so many credits may be spent, which are spent then; callers are served in the order they came."""
+        ...
+
+    async def close(self) -> None:
+        """Give back what is open in this event loop; the next call opens it again."""
+        ...
+
+
+_LOOK = 0.25  # seconds after which a wait behind others looks whether it has moved up
+
+
+class TokenBucket:
+    """Credits that come in at `rate` per second and expire unused after half a second (`KEPT_SECONDS`).
+
+    It starts empty: tasks that live for less than a second would otherwise spend a whole burst each,
+    and so pass the rate that they share.
+
+    Whoever waits has spent what is still to come in. Where a wait is cancelled, those behind it move up, and what
+    nobody waits for is there for the next. Event loops of several threads may share a bucket.
+    """
+
+    def __init__(self, rate: float, clock: Clock) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._credits = 0.0
+        self._taking = threading.Lock()
+        self._filled_at = clock.now()
+        self._waits: list[_Wait] = []
+
+    @property
+    def rate(self) -> float:
+        return self._rate
+
+    async def acquire(self, credits: float) -> None:
+        """Return when `credits` may be spent. Callers are served in the order they came, but that of two which move up
+        together, a quarter of a second apart at most, may be the other."""
+        wait = self._take(credits)
+        if wait is None:
+            return
+        try:
+            left = wait.due - self._clock.now()
+            while left > 0:
+                behind = self._waits[0] is not wait
+                await self._clock.sleep(min(left, _LOOK) if behind else left)
+                left = wait.due - self._clock.now() if behind and left > _LOOK else 0.0
+        except BaseException:
+            self._give_back(wait)
+            raise
+        with self._taking:
+            self._waits.remove(wait)
+
+    def _take(self, credits: float) -> _Wait | None:
+        """Spend `credits` that are there or come in later; return the wait until then, None where they are there."""
+        if credits <= 0:
+            return None
+        with self._taking:
+            now = self._clock.now()
+            self._fill(now)
+            self._credits -= credits
+            if self._credits >= 0:
+                return None
+            wait = _Wait(credits, now - self._credits / self._rate)
+            self._waits.append(wait)
+            return wait
+
+    def _fill(self, now: float) -> None:
+        earned = (now - self._filled_at) * self._rate
+        self._credits = min(self._rate * KEPT_SECONDS, self._credits + earned)
+        self._filled_at = now
+
+    def _give_back(self, wait: _Wait) -> None:
+        with self._taking:
+            now = self._clock.now()
+            self._fill(now)
+            to_come = min(wait.credits, max(0.0, (wait.due - now) * self._rate))
+            came_in = min(wait.credits - to_come, self._rate * KEPT_SECONDS)
+            self._credits += to_come + came_in
+            place = self._waits.index(wait)
+            del self._waits[place]
+            for other in self._waits[place:]:
+                other.due -= (to_come + came_in) / self._rate
+
+
+@dataclass(eq=False, slots=True)
+class _Wait:
+    """Somebody who has spent what comes in until `due`."""
+
+    credits: float
+    due: float
+
+
+_MOST = 1e15
+Credits = Callable[["Operation[Any]", "Outcomes | None"], float]
+
+
+def per_record(operation: Operation[Any], answer: Outcomes | None) -> float:
+    """One credit for each entry."""
+    return len(operation) if answer is None else 0
+
+
+def per_byte(operation: Operation[Any], answer: Outcomes | None) -> float:
+    """One credit for each byte that a write sends, about, and for each that a get brings, which it pays afterwards."""
+    if answer is not None:
+        return sum(map(size_of, _found(answer)))
+    return operation.entries.nbytes if operation.kind.writes else 0
+
+
+def per_capacity_unit(operation: Operation[Any], answer: Outcomes | None) -> float:
+    """DynamoDB's units: one for each 1 KiB of a written entry, and for each 4 KiB of a record that a get brings.
+
+    Of an update only its own size is known here, so that it may use more where records are larger than that.
+    """
+    if answer is not None:
+        missing = answer.count - len(_found(answer))
+        return missing + sum(max(1, ceil(size_of(record) / 4096)) for record in _found(answer))
+    if not operation.kind.writes:
+        return 0
+    entries = operation.entries
+    values = entries.values or [None] * len(entries)
+    return sum(max(1, ceil((size_of(k) + size_of(v)) / 1024)) for k, v in zip(entries.keys, values, strict=True))
+
+
+def _found(answer: Outcomes) -> list[Any]:
+    return [record for record in answer.records or () if record is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """Credits per second, reads and writes apart; None is no limit. Updates and deletes are writes.
+
+    In an application the numbers hold over all tasks of all runs; in plain Python for one open table. Tables that name
+    the same `budget` share it; without one it is the table's own.
+
+    `credits` says what a request costs: `per_record`, unless told; `per_byte`, `per_capacity_unit`, or a function of
+    your own. It is called before each attempt with no answer, and after each of a get with the answer, for what only
+    that tells.
+    """
+
+    reads_per_second: float | None = None
+    writes_per_second: float | None = None
+    budget: str | None = None
+    credits: Credits = field(default=per_record, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for what, rate in (("reads", self.reads_per_second), ("writes", self.writes_per_second)):
+            number = isinstance(rate, int | float) and not isinstance(rate, bool)
+            if rate is not None and not (number and 0 < rate <= _MOST):
+                raise ConfigurationError(
+                    f"{what}_per_second is {rate!r:.60}: expected a number above 0, or None for no limit.",
+                    "Correct the rate limit.",
+                    argument=f"{what}_per_second",
+                )
+
+        if self.budget is not None:
+            check_name("budget", self.budget)
+
+    def budgets(self, table: str) -> tuple[Budget, ...]:
+        """Return the budgets that the requests of this table spend."""
+        rates = ((READ, self.reads_per_second), (WRITE, self.writes_per_second))
+        return tuple(Budget(self.budget or table, tag, rate) for tag, rate in rates if rate is not None)
+
+
+# What tables of this process share by a budget's name.
+_SHARED: WeakValueDictionary[tuple[str, str], TokenBucket] = WeakValueDictionary()
+
+
+class LocalCredits:
+    """A `CreditSource` of this process: nobody else spends from its budgets, unless they are `shared` by name."""
+
+    def __init__(self, clock: Clock | None = None, *, shared: bool = False) -> None:
+        self._clock = clock or SystemClock()
+        self._shared = shared
+        self._buckets: dict[Budget, TokenBucket] = {}
+        self._making = threading.Lock()
+
+    async def acquire(self, budget: Budget, credits: float) -> None:
+        bucket = self._buckets.get(budget)
+        if bucket is None:
+            bucket = self._bucket(budget)
+        await bucket.acquire(credits)
+
+    async def close(self) -> None:
+        pass
+
+    def _bucket(self, budget: Budget) -> TokenBucket:
+        with self._making:
+            if budget in self._buckets:
+                return self._buckets[budget]
+            bucket = _SHARED.get((budget.name, budget.tag)) if self._shared else None
+            if bucket is not None and bucket.rate != budget.rate:
+                raise ConfigurationError(
+                    f"budget {budget.name!r} ({budget.tag}): one table states {bucket.rate:g} credits per second, "
+                    f"another {budget.rate:g}; they share the budget, so the rates must be equal.",
+                    "Give both the same rate, or budgets of their own.",
+                    argument="budget",
+                )
+            if bucket is None:
+                bucket = TokenBucket(budget.rate, self._clock)
+                if self._shared:
+                    _SHARED[budget.name, budget.tag] = bucket
+            self._buckets[budget] = bucket
+            return bucket
+
+
+_NO_WAIT = 0.0001  # seconds that asking takes where nobody has to wait
+
+
+@dataclass(slots=True)
+class RateLayer:
+    """Pays for every attempt from the budget of its kind; reads and writes have one each.
+
+    A request that costs more than should go out at once is sent in parts, one after the other. What follows a failed
+    entry of its key in a later part is not sent: FAILED. `source` is where credits come from: by default this process.
+    """
+
+    table: str
+    inner: Layer
+    limit: RateLimit = field(default_factory=RateLimit)
+    source: CreditSource | None = None
+    meter: Meter = field(default_factory=Meter)
+    clock: Clock = field(default_factory=SystemClock)
+    _read: Budget | None = field(init=False)
+    _write: Budget | None = field(init=False)
+    _credits: CreditSource = field(init=False)
+
+    def __post_init__(self) -> None:
+        budgets = {budget.tag: budget for budget in self.limit.budgets(self.table)}
+        self._read, self._write = budgets.get(READ), budgets.get(WRITE)
+        self._credits = self.source or LocalCredits(self.clock, shared=self.limit.budget is not None)
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        budget = self._read if operation.kind is OperationKind.GET else self._write
+        if budget is None:
+            return await self.inner.send(operation)
+        cost = self._cost(operation)
+        if cost <= budget.largest or operation.count <= 1:
+            return await self._attempt(operation, budget, cost)
+        return await self._in_parts(operation, budget, cost)
+
+    def largest(self, wanted: int) -> int:
+        """How many entries a request should have at most, so that it need not be sent in parts."""
+        if self.limit.credits is not per_record:
+            return wanted
+        return min([wanted, *(budget.largest for budget in (self._read, self._write) if budget is not None)])
+
+    async def close(self) -> None:
+        await self._credits.close()
+        await self.inner.close()
+
+    async def _attempt(self, operation: Operation[Any], budget: Budget, cost: float) -> Outcomes:
+        try:
+            waited = await self._acquire(budget, cost)
+        except AdjunctError as error:  # nothing was sent, but earlier parts of the operation may have been
+            # Records that wait for a store to answer are not refused: dead letters must not have them.
+            state = State.FAILED if isinstance(error, TransientError) else State.REFUSED
+            return Outcomes.all(len(operation), Problem(state, error))
+        outcomes = await self.inner.send(operation)
+        if operation.kind is OperationKind.GET and (rest := self._cost(operation, outcomes)) > 0:
+            waited += await self._acquire(budget, rest)
+        return replace(outcomes, waited=outcomes.waited + waited) if waited else outcomes
+
+    def _cost(self, operation: Operation[Any], answer: Outcomes | None = None) -> float:
+        credits = self.limit.credits
+        if credits is per_record:
+            return operation.count if answer is None else 0
+        try:
+            cost = credits(operation, answer)
+        except Exception as wrong:
+            raise self._no_cost(f"raised {type(wrong).__name__}: {wrong}") from wrong
+        if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost <= _MOST:
+            raise self._no_cost(f"gave {cost!r:.60}")
+        return cost
+
+    def _no_cost(self, what: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"table {self.table}: credits of the rate limit {what}: expected a number of credits, 0 or more.",
+            "Correct the function: it gets an operation, and its outcomes behind a get.",
+            argument="credits",
+            table=self.table,
+        )
+
+    async def _acquire(self, budget: Budget, credits: float) -> float:
+        began = self.clock.now()
+        await self._credits.acquire(budget, credits)
+        waited = self.clock.now() - began
+        if waited < _NO_WAIT:
+            return 0.0
+        self.meter.add("rate_waits", waited)
+        return waited
+
+    async def _in_parts(self, operation: Operation[Any], budget: Budget, cost: float) -> Outcomes:
+        sent: list[Outcomes] = []
+        held: dict[Any, Problem] = {}  # by key, why no more of it may be sent
+        for part, its_cost in list(self._parts(operation, budget, cost)):  # what they cost is known before any is sent
+            outcomes = await (self._free_of(part, budget, held) if held else self._attempt(part, budget, its_cost))
+            sent.append(outcomes)
+            if outcomes.problems and operation.kind.writes:
+                keys = part.entries.keys
+                for place, problem in outcomes.problems.items():
+                    if comes_again(problem):
+                        unsent = replace(problem, state=State.FAILED if problem.may_pass else State.REFUSED)
+                        held.setdefault(keys[place], unsent)
+        return joined(sent)
+
+    def _parts(self, operation: Operation[Any], budget: Budget, cost: float) -> Iterator[tuple[Operation[Any], float]]:
+        """Parts that cost no more than should go out at once, or are a single entry."""
+        count = len(operation)
+        size = ceil(count / ceil(cost / budget.largest))
+        for start in range(0, count, size):
+            part = operation.with_entries(operation.entries.part(start, min(count, start + size)))
+            its_cost = self._cost(part)
+            if its_cost > budget.largest and 1 < len(part) < count:
+                yield from self._parts(part, budget, its_cost)
+            else:
+                yield part, its_cost
+
+    async def _free_of(self, part: Operation[Any], budget: Budget, held: dict[Any, Problem]) -> Outcomes:
+        """Send what has no key in `held`."""
+        keys = part.entries.keys
+        problems = {place: held[key] for place, key in enumerate(keys) if key in held}
+
+        async def attempt(allowed: Operation[Any]) -> Outcomes:
+            try:
+                its_cost = self._cost(allowed)
+            except ConfigurationError as error:  # earlier parts are sent
+                return Outcomes.all(len(allowed), Problem(State.REFUSED, error))
+            return await self._attempt(allowed, budget, its_cost)
+
+        return await send_others(part, problems, attempt)

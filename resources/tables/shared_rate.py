@@ -1,0 +1,213 @@
+"""`CreditClient`: a task's credits, which it gets from its run's driver."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakKeyDictionary
+
+from dagster_adjunct.resources.errors import ConfigurationError, TableError
+from dagster_adjunct.resources.spark.errors import from_document
+from dagster_adjunct.resources.tables.rate import Budget
+from dagster_adjunct.resources.tables.rate_server import (
+    CreditAddress,
+    CreditServer,
+    LeasesOfBudget,
+    enter,
+    receive,
+    send,
+)
+from dagster_adjunct.resources.tables.table import RemoteTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dagster_adjunct.resources.objects.lake import Lake
+
+# A driver that can't be reached for so long is gone; one that lives is heard of several times in the other.
+_GONE_SECONDS = 5.0
+_SILENT_SECONDS = 15.0
+_PAUSE_SECONDS = 0.2
+# Small requests that wait together are one demand, of so many seconds' credits at most.
+_TOGETHER_SECONDS = 0.05
+
+
+class CreditClient:
+    """Credits as the driver hands them out: a `CreditSource` with one connection for each budget and event loop.
+
+    `acquire` raises TableError when the driver is gone, and what kept the driver from leasing any.
+    """
+
+    def __init__(self, address: CreditAddress) -> None:
+        self._address = address
+        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Budget, _Line]] = WeakKeyDictionary()
+
+    def __reduce__(self) -> tuple[type[CreditClient], tuple[CreditAddress]]:
+        return CreditClient, (self._address,)
+
+    async def acquire(self, budget: Budget, credits: float) -> None:
+        if credits <= 0:
+            return
+        lines = self._lines.setdefault(asyncio.get_running_loop(), {})
+        line = lines.get(budget)
+        if line is None:
+            line = lines[budget] = _Line(self._address, budget)
+        await line.acquire(credits)
+
+    async def close(self) -> None:
+        for line in self._lines.pop(asyncio.get_running_loop(), {}).values():
+            await line.close()
+
+
+class _Line:
+    """One connection, over which one demand goes at a time."""
+
+    def __init__(self, address: CreditAddress, budget: Budget) -> None:
+        self._address, self._budget = address, budget
+        self._waiting: deque[tuple[float, asyncio.Future[None]]] = deque()
+        self._worker: asyncio.Task[None] | None = None
+        self._open: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def acquire(self, credits: float) -> None:
+        got: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((credits, got))
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        await got
+
+    async def close(self) -> None:
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+        self._hang_up()
+
+    async def _work(self) -> None:
+        while self._waiting:
+            credits, served = self._next()
+            try:
+                if served:
+                    await self._demand(credits)
+            except Exception as error:  # noqa: BLE001 - whoever waits gets it
+                for got in (*served, *(got for _, got in self._waiting)):
+                    if not got.done():
+                        got.set_exception(error)
+                self._waiting.clear()
+                return
+            for got in served:
+                if not got.done():
+                    got.set_result(None)
+
+    def _next(self) -> tuple[float, list[asyncio.Future[None]]]:
+        """Take the first that waits, and those after it that fit with it into one demand."""
+        total = 0.0
+        served: list[asyncio.Future[None]] = []
+        while self._waiting and (not served or total + self._waiting[0][0] <= self._budget.rate * _TOGETHER_SECONDS):
+            credits, got = self._waiting.popleft()
+            if not got.done():
+                total += credits
+                served.append(got)
+        return total, served
+
+    async def _demand(self, credits: float) -> None:
+        message = {"budget": self._budget.name, "tag": self._budget.tag, "credits": credits}
+        lost_at: float | None = None
+        while True:
+            try:
+                reader, writer = await self._connected()
+                await send(writer, message)
+                answer: dict[str, object] = {"wait": True}
+                while "wait" in answer:
+                    async with asyncio.timeout(_SILENT_SECONDS):
+                        answer = await receive(reader)
+                    lost_at = None
+            except (OSError, EOFError, TimeoutError) as error:
+                self._hang_up()
+                now = time.monotonic()
+                lost_at = lost_at or now
+                if now - lost_at > _GONE_SECONDS:
+                    raise self._gone() from error
+                await asyncio.sleep(_PAUSE_SECONDS)
+            except BaseException:
+                self._hang_up()  # in the middle of a demand: another one must not get its answer
+                raise
+            else:
+                if "error" in answer:
+                    raise from_document(answer["error"])  # type: ignore[arg-type]
+                return
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._open is None:
+            self._open = await asyncio.open_connection(self._address.host, self._address.port)
+            await enter(*self._open, self._address.secret)
+        return self._open
+
+    def _hang_up(self) -> None:
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+    def _gone(self) -> TableError:
+        return TableError(
+            f"budget {self._budget.name!r} ({self._budget.tag}): the run's driver, which hands out its credits at "
+            f"{self._address.host}:{self._address.port}, is gone.",
+            "If the run has ended, so must this task. Else see that tasks reach the driver's host (spark.driver.host).",
+            budget=self._budget.name,
+        )
+
+
+class RunCredits:
+    """A run's part of the rates that tables state: a context manager, which hands credits out until its end.
+
+    It begins to when a table with a rate is first written; a run without one has no server.
+    """
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake, self._run = lake, uuid.uuid4().hex[:12]
+        self._server: CreditServer | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._server is not None:
+            self._server.stop()
+
+    def paid(self, table: RemoteTable[Any, Any, Any], spark: SparkSession) -> RemoteTable[Any, Any, Any]:
+        """Return the table as tasks of this session may use it: what its requests cost, they get from here."""
+        budgets = table.rate_limit.budgets(table.name)
+        if not budgets:
+            return table
+        if self._server is None:
+            host = spark.conf.get("spark.driver.host", "127.0.0.1")
+            bind = spark.conf.get("spark.driver.bindAddress", host)
+            self._server = CreditServer(self._leases, host=host or "127.0.0.1", bind=bind)
+        return table.paying(CreditClient(self._server.serve(budgets)))
+
+    def _leases(self, budget: Budget) -> LeasesOfBudget:
+        return LeasesOfBudget(self._lake, budget, self._run)
+
+
+def budgets_of(tables: Iterable[object]) -> tuple[Budget, ...]:
+    """Return the budgets that these tables state; those that are no remote tables have none."""
+    remote = [table for table in tables if isinstance(table, RemoteTable)]
+    return tuple(budget for table in remote for budget in table.rate_limit.budgets(table.name))
+
+
+def check_budgets(budgets: Iterable[Budget]) -> None:
+    """Raise ConfigurationError where tables state one budget with several rates."""
+    rates: dict[tuple[str, str], float] = {}
+    for budget in budgets:
+        rate = rates.setdefault((budget.name, budget.tag), budget.rate)
+        if rate != budget.rate:
+            raise ConfigurationError(
+                f"budget {budget.name!r} is stated with {rate:g} and with {budget.rate:g} {budget.tag}s per second.",
+                "Tables that share a budget state one rate: give all of them the same RateLimit, or other budgets.",
+                argument="budget",
+            )

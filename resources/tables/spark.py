@@ -1,0 +1,608 @@
+"""Writes a DataFrame into a remote table from Spark tasks, each key's records in source order."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import pickle
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    NullKeyError,
+    SchemaMismatchError,
+    TableError,
+    TableUnavailableError,
+)
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value, unreadable
+from dagster_adjunct.resources.spark.errors import from_document, to_document
+from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
+from dagster_adjunct.resources.tables import metrics as metrics_hooks
+from dagster_adjunct.resources.tables.arrow import TOMBSTONE, UPDATE, Marking, Marks, Part, Shape, parts_of
+from dagster_adjunct.resources.tables.cache import CacheLayer
+from dagster_adjunct.resources.tables.functions import is_of_the_record
+from dagster_adjunct.resources.tables.metrics import Meter, TableMetrics
+from dagster_adjunct.resources.tables.operation import (
+    Changes,
+    Conditions,
+    Operation,
+    OperationKind,
+    Outcomes,
+    Problem,
+    RowEntries,
+    State,
+    UpdateContract,
+    first_cause,
+    run_to_end,
+)
+from dagster_adjunct.resources.tables.table import BlockingTable, error_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_adjunct.resources.tables.table import RemoteTable
+
+KEYS_A_TASK = 5_000
+"""How many keys a task asks for at least; so many are asked for in this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The records of the keys that were asked for, None where there is none, and what that took."""
+
+    records: Sequence[Any]
+    metrics: TableMetrics
+
+
+class BulkReader:
+    """Reads a table, keeps its connection, and what it read as long as the table's cache says; `close` it.
+
+    All requests are under the table's batches, retries and rate, in tasks too.
+    """
+
+    def __init__(self, table: RemoteTable[Any, Any, Any], spark: SparkSession) -> None:
+        bare = copy.copy(table)
+        bare.__setstate__(bare.__getstate__() | {"cache": None})  # the cache stands here, over this process and tasks
+        self._table, self._spark, self._here = bare, spark, BlockingTable(bare)
+        self._meter = Meter()
+        self._cache = None if table.cache is None else CacheLayer(_Below(self), table.cache, self._meter, table.clock)
+        self._in_tasks = TableMetrics()
+        self._tasks = 1
+
+    def read(self, keys: Sequence[Hashable], args: tuple[object, ...], tasks: int) -> Read:
+        """Return the records of these keys, each of which stands there once; at most `tasks` Spark tasks ask for them.
+
+        Raises the first error of an entry that the table has given up.
+        """
+        before, self._tasks = self._metrics(), tasks
+        gets = Operation(OperationKind.GET, RowEntries(keys), args, key=self._key)
+        outcomes = self.ask(gets) if self._cache is None else run_to_end(self._cache.send(gets))
+        if outcomes.problems and (error := error_of(self._table.name, gets, outcomes)) is not None:
+            raise error
+        records = outcomes.records or [None] * len(keys)
+        present = len(records) - list(records).count(None)
+        return Read(records, replace(self._metrics() - before, reads=len(keys), found=present))
+
+    def ask(self, gets: Operation[Any]) -> Outcomes:
+        """Ask the table itself."""
+        tasks = min(self._tasks, len(gets) // KEYS_A_TASK)
+        if tasks < 2:
+            outcomes = self._here.send(gets)
+            self._here.flush()
+            return outcomes
+        return self._ask_in_tasks(gets, tasks)
+
+    def close(self) -> None:
+        self._here.close()
+
+    @property
+    def _key(self) -> tuple[str, ...]:
+        return self._table.key if len(self._table.key) > 1 else ()
+
+    def _metrics(self) -> TableMetrics:
+        return self._table.metrics + self._meter.metrics() + self._in_tasks
+
+    def _ask_in_tasks(self, gets: Operation[Any], tasks: int) -> Outcomes:
+        keys = gets.entries.keys
+        size = -(-len(keys) // tasks)
+        parts = [pickle.dumps(keys[at : at + size]) for at in range(0, len(keys), size)]
+        numbered = list(enumerate(parts))
+        frame = self._spark.createDataFrame(numbered, "part int, keys binary").repartitionById(len(parts), "part")
+        ask = _reading_task(self._table, gets.args, self._key)
+        reports = frame.mapInArrow(ask, "keys binary, records binary, report string").collect()
+        answered: dict[Any, Any] = {}
+        metrics, failed = TableMetrics(), None
+        for row in reports:
+            report = json.loads(row.report)
+            metrics += TableMetrics.from_document(report["metrics"]) if "metrics" in report else TableMetrics()
+            failed = failed or report["error"]
+            if row.records is not None:
+                answered.update(zip(pickle.loads(row.keys), pickle.loads(row.records), strict=True))
+        self._in_tasks += metrics
+        metrics_hooks.report(self._table.name, metrics)
+        if failed is not None:
+            raise from_document(failed)
+        return Outcomes(len(keys), [answered[key] for key in keys])
+
+
+@dataclass(frozen=True, slots=True)
+class _Below:
+    """What the cache asks where it knows nothing."""
+
+    reader: BulkReader
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        return self.reader.ask(operation)
+
+    async def close(self) -> None:
+        pass
+
+
+def _reading_task(
+    table: RemoteTable[Any, Any, Any], args: tuple[object, ...], key: tuple[str, ...]
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    def read(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        for batch in batches:
+            for part in batch.column("keys").to_pylist():
+                keys = pickle.loads(part)
+                records, report = asyncio.run(
+                    _asked(table, Operation(OperationKind.GET, RowEntries(keys), args, key=key))
+                )
+                yield pa.RecordBatch.from_pydict(
+                    {
+                        "keys": pa.array([part], pa.binary()),
+                        "records": pa.array([None if records is None else pickle.dumps(records)], pa.binary()),
+                        "report": pa.array([json.dumps(report)], pa.string()),
+                    }
+                )
+
+    return read
+
+
+async def _asked(
+    table: RemoteTable[Any, Any, Any], gets: Operation[Any]
+) -> tuple[Sequence[Any] | None, dict[str, Any]]:
+    """Return the records, and what a task reports; an error as a part of it, since the table's own retries are over."""
+    before = table.metrics
+    try:
+        async with table:
+            outcomes = await table.send(gets)
+        error: AdjunctError | None = error_of(table.name, gets, outcomes) if outcomes.problems else None
+        records = list(outcomes.records or ()) if error is None else None
+    except AdjunctError as raised:
+        records, error = None, raised
+    metrics = (table.metrics - before).to_document()
+    return records, {"metrics": metrics, "error": None if error is None else to_document(error)}
+
+
+AT_ONCE = 4
+"""Batches of Spark's that are under way at a time."""
+KEYS_SHOWN = 5
+_END = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """An entry that is refused for good: its row of a batch, what was asked, and why it was not done."""
+
+    batch: Any
+    row: int
+    kind: str
+    key: Any
+    value: Any
+    problem: str
+
+
+@dataclass(slots=True)
+class TaskReport:
+    """What became of a task's records: counts, and those that were not done."""
+
+    failed: int = 0
+    keys: list[str] = field(default_factory=list)  # the first of those that failed
+    error: AdjunctError | None = None
+    missing: bool = False
+    unfit: bool = False  # whether the error is about what is in its record
+    letters: list[Any] = field(default_factory=list)
+
+    def add(self, part: Part, outcomes: Outcomes, *, letters: Callable[[Letter], Any] | None, at_most: int) -> None:
+        """Take in what became of a part's entries. With `letters`, those that are refused for good are kept as such."""
+        problems = outcomes.problems
+        if not problems:
+            return
+        entries = part.operation.entries
+        for place in sorted(problems):
+            problem = problems[place]
+            if problem.state is State.SKIPPED:  # its condition did not hold: an answer, which the table counts
+                continue
+            if letters is not None and is_of_the_record(problem) and len(self.letters) < at_most + 1:
+                values = entries.values
+                value = None if values is None else values[place]
+                kind = part.operation.kind.value
+                self.letters.append(
+                    letters(Letter(part.batch, part.rows[place], kind, entries.keys[place], value, _told(problem)))
+                )
+                if len(self.letters) <= at_most:
+                    continue
+            self._fail(problem, entries.keys[place])
+
+    def _fail(self, problem: Problem, key: Any) -> None:
+        self.failed += 1
+        if len(self.keys) < KEYS_SHOWN:
+            self.keys.append(repr(key))
+        if self.error is None:
+            self.error, self.missing = _error(problem), problem.state is State.MISSING
+            self.unfit = is_of_the_record(problem)
+
+
+def _told(problem: Problem) -> str:
+    error = problem.error
+    return error.problem if isinstance(error, AdjunctError) else f"{type(error).__name__}: {error}"
+
+
+def _error(problem: Problem) -> AdjunctError:
+    error = problem.error
+    ours = None if error is None else first_cause(error, AdjunctError)
+    if ours is not None:
+        return ours
+    told = f"{type(error).__name__}: {error}" if error is not None else f"the entry is {problem.state.value}"
+    if problem.may_pass:
+        return TableUnavailableError(f"{told}.", "See whether the store can be reached, then run the batch again.")
+    return TableError(f"{told}.", "Correct the records or the table, then run the batch again.")
+
+
+async def pump(
+    batches: Iterator[Any],
+    parts: Callable[[Any], Sequence[Part]],
+    send: Callable[[Part], Any],
+    done: Callable[[Part, Outcomes], bool],
+) -> None:
+    """Send all batches, at most `AT_ONCE` of them under way; stop pulling where `done` says that it is no use.
+
+    Operations are begun in order, and the table keeps those of one key in the order of the calls.
+    """
+    loop = asyncio.get_running_loop()
+    going: set[asyncio.Task[bool]] = set()
+    useful = True
+
+    async def write(parts: Sequence[Part]) -> bool:
+        outcomes = await asyncio.gather(*(send(part) for part in parts))
+        well = [done(part, outcome) for part, outcome in zip(parts, outcomes, strict=True)]
+        return all(well)
+
+    try:
+        while useful:
+            batch = await loop.run_in_executor(None, next, batches, _END)
+            if batch is _END:
+                break
+            if len(going) >= AT_ONCE:
+                await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
+            finished = {task for task in going if task.done()}
+            going -= finished
+            # What follows a batch that failed must not be begun: see HeldBack.
+            useful = all(task.result() for task in finished)
+            if useful:
+                going.add(asyncio.create_task(write(parts(batch))))
+                await asyncio.sleep(0)  # it takes its turn before the next one
+        await asyncio.gather(*going)
+    finally:
+        for task in going:
+            task.cancel()
+        await asyncio.gather(*going, return_exceptions=True)
+
+
+_PLACE = ("__partition", "__offset")
+_POSITION = (*_PLACE, "__task", "__branch", "__ordinal")
+_LETTER = (*_PLACE, "__timestamp", "__epoch")
+Counters = dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TableWrite:
+    """How records become requests: with a contract as updates, without one as whole records.
+
+    `marking` is needed where the table has conditions. With `dead_letters`, up to so many records that the table
+    refuses for good are handed back, instead of failing the batch. `source` is the stream whose positions the records
+    carry, for errors, which tell no values of `sensitive` records. Of updates, `typed` and `remove` say what `Shape`
+    does.
+    """
+
+    table: RemoteTable[Any, Any, Any]
+    contract: UpdateContract | None
+    on_null_key: Literal["fail", "skip"]
+    tasks: int
+    source: str = ""
+    marking: Marking | None = None
+    typed: bool = False
+    remove: tuple[str, ...] = ()
+    args: tuple[object, ...] = ()
+    dead_letters: int | None = None
+    sensitive: bool = False
+
+    @property
+    def shape(self) -> Shape:
+        """How a batch of the records becomes operations."""
+        conditions = Conditions(self.table.newest_by, self.table.idempotent)
+        return Shape(self.table.key, self.contract, conditions, self.typed, self.remove, self.args)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """What a write has come to: counters, and the records that the table has refused for good, as dictionaries.
+
+    `metrics` are those of all tasks, with what they have measured.
+    """
+
+    counters: Counters
+    letters: tuple[dict[str, Any], ...] = ()
+    metrics: TableMetrics = field(default_factory=TableMetrics)
+
+
+def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) -> WriteResult:
+    """Send every record of `df` to the table in one Spark job; return the counters of all tasks, summed.
+
+    With a contract `df` has the key's columns and the structs `update` and (optional) `default`; without one
+    its columns are the record. A tombstone deletes. `exchange` brings the records of one key into one task; they are
+    sent there in source order.
+    """
+
+    check_record_columns(df.columns, write.table.name, write.table.key, updates=write.contract is not None, what=what)
+    if exchange:
+        df = df.repartition(write.tasks, *map(column, write.table.key))
+    df, write = _sorted(df, write)
+    kept = {TOMBSTONE, *_LETTER, *(() if write.marking is None else write.marking.order)}
+    hidden = [name for name in df.columns if name.startswith("__") and name not in kept]
+    rows = map_in_arrow(df.drop(*hidden), _sending_task(write, what), "report string").collect()
+    return _summed([json.loads(row.report) for row in rows], write, what)
+
+
+def _sorted(df: DataFrame, write: TableWrite) -> tuple[DataFrame, TableWrite]:
+    """Return the records in source order; marked ones of one message and key in an order of their own."""
+
+    marking = write.marking
+    if marking is None:
+        return df.sortWithinPartitions(*[name for name in _POSITION if name in df.columns]), write
+    names = dict.fromkeys([*marking.order, *write.table.key, *(name for name in _POSITION if name in df.columns)])
+    content = [
+        field.name
+        for field in df.schema.fields
+        if not field.name.startswith("__") and field.name not in names and _orderable(field.dataType)
+    ]
+    exact = _repeatable(df) and all(
+        _orderable(field.dataType) for field in df.schema.fields if not field.name.startswith("__")
+    )
+    columns = [column(name) for name in (*names, *content)]
+    return df.sortWithinPartitions(*columns), replace(write, marking=replace(marking, exact=exact))
+
+
+def _orderable(kind: Any) -> bool:
+    return "map<" not in kind.simpleString() and "variant" not in kind.simpleString()
+
+
+def _repeatable(df: DataFrame) -> bool:
+    """Whether Spark gives the same rows whenever it computes them; a client of a server can't tell, and trusts."""
+    plan = getattr(df, "_jdf", None)
+    return plan is None or bool(plan.queryExecution().analyzed().deterministic())
+
+
+def check_record_columns(columns: Sequence[str], table: str, key: Sequence[str], *, updates: bool, what: str) -> None:
+    """Raise SchemaMismatchError where records lack the table's key, or are no updates; `what` is the operator."""
+    needed = [*key, *([UPDATE] if updates else [])]
+    missing = [name for name in needed if name not in columns]
+    if missing:
+        shown = ", ".join(name for name in columns if not name.startswith("__"))
+        raise SchemaMismatchError(
+            f"{what}: records for table {table} have no {', '.join(map(repr, missing))}; they have {shown}.",
+            "Give updates their form first: .map(*update_message(key=…, update=…, default=…))."
+            if updates
+            else f"The table's key is {', '.join(key)}: keep it, or rename a column to it.",
+            table=table,
+            operator=what,
+            column=missing[0],
+        )
+
+
+def _summed(reports: Sequence[dict[str, Any]], write: TableWrite, what: str) -> WriteResult:
+    total = sum(
+        (TableMetrics.from_document(report["metrics"]) for report in reports if "metrics" in report), TableMetrics()
+    )
+    metrics_hooks.report(write.table.name, total)
+    failed = [report for report in reports if report["error"] is not None]
+    if failed:
+        raise _failure(failed, sum(min(len(report["letters"]), write.dead_letters or 0) for report in reports), write)
+    letters = tuple(letter for report in reports for letter in report["letters"])
+    if write.dead_letters is not None and len(letters) > write.dead_letters:
+        raise _too_many(letters, write, what)
+    counters = {"null_keys": 0, "dead_letters": len(letters)}
+    for report in reports:
+        counters["null_keys"] += report["null_keys"]
+    return WriteResult({**total.counts(), **counters}, letters, total)
+
+
+def _failure(failed: Sequence[dict[str, Any]], letters: int, write: TableWrite) -> AdjunctError:
+    """Return the first task's error, with how many records failed in all tasks and the first of their keys.
+
+    `letters` are those that were refused, too, and would have gone to the dead letters.
+    """
+    error = from_document(failed[0]["error"])
+    count = sum(report["failed"] for report in failed)
+    if not count:
+        return error
+    count += letters
+    keys = list(dict.fromkeys(key for report in failed for key in report["keys"]))[:KEYS_SHOWN]
+    shown = ", ".join(keys) + (", …" if count > len(keys) else "")
+    told = f"table {write.table.name} did not take {count} of the records, the first of the keys {shown}"
+    next_step, bound = error.next_step, write.dead_letters
+    if bound is not None and count > bound and failed[0]["unfit"]:
+        told += f", and its dead letters may take {bound} of a batch"
+        next_step = f"{next_step} Or let more of them through with at_most=…."
+    return error.reworded(f"{told}: {error.problem}", next_step)
+
+
+def _too_many(letters: Sequence[dict[str, Any]], write: TableWrite, what: str) -> TableError:
+    first = letters[0]
+    return TableError(
+        f"{what}: table {write.table.name} refuses more than {write.dead_letters} records of this batch, which is all "
+        f"that its dead letters may take; the first is of key {first['key']}: {first['problem']}",
+        "Correct the records or the table, then run the batch again; or let more of them through with at_most=….",
+        table=write.table.name,
+    )
+
+
+def _sending_task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    def send(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        try:
+            report = asyncio.run(_Sending(write, what).all_of(batches))
+        except AdjunctError as error:
+            # As a result and not as an exception: the table's own retries are over, and Spark would try the task
+            # again and wrap the error in its own.
+            report = {"error": to_document(error), "failed": 0, "keys": [], "letters": [], "unfit": False}
+        if report["error"] is not None:
+            for _ in batches:  # a worker whose input is not drained is not used again
+                pass
+        yield pa.RecordBatch.from_pydict({"report": pa.array([json.dumps(report)], pa.string())})
+
+    return send
+
+
+class _Sending:
+    """A task's records on their way into the table."""
+
+    def __init__(self, write: TableWrite, what: str) -> None:
+        self._write, self._what, self._shape = write, what, write.shape
+        self._marks = None if write.marking is None else Marks(write.marking, write.table.key, what)
+        self._report = TaskReport()
+        self._null_keys = 0
+
+    async def all_of(self, batches: Iterator[Any]) -> dict[str, Any]:
+        """Send all batches; return what a task reports, as JSON-able values."""
+        report = self._report
+        async with self._write.table as table:
+            await pump(batches, self._parts, lambda part: table.send(part.operation), self._done)
+            return {
+                "metrics": table.metrics.to_document(),
+                "null_keys": self._null_keys,
+                "letters": report.letters,
+                "failed": report.failed,
+                "keys": report.keys,
+                "error": None if report.error is None else to_document(report.error),
+                "unfit": report.unfit,
+            }
+
+    def _parts(self, batch: Any) -> list[Part]:
+        keyed, nulls = _with_keys(batch, self._write, self._what)
+        self._null_keys += nulls
+        keyed = self._without_unreadable(keyed)
+        return parts_of(keyed, self._shape, self._marks, self._what) if keyed.num_rows else []
+
+    def _without_unreadable(self, batch: Any) -> Any:
+        """Return the rows that Python can hold; the others are refused before the table has seen them."""
+        import numpy as np
+        import pyarrow as pa
+
+        write, names = self._write, [name for name in batch.schema.names if not name.startswith("__")]
+        found = first_unreadable(batch, names)
+        if found is None:
+            return batch
+        if write.dead_letters is None:
+            row = batch.slice(found.row, 1)
+            at = _place(row, write.source)
+            place = f"the record of the key {_key_of(row, write)!r}{f' ({at})' if at else ''}"
+            about = {"operator": self._what, "table": write.table.name}
+            raise found.error(self._what, place, hidden=write.sensitive, **about)
+        refused = np.zeros(batch.num_rows, bool)
+        for name in names:
+            refused[list(unreadable(batch.column(name)))] = True
+        for place in np.nonzero(refused)[0][: write.dead_letters + 1 - len(self._report.letters)].tolist():
+            self._report.letters.append(_as_document(self._refused(batch.slice(place, 1), names)))
+        return batch.filter(pa.array(~refused))
+
+    def _refused(self, row: Any, names: Sequence[str]) -> Letter:
+        """Return what is asked with a row that Python can't hold, as far as it can."""
+        found, write = first_unreadable(row, names), self._write
+        assert found is not None
+        record: Any = {name: readable_value(row.column(name)[0]) for name in names}
+        kind = "put" if write.contract is None else "update"
+        if TOMBSTONE in row.schema.names and row.column(TOMBSTONE)[0].as_py():
+            kind, record = "delete", None
+        elif write.contract is not None:
+            update = record[UPDATE] if isinstance(record[UPDATE], dict) else {}
+            record = Changes(**update, remove=write.remove) if write.typed else update
+        return Letter(row, 0, kind, _key_of(row, write), record, f"{found.problem()}.")
+
+    def _done(self, part: Part, outcomes: Outcomes) -> bool:
+        at_most = self._write.dead_letters
+        self._report.add(part, outcomes, letters=None if at_most is None else _as_document, at_most=at_most or 0)
+        return self._report.error is None
+
+
+def _as_document(letter: Letter) -> dict[str, Any]:
+    """Return a refused record as JSON-able values, with where it stands in its stream."""
+    batch = letter.batch
+    place = {name.strip("_"): batch.column(name)[letter.row].as_py() for name in _LETTER if name in batch.schema.names}
+    document: dict[str, Any] = json.loads(
+        json.dumps(
+            {
+                **place,
+                "kind": letter.kind,
+                "key": json.dumps(letter.key, default=str),
+                "record": json.dumps(_document_of(letter.value), default=str),
+                "problem": letter.problem,
+            },
+            default=str,
+        )
+    )
+    return document
+
+
+def _document_of(value: Any) -> Any:
+    """The record of a put, the columns that an update sets, or what it does to columns under the names of `Changes`."""
+    if not isinstance(value, Changes):
+        return value
+    parts = {"set": value.set, "add": value.add, "append": value.append}
+    document: dict[str, Any] = {part: dict(columns) for part, columns in parts.items() if columns}
+    return document | ({"remove": list(value.remove)} if value.remove else {})
+
+
+def _key_of(row: Any, write: TableWrite) -> Any:
+    """Return the key of one row, as tables take it: a value, or a tuple of several."""
+    key = tuple(readable_value(row.column(name)[0]) for name in write.table.key)
+    return key[0] if len(key) == 1 else key
+
+
+def _with_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]:
+    """Return the rows that have a whole key, and how many have not."""
+    import pyarrow.compute as pc
+
+    if not any(batch.column(name).null_count for name in write.table.key):
+        return batch, 0
+    valid = None
+    for name in write.table.key:
+        present = pc.is_valid(batch.column(name))
+        valid = present if valid is None else pc.and_(valid, present)
+    kept = batch.filter(valid)
+    nulls = batch.num_rows - kept.num_rows
+    if nulls and write.on_null_key == "fail":
+        first = _place(batch.filter(pc.invert(valid)), write.source)
+        raise NullKeyError(
+            f"{what}: {nulls} record(s) have no {' or no '.join(write.table.key)}, the key of table "
+            f"{write.table.name}{f'; the first is {first}' if first else ''}.",
+            'Filter them out, or let them be counted and skipped: send_to(…, on_null_key="skip").',
+            table=write.table.name,
+        )
+    return kept, nulls
+
+
+def _place(lacking: Any, source: str) -> str:
+    """Return where the first of these records stands, as far as it is known."""
+    if not set(_PLACE) <= set(lacking.schema.names):
+        return ""
+    partition, offset = (lacking.column(name)[0].as_py() for name in _PLACE)
+    return f"{source or 'partition '}{'.' if source else ''}{partition} at offset {offset}"

@@ -1,0 +1,590 @@
+"""`RemoteTable`: a table in some other store, reached through functions and the layers above them."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from dagster_adjunct.resources.common import LoopThread, check_name
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    NullKeyError,
+    RecordNotFoundError,
+    TableError,
+    TableUnavailableError,
+)
+from dagster_adjunct.resources.schemas.records import ArrowFrame
+from dagster_adjunct.resources.tables.arrow import ArrowEntries, is_arrow
+from dagster_adjunct.resources.tables.batching import BatchLayer, BatchProvider
+from dagster_adjunct.resources.tables.cache import Cache, CacheLayer
+from dagster_adjunct.resources.tables.functions import (
+    DeclaredConditions,
+    FunctionLayer,
+    TableReadFunction,
+    TableWriteFunction,
+)
+from dagster_adjunct.resources.tables.layers import Layer
+from dagster_adjunct.resources.tables.metrics import Meter, TableMetrics, anyone_listens, report
+from dagster_adjunct.resources.tables.operation import (
+    Clock,
+    Entries,
+    Operation,
+    OperationKind,
+    Outcomes,
+    RowEntries,
+    State,
+    SystemClock,
+    UpdateContract,
+    UpdateMessage,
+    key_columns,
+)
+from dagster_adjunct.resources.tables.rate import CreditSource, RateLayer, RateLimit
+from dagster_adjunct.resources.tables.retry import AttemptLayer, RetryLayer, RetryPolicy
+from dagster_adjunct.resources.tables.update_contract import UpdateContractLayer
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+U = TypeVar("U")
+
+
+class BlockingTable(Generic[K, V, U]):
+    """The operations of a `RemoteTable`, each returning when it is done.
+
+    They run on an event loop of its own in a thread of its own, so they may be called from any thread,
+    also from one whose event loop is running (which they block meanwhile). Use it in a `with` block,
+    or `close()` it; arguments, results and errors are those of `RemoteTable`.
+    """
+
+    def __init__(self, table: RemoteTable[K, V, U]) -> None:
+        self.table = table
+        self._thread = LoopThread(f"table-{table.name}")
+
+    def __enter__(self) -> BlockingTable[K, V, U]:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def metrics(self) -> TableMetrics:
+        """What the table has done so far."""
+        return self.table.metrics
+
+    def send(self, operation: Operation[K]) -> Outcomes:
+        return self._thread.run(self.table.send(operation))
+
+    def flush(self) -> None:
+        self._thread.run(self.table.flush())
+
+    def get(self, key: K, *args: object) -> V | None:
+        return self._thread.run(self.table.get(key, *args))
+
+    def get_all(self, keys: Iterable[K], *args: object) -> dict[K, V]:
+        return self._thread.run(self.table.get_all(keys, *args))
+
+    def put(self, key: K, value: V | None, *args: object) -> None:
+        self._thread.run(self.table.put(key, value, *args))
+
+    def put_all(self, entries: Iterable[tuple[K, V | None]] | ArrowFrame, *args: object) -> None:
+        self._thread.run(self.table.put_all(entries, *args))
+
+    def delete(self, key: K, *args: object, newest: object = None) -> None:
+        self._thread.run(self.table.delete(key, *args, newest=newest))
+
+    def delete_all(self, keys: Iterable[K], *args: object, newest: object = None) -> None:
+        self._thread.run(self.table.delete_all(keys, *args, newest=newest))
+
+    def update(self, key: K, update: U, *args: object) -> None:
+        self._thread.run(self.table.update(key, update, *args))
+
+    def update_all(self, entries: Iterable[tuple[K, U]] | ArrowFrame, *args: object) -> None:
+        self._thread.run(self.table.update_all(entries, *args))
+
+    def update_messages(
+        self,
+        entries: Iterable[tuple[K, UpdateMessage[U, V]]],
+        contract: UpdateContract = UpdateContract.UPDATE_ONLY,
+        *args: object,
+    ) -> None:
+        self._thread.run(self.table.update_messages(entries, contract, *args))
+
+    def close(self) -> None:
+        """Close the table and end the thread. The next operation starts them again."""
+        self._thread.close(self.table.close)
+
+
+_NEED_VALUES = (OperationKind.UPDATE, OperationKind.PUT_IF_ABSENT)
+
+
+def check_entries(table: str, operation: Operation[Any]) -> None:
+    """Raise for an operation whose entries are none, such as an Arrow batch as it is."""
+    entries = operation.entries
+    if not (hasattr(entries, "null_key") and hasattr(entries, "take")):
+        raise TableError(
+            f"table {table} got an Operation with a {type(entries).__name__} as its entries; expected RowEntries or "
+            "ArrowEntries.",
+            "Make them: ArrowEntries.of(batch, key)." if is_arrow(entries) else "Make them: RowEntries(keys, values).",
+            table=table,
+        )
+
+
+def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> None:
+    """Raise for keys that are null or can't be keys, and for updates that are None."""
+    entries = operation.entries
+    place = entries.null_key()
+    if place is not None:
+        raise NullKeyError(
+            f"table {table} got {entries.keys[place]!r} as a key to {operation.kind.value}; "
+            f"{' and '.join(key)} must not be null.",
+            "Filter such records out before they reach the table.",
+            table=table,
+        )
+    if type(entries) is RowEntries:
+        try:
+            deque(map(hash, entries.keys), 0)
+        except TypeError as error:
+            raise _no_key(table, error) from error
+    if operation.kind in _NEED_VALUES:
+        place = entries.null_value()
+        if place is not None:
+            raise TableError(
+                f"table {table} got None to {operation.kind.value} for key {entries.keys[place]!r}.",
+                "Use delete() to remove a record, or leave the entry out.",
+                table=table,
+            )
+
+
+def each_once(table: str, keys: Iterable[Any]) -> list[Any]:
+    """The keys in their order, without those that came before; TableError where one can't be a key."""
+    wanted = list(keys)
+    try:
+        return list(dict.fromkeys(wanted))
+    except TypeError as error:
+        raise _no_key(table, error) from error
+
+
+def _no_key(table: str, error: TypeError) -> TableError:
+    return TableError(
+        f"table {table} got a key that can't be one: {error}.",
+        "Give a plain value, or a tuple of them where the key has several columns.",
+        table=table,
+    )
+
+
+def pairs_of(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+    """The keys and the values of the entries."""
+    try:
+        if not isinstance(entries, (Mapping, set, frozenset)):
+            pairs = list(entries)
+            return [key for key, _ in pairs], [value for _, value in pairs]
+    except (TypeError, ValueError) as error:
+        raise TableError(
+            f"table {table} got entries that aren't pairs: {error}.",
+            "Give a list of (key, value).",
+            table=table,
+        ) from error
+    raise TableError(
+        f"table {table} got a {type(entries).__name__} as entries; expected pairs in the order in which they apply.",
+        "Give a list of (key, value), or the .items() of a dict.",
+        table=table,
+    )
+
+
+def messages_of(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[UpdateMessage[Any, Any]]]:
+    """The keys and the messages of the entries."""
+    keys, messages = pairs_of(table, entries)
+    for key, message in zip(keys, messages, strict=True):
+        if not isinstance(message, UpdateMessage):
+            raise TableError(
+                f"table {table} got {message!r} as the message for key {key!r}; expected an UpdateMessage.",
+                "Wrap the update: UpdateMessage(update, default).",
+                table=table,
+            )
+    return keys, messages
+
+
+# The first of these that there is says most.
+_ORDER = (State.REFUSED, State.UNKNOWN, State.FAILED, State.MISSING)
+
+_SHOWN = 300  # characters of a key
+
+
+def error_of(table: str, operation: Operation[Any], outcomes: Outcomes) -> AdjunctError | None:
+    """The error that names table, operation and keys, with the entry's own error as its cause; None if all is well.
+
+    It is of the class of the entry's error where that is one of ours. Entries that failed otherwise are named at its
+    end. Entries that were skipped are well.
+    """
+    failed = [places for state in _ORDER if (places := outcomes.places(state))]
+    if not failed:
+        return None
+    places = failed[0]
+    problem = outcomes.problems[places[0]]
+    keys = tuple(dict.fromkeys(operation.entries.keys[place] for place in places))
+    cause = problem.error
+    if problem.state is State.MISSING and isinstance(cause, RecordNotFoundError) and cause.table == table:
+        return cause  # the contract layer says it all
+    if isinstance(cause, AdjunctError):
+        error = copy.copy(cause)  # of its class, whatever its constructor asks for
+        error.next_step = cause.next_step
+    else:
+        kind = TableUnavailableError if problem.may_pass else TableError
+        error = kind("", "" if problem.may_pass else "Change what the store says is wrong, then send it again.")
+    told = [_told(operation, outcomes, same) for same in failed]
+    error.problem = f"table {table}: {' Besides, '.join(told)}"
+    error.args = (f"{error.problem} {error.next_step}" if error.next_step else error.problem,)
+    for name, value in (("table", table), ("keys", keys)):
+        if hasattr(error, name):
+            setattr(error, name, value)
+    error.__cause__ = cause
+    for note in getattr(cause, "__notes__", ()):
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+    return error
+
+
+def _told(operation: Operation[Any], outcomes: Outcomes, places: Sequence[int]) -> str:
+    """What happened to entries of one state: the first key, how many others there are, and the first one's reason."""
+    problem = outcomes.problems[places[0]]
+    keys = tuple(dict.fromkeys(operation.entries.keys[place] for place in places))
+    first = repr(keys[0])
+    shown = first if len(first) <= _SHOWN else first[:_SHOWN] + "…"
+    more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+    cause = problem.error
+    if isinstance(cause, AdjunctError):
+        reason = cause.problem
+    elif cause is not None:
+        reason = f"{type(cause).__name__}: {cause}"
+    else:
+        reason = f"the outcome is {problem.state.value}"
+    end = "" if reason.endswith((".", "!", "?", "…")) else "."
+    return f"{operation.kind.value} of key {shown}{more} failed: {reason}{end}"
+
+
+if TYPE_CHECKING:
+    pass
+
+
+GET, PUT, DELETE, UPDATE = OperationKind.GET, OperationKind.PUT, OperationKind.DELETE, OperationKind.UPDATE
+_COUNTED_AS = {
+    GET: "reads",
+    PUT: "writes",
+    OperationKind.PUT_IF_ABSENT: "writes",
+    DELETE: "deletes",
+    UPDATE: "updates",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    top: Layer
+    contract: UpdateContractLayer
+    batch: BatchLayer
+
+
+# What a table does not take along; a subclass may have attributes of any other name.
+_OF_THIS_PROCESS = ("_meter", "_reported", "_layers")
+
+
+class RemoteTable(Generic[K, V, U]):
+    """Records V by key K in another store, with partial updates U. All requests are async.
+
+    A declaration until its first request: it pickles small, without connections, limiter state or counts, so each
+    executor opens its own. Use `async with table:` or `close()` to give connections back; in plain Python use
+    `BlockingTable`. Promises:
+
+    - Operations on one key happen in the order of the calls, retries included; those on others overtake.
+    - Calls that are made at the same time go out together, in requests of at most `batch_size` records (`batches` says
+      more), of which at most `in_flight` are under way at a time. `args` reach the function as they are.
+    - None as a key, or in one, is NullKeyError before anything is sent; so are updates that are None a TableError.
+    - What was sent may be sent again (see `RetryPolicy`): at least once, in order.
+    - An error is about the entries that it names; the other entries of the call have taken effect.
+
+    `key` names the columns that make the key, for whoever must bring a key's records together. `newest_by` names the
+    column whose greatest value stays, `idempotent` lets replays of messages do no harm (`on_replay="skip"`: not even a
+    startpoint applies them again): the store checks both with each write. `defaults_may_overwrite` allows defaults
+    where the function can't put a record only if there is none. `cache` keeps records in this process; a table with
+    one takes no updates from streams.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        key: str | Sequence[str],
+        read_function: TableReadFunction[K, V] | None = None,
+        write_function: TableWriteFunction[K, V, U] | None = None,
+        retry: RetryPolicy | None = None,
+        rate_limit: RateLimit | None = None,
+        batch_size: int | None = None,
+        batches: BatchProvider | None = None,
+        in_flight: int = 8,
+        newest_by: str | None = None,
+        idempotent: bool = False,
+        on_replay: Literal["apply", "skip"] = "apply",
+        defaults_may_overwrite: bool = False,
+        cache: Cache | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = check_name("table", name)
+        self.key: tuple[str, ...] = key_columns(name, key)
+        self.read_function = read_function
+        self.write_function = write_function
+        self.retry = retry or RetryPolicy()
+        self.rate_limit = rate_limit or RateLimit()
+        self.batches = _batches(name, batch_size, batches)
+        self.in_flight = in_flight
+        self.conditions = DeclaredConditions(name, newest_by, idempotent, on_replay)
+        self.defaults_may_overwrite = defaults_may_overwrite
+        self.cache = cache
+        self.clock = SystemClock() if clock is None else clock
+        if not (callable(getattr(self.clock, "now", None)) and callable(getattr(self.clock, "sleep", None))):
+            raise ConfigurationError(
+                f"table {name} has clock={clock!r}: expected an object with now() and async sleep(seconds).",
+                "Leave it out: it is the machine's then.",
+                argument="clock",
+                table=name,
+            )
+        if read_function is None and write_function is None:
+            raise ConfigurationError(
+                f"table {name} has neither a read nor a write function.",
+                "Give it read_function=…, write_function=… or both (often the same object).",
+                table=name,
+            )
+        self.conditions.check(None if write_function is None else write_function.capabilities)
+        if self.batches.compact and (newest_by is not None or idempotent):
+            raise ConfigurationError(
+                f"table {name}: compact batches keep the last entry of a key, which need not be the newest or new.",
+                "Leave compact out where newest_by or idempotent is declared.",
+                argument="batches",
+                table=name,
+            )
+        if cache is not None and (newest_by is not None or idempotent):
+            raise ConfigurationError(
+                f"table {name}: a cache can't know which writes the store skips under newest_by or idempotent.",
+                "Leave the cache out, or declare another table for reading, with it and without conditions.",
+                argument="cache",
+                table=name,
+            )
+        self.credit_source: CreditSource | None = None
+        self._begin()
+        self._layered()  # what can't be composed is said here
+
+    def _begin(self) -> None:  # what `_OF_THIS_PROCESS` names
+        self._meter = Meter()
+        self._reported = TableMetrics()
+        self._layers: _Layers | None = None
+
+    def _layered(self) -> _Layers:
+        layers = self._layers
+        if layers is None:
+            layers = self._layers = self._compose()
+        return layers
+
+    def _compose(self) -> _Layers:
+        """cache -> update contract -> batch (with the order of each key) -> retry -> rate -> function"""
+        meter = self._meter
+        function = FunctionLayer(self.name, self.read_function, self.write_function)
+        attempt = AttemptLayer(self.name, function, self.retry.timeout, meter)
+        rate = RateLayer(self.name, attempt, self.rate_limit, self.credit_source, meter, self.clock)
+        retry = RetryLayer(rate, self.retry, meter, self.clock)
+        functions = [f for f in (self.read_function, self.write_function) if f is not None]
+        largest = [most for f in functions if (most := f.capabilities.largest) is not None]
+        size = rate.largest(min([self.batches.size, *largest]))
+        batches = self.batches if size == self.batches.size else replace(self.batches, size=size)
+        batch = BatchLayer(retry, table=self.name, batches=batches, in_flight=self.in_flight)
+        contract = UpdateContractLayer(
+            batch,
+            table=self.name,
+            capabilities=functions[-1].capabilities,
+            defaults_may_overwrite=self.defaults_may_overwrite,
+        )
+        top = contract if self.cache is None else CacheLayer(contract, self.cache, meter, self.clock)
+        return _Layers(top, contract, batch)
+
+    def __repr__(self) -> str:
+        return (
+            f"RemoteTable({self.name!r}, key={self.key}, read_function={self.read_function!r}, "
+            f"write_function={self.write_function!r}, retry={self.retry}, rate_limit={self.rate_limit})"
+        )
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_THIS_PROCESS}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def paying(self, source: CreditSource) -> RemoteTable[K, V, U]:
+        """Return this table, whose requests get their credits there. It travels to tasks with the source."""
+        table = copy.copy(self)
+        table.credit_source = source
+        return table
+
+    @property
+    def batch_size(self) -> int:
+        """How many records a request has at most."""
+        return self.batches.size
+
+    @property
+    def newest_by(self) -> str | None:
+        return self.conditions.newest_by
+
+    @property
+    def idempotent(self) -> bool:
+        return self.conditions.idempotent
+
+    @property
+    def on_replay(self) -> Literal["apply", "skip"]:
+        return self.conditions.on_replay
+
+    @property
+    def metrics(self) -> TableMetrics:
+        """What this table has done so far."""
+        return self._meter.metrics()
+
+    async def __aenter__(self) -> RemoteTable[K, V, U]:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def flush(self) -> None:
+        """Send what waits for others, and return when all that was asked so far is answered."""
+        layers = self._layered()
+        await layers.contract.flush(layers.batch.flush)
+        if anyone_listens():
+            before, self._reported = self._reported, self.metrics
+            report(self.name, self._reported - before)
+
+    async def close(self) -> None:
+        """Give the connections back when all that was asked is answered. The next request opens them again."""
+        await self.flush()
+        if self.credit_source is not None:
+            await self.credit_source.close()
+        await self._layered().top.close()
+
+    async def send(self, operation: Operation[K]) -> Outcomes:
+        """Do what the operation asks, under the conditions that the table declares; tell what became of each entry.
+
+        All other requests are made of this one. What is wrong with the request itself is raised before anything is
+        sent; what goes wrong with entries is in the outcomes.
+        """
+        return await self._send(operation)
+
+    async def _send(self, operation: Operation[K]) -> Outcomes:
+        entries: object = operation.entries
+        if type(entries) is not RowEntries:
+            check_entries(self.name, operation)
+        if not operation.count:
+            return Outcomes(0)
+        check_request(self.name, self.key, operation)
+        if len(self.key) > 1 and not operation.key:
+            operation = replace(operation, key=self.key)
+        operation = self.conditions.on(operation)
+        outcomes = await self._layered().top.send(operation)
+        self._count_entries(operation, outcomes)
+        return outcomes
+
+    async def get(self, key: K, *args: object) -> V | None:
+        """The record of `key`, or None."""
+        records = (await self._done(Operation(GET, RowEntries((key,)), args))).records
+        return records[0] if records else None
+
+    async def get_all(self, keys: Iterable[K], *args: object) -> dict[K, V]:
+        """The records of those `keys` that have one."""
+        wanted = each_once(self.name, keys)
+        records = (await self._done(Operation(GET, RowEntries(wanted), args))).records or ()
+        return {key: record for key, record in zip(wanted, records, strict=False) if record is not None}
+
+    async def put(self, key: K, value: V | None, *args: object) -> None:
+        """Make `value` the record of `key`; None deletes it."""
+        if value is None:
+            await self.delete(key, *args)
+        else:
+            await self._done(Operation(PUT, RowEntries((key,), (value,)), args))
+
+    async def put_all(self, entries: Iterable[tuple[K, V | None]] | ArrowFrame, *args: object) -> None:
+        """`put` for each entry, in order for each key; those that are None delete.
+
+        Rows of an Arrow table or batch, or of a pandas or Polars frame, are records by the table's key.
+        No Python values are made of them where the store needs none.
+        """
+        await self._done(Operation(PUT, self._entries_of(entries), args))
+
+    async def delete(self, key: K, *args: object, newest: object = None) -> None:
+        """Remove the record of `key`; no error where there is none.
+
+        A table with `newest_by` keeps a record that is newer than `newest`, and needs it.
+        """
+        await self._done(Operation(DELETE, self.conditions.deleted((key,), newest), args))
+
+    async def delete_all(self, keys: Iterable[K], *args: object, newest: object = None) -> None:
+        """`delete` for each key."""
+        await self._done(Operation(DELETE, self.conditions.deleted(list(keys), newest), args))
+
+    async def update(self, key: K, update: U, *args: object) -> None:
+        """Apply `update` to the record of `key`; RecordNotFoundError where there is none."""
+        await self._done(Operation(UPDATE, RowEntries((key,), (update,)), args, contract=UpdateContract.UPDATE_ONLY))
+
+    async def update_all(self, entries: Iterable[tuple[K, U]] | ArrowFrame, *args: object) -> None:
+        """`update` for each entry, in order for each key. A row of a frame sets the columns that are not of the key.
+
+        RecordNotFoundError names the keys without a record; all other entries are applied.
+        """
+        rows = self._entries_of(entries, updates=True)
+        await self._done(Operation(UPDATE, rows, args, contract=UpdateContract.UPDATE_ONLY))
+
+    def _entries_of(self, entries: Iterable[tuple[Any, Any]] | ArrowFrame, *, updates: bool = False) -> Entries[Any]:
+        if isinstance(entries, ArrowFrame):
+            return ArrowEntries.of(entries, self.key, updates=updates)
+        keys, values = pairs_of(self.name, entries)
+        return RowEntries(keys, values)
+
+    async def update_messages(
+        self,
+        entries: Iterable[tuple[K, UpdateMessage[U, V]]],
+        contract: UpdateContract = UpdateContract.UPDATE_ONLY,
+        *args: object,
+    ) -> None:
+        """Apply each message in order, beginning records with their defaults if `contract` says so.
+
+        One request per batch where the function can do that, else the generic way. RecordNotFoundError as with
+        `update_all`, saying what would have helped.
+        """
+        keys, messages = messages_of(self.name, entries)
+        defaults = [message.default for message in messages]
+        kept = defaults if any(default is not None for default in defaults) else None
+        updates = RowEntries(keys, [message.update for message in messages], kept)
+        await self._done(Operation(UPDATE, updates, args, contract=contract))
+
+    async def _done(self, operation: Operation[Any]) -> Outcomes:
+        own = type(self).send is not RemoteTable.send  # that of a subclass
+        outcomes = await (self.send(operation) if own else self._send(operation))
+        if outcomes.problems and (error := error_of(self.name, operation, outcomes)) is not None:
+            raise error
+        return outcomes
+
+    def _count_entries(self, operation: Operation[Any], outcomes: Outcomes) -> None:
+        count, records = self._meter.add, outcomes.records
+        present = len(records) - records.count(None) if records else 0
+        count(_COUNTED_AS[operation.kind], outcomes.done, present)
+        if outcomes.defaults_put:
+            count("defaults_put", outcomes.defaults_put)
+        if outcomes.problems and (skipped := len(outcomes.places(State.SKIPPED))):
+            count("skipped", skipped)
+
+
+def _batches(table: str, size: int | None, batches: BatchProvider | None) -> BatchProvider:
+    if batches is not None and size is not None:
+        raise ConfigurationError(
+            f"table {table}: batch_size={size} and batches={batches} both say how large a batch is.",
+            "Give one of them.",
+            argument="batches",
+            table=table,
+        )
+    return batches or (BatchProvider() if size is None else BatchProvider(size=size))

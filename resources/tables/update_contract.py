@@ -1,0 +1,211 @@
+"""`UpdateContractLayer`: what becomes of updates that meet no record (SAMZA-2709).
+
+    update ---- found -----------------------------------------> done
+       `------- no record, default, UPDATE_WITH_DEFAULTS
+                    -> put the default if there is still none -> update -> done
+       `------- no record otherwise ----------------------------> missing
+
+A function that does it all in one request gets it in one. For others it takes three, the second and third for the
+missing entries only; what else is asked of their keys in this event loop waits for the third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dagster_adjunct.resources.errors import ConfigurationError, RecordNotFoundError
+from dagster_adjunct.resources.tables.functions import outcomes_of_missing
+from dagster_adjunct.resources.tables.key_order import KeyOrder
+from dagster_adjunct.resources.tables.layers import Capabilities, Layer
+from dagster_adjunct.resources.tables.operation import (
+    Conditions,
+    Operation,
+    OperationKind,
+    Outcomes,
+    PerLoop,
+    Problem,
+    RowEntries,
+    State,
+    UpdateContract,
+)
+
+
+class UpdateContractLayer:
+    """Holds updates to the contract that their operation names; hands on everything else as it is.
+
+    Under UPDATE_ONLY defaults are taken off. Under UPDATE_WITH_DEFAULTS a default is put only where there is no record:
+    a function that can't do that is refused, unless `defaults_may_overwrite` says that a record which another writer
+    begins in that moment may be lost.
+    """
+
+    def __init__(
+        self, below: Layer, *, table: str, capabilities: Capabilities, defaults_may_overwrite: bool = False
+    ) -> None:
+        self._below = below
+        self._table = table
+        self._at_once = capabilities.updates_with_defaults
+        self._if_absent = capabilities.puts_if_absent
+        self._may_overwrite = defaults_may_overwrite
+        self._orders = PerLoop(KeyOrder)
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        begins = False
+        if operation.kind is OperationKind.UPDATE:
+            begins = (
+                operation.contract is UpdateContract.UPDATE_WITH_DEFAULTS and operation.entries.defaults is not None
+            )
+            if begins:
+                check_defaults(self._table, self._at_once or self._if_absent, self._may_overwrite)
+        if self._at_once:
+            return await self._once(operation)
+        order = self._orders.here()
+        if not begins and not order.holds(operation.entries):
+            return await self._once(operation)
+        turn = order.take(operation.entries)
+        try:
+            await turn.come()
+            return await (self._in_three(operation) if begins else self._once(operation))
+        finally:
+            turn.leave()
+
+    async def flush(self, below: Callable[[], Awaitable[None]]) -> None:
+        """Return when all that was asked so far is answered; `below` flushes what is under this layer."""
+        await below()
+        order = self._orders.here()
+        before = order.open
+        while not before.isdisjoint(order.open):
+            await below()
+
+    async def close(self) -> None:
+        await self._below.close()
+
+    async def _once(self, operation: Operation[Any]) -> Outcomes:
+        if operation.kind is not OperationKind.UPDATE:
+            return await self._below.send(operation)
+        sent = operation
+        if operation.contract is UpdateContract.UPDATE_ONLY and operation.entries.defaults is not None:
+            sent = operation.with_entries(operation.entries.without_defaults())
+        return self._explained(operation, await self._updated(sent))
+
+    async def _in_three(self, operation: Operation[Any]) -> Outcomes:
+        entries, defaults = operation.entries, operation.entries.defaults
+        assert defaults is not None
+        bare = operation.with_entries(entries.without_defaults())
+        first = await self._updated(bare)
+        missing = first.places(State.MISSING)
+        begun, again = to_begin(entries.keys, defaults, missing)
+        if not begun:
+            return self._explained(operation, first)
+        puts = await self._below.send(
+            replace(
+                operation,
+                kind=OperationKind.PUT_IF_ABSENT if self._if_absent else OperationKind.PUT,
+                entries=RowEntries(list(begun), [defaults[place] for place in begun.values()]),
+                conditions=Conditions(),  # what a default begins counts as no message's
+            )
+        )
+        later = await self._updated(bare.with_entries(bare.entries.take(again)))
+        outcomes = first.amended(again, replace(later, defaults_put=later.defaults_put + puts.done))
+        return self._explained(operation, outcomes, dict(zip(begun, _of_each(puts), strict=True)))
+
+    async def _updated(self, operation: Operation[Any]) -> Outcomes:
+        try:
+            return await self._below.send(operation)
+        except Exception as error:
+            outcomes = outcomes_of_missing(operation, error, lambda other: Problem(State.REFUSED, other))
+            if outcomes is None:
+                raise
+            return outcomes
+
+    def _explained(
+        self, operation: Operation[Any], outcomes: Outcomes, puts: dict[Hashable, Problem | None] | None = None
+    ) -> Outcomes:
+        """The same outcomes, where what is missing says what would have helped."""
+        if not outcomes.problems:
+            return outcomes
+        problems = dict(outcomes.problems)
+        keys, without_help = operation.entries.keys, []
+        for place in outcomes.places(State.MISSING):
+            put = puts.get(keys[place]) if puts else None
+            if put is None or put.state is State.SKIPPED:
+                without_help.append(place)
+            else:
+                error = _default_refused(self._table, keys[place], put, problems[place])
+                problems[place] = replace(put, error=error)
+        if without_help:
+            error = missing_error(self._table, operation, without_help)
+            error.__cause__ = problems[without_help[0]].error
+            problems |= dict.fromkeys(without_help, Problem(State.MISSING, error))
+        return replace(outcomes, problems=problems)
+
+
+def check_defaults(table: str, if_absent: bool, may_overwrite: bool) -> None:
+    """Raise ConfigurationError where defaults could erase what another writer put."""
+    if not if_absent and not may_overwrite:
+        raise ConfigurationError(
+            f"table {table}: its write function can't put a record only where there is none, so a default could "
+            "replace one that another writer began in the same moment.",
+            "Give the function put_if_absent(), or accept that with RemoteTable(…, defaults_may_overwrite=True), or "
+            "send updates without defaults.",
+            argument="defaults_may_overwrite",
+            table=table,
+        )
+
+
+def to_begin(
+    keys: Sequence[Hashable], defaults: Sequence[Any], missing: Sequence[int]
+) -> tuple[dict[Hashable, int], list[int]]:
+    """The keys to begin, each with the place of its default, and the places to send again, in order. Pure.
+
+    A key begins with the default of its first missing message that has one; messages before that one stay missing.
+    """
+    begun: dict[Hashable, int] = {}
+    again: list[int] = []
+    for place in missing:
+        key = keys[place]
+        if key not in begun:
+            if defaults[place] is None:
+                continue
+            begun[key] = place
+        again.append(place)
+    return begun, again
+
+
+def missing_error(table: str, operation: Operation[Any], places: Sequence[int]) -> RecordNotFoundError:
+    """The error for updates at these places that met no record; it advises nothing that was done already."""
+    keys = tuple(dict.fromkeys(operation.entries.keys[place] for place in places))
+    shown = ", ".join(map(repr, keys[:3])) + (", …" if len(keys) > 3 else "")
+    defaults = operation.entries.defaults
+    had_default = defaults is not None and any(defaults[place] is not None for place in places)
+    problem = f"table {table} has no record to update for {len(keys)} key{'s' if len(keys) > 1 else ''} ({shown})"
+    if operation.contract is UpdateContract.UPDATE_WITH_DEFAULTS and had_default:
+        why, help_ = "; somebody deleted it right after its default was put.", "Send the update again."
+    elif operation.contract is UpdateContract.UPDATE_WITH_DEFAULTS:
+        why, help_ = ", and the message has no default.", "Put the record first, or give each UpdateMessage a default."
+    elif had_default:
+        why = ", and the contract UPDATE_ONLY forbids putting the default that came along."
+        help_ = "Send it with UpdateContract.UPDATE_WITH_DEFAULTS."
+    else:
+        why = ", and the update has no default."
+        help_ = (
+            "Put the record first, or say what to begin it with: if_missing=… of stream.update(), or an UpdateMessage "
+            "with a default under UpdateContract.UPDATE_WITH_DEFAULTS."
+        )
+    return RecordNotFoundError(problem + why, help_, keys=keys, table=table)
+
+
+def _default_refused(table: str, key: Hashable, put: Problem, missing: Problem) -> RecordNotFoundError:
+    error = RecordNotFoundError(
+        f"table {table} has no record to update for key {key!r}, and its default could not be put: {put.error}",
+        "Correct what the store says of the default.",
+        keys=(key,),
+        table=table,
+    )
+    error.__cause__ = put.error or missing.error
+    return error
+
+
+def _of_each(outcomes: Outcomes) -> list[Problem | None]:
+    return [outcomes.problems.get(place) for place in range(outcomes.count)]
