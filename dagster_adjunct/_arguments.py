@@ -119,7 +119,7 @@ def _guard_model(cls: type[Any]) -> None:
     """Say what pydantic finds wrong with a setting as an error of ours; values are its to check."""
     from pydantic import ValidationError
 
-    from dagster_adjunct.resources.common import problems
+    from dagster_adjunct.resources.common import validation_problems
 
     made = cls.__init__
 
@@ -136,7 +136,7 @@ def _guard_model(cls: type[Any]) -> None:
         try:
             made(self, *args, **given)
         except (ValidationError, TypeError) as error:
-            wrong = problems(error) if isinstance(error, ValidationError) else [str(error)]
+            wrong = validation_problems(error) if isinstance(error, ValidationError) else [str(error)]
             at = error.errors()[0]["loc"] if isinstance(error, ValidationError) else ()
             raise ConfigurationError(
                 f"{cls.__name__}: {'; '.join(wrong)}.",

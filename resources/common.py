@@ -54,7 +54,7 @@ _EXAMPLES = str(_PACKAGE / "examples")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CodeLine:
     """A line of a file of this machine."""
 
     file: str
@@ -68,18 +68,18 @@ class Place:
         return f"{shown}, line {self.line}"
 
 
-def is_ours(file: str) -> bool:
+def is_library_code(file: str) -> bool:
     """Whether a file of code belongs to this distribution, whose examples are written as users write."""
     return file.startswith(str(_PACKAGE)) and not file.startswith(_EXAMPLES)
 
 
-def caller() -> Place | None:
+def find_calling_line() -> CodeLine | None:
     """Return the line that called into this distribution, None where there is none (an interactive session)."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith("<") and not is_ours(file):
-            return Place(file, frame.f_lineno)
+        if not file.startswith("<") and not is_library_code(file):
+            return CodeLine(file, frame.f_lineno)
         if frame.f_back is None:
             return None
         frame = frame.f_back
@@ -97,7 +97,7 @@ class LoopThread:
         self._name = name
         self._running: _Running | None = None
         self._change = threading.Condition()
-        _all.add(self)
+        _loop_threads.add(self)
 
     def run(self, operation: Coroutine[Any, Any, T]) -> T:
         """Return what the coroutine returns, or raise what it raises."""
@@ -145,7 +145,7 @@ class LoopThread:
 
     def _forget(self) -> None:
         """Leave what the parent process has alone: its thread is not here, and its loop's selector is shared."""
-        _of_parents.append(self._running)
+        _parent_loops.append(self._running)
         self._running, self._change = None, threading.Condition()
 
 
@@ -159,16 +159,16 @@ class _Running:
         self.thread.start()
 
 
-_all: WeakSet[LoopThread] = WeakSet()
-_of_parents: list[_Running | None] = []  # kept, as a loop that goes closes what it shares with the parent
+_loop_threads: WeakSet[LoopThread] = WeakSet()
+_parent_loops: list[_Running | None] = []  # kept, as a loop that goes closes what it shares with the parent
 
 
-def _forget_all() -> None:
-    for loop_thread in list(_all):
+def _reset_after_fork() -> None:
+    for loop_thread in list(_loop_threads):
         loop_thread._forget()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
@@ -221,7 +221,7 @@ def split_stream_name(qualified: str) -> tuple[str, str]:
     return check_name("system", system), check_name("stream", stream)
 
 
-def stream_within(system: str, name: str) -> str:
+def unqualify_stream_name(system: str, name: str) -> str:
     """Return the name of a stream within `system`; "SYSTEM.STREAM" is taken as well. One of another is refused."""
     if "." not in name:
         return check_name("stream", name)
@@ -246,7 +246,7 @@ def split_partitions(text: str) -> tuple[str, str | None]:
     return f"{system}{dot}{stream}", partitions if says else None
 
 
-class RegisteredClasses(Generic[T]):
+class ClassRegistry(Generic[T]):
     """Classes of one kind, each under a name; their objects tell their settings by `to_dict()`.
 
     `kind` names them in errors ("backend of tables"), `call` says how one is registered.
@@ -310,7 +310,7 @@ class StoredDocument(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def problems(error: ValidationError) -> list[str]:
+def validation_problems(error: ValidationError) -> list[str]:
     """Return what pydantic found wrong, each as "field: message"; a validator's own words as they are."""
     details = error.errors(include_url=False)
     return [
@@ -319,21 +319,21 @@ def problems(error: ValidationError) -> list[str]:
     ]
 
 
-def first_problem(error: ValidationError) -> str:
+def first_validation_problem(error: ValidationError) -> str:
     """Return the first thing that pydantic found wrong, as "field: message"."""
-    return problems(error)[0]
+    return validation_problems(error)[0]
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST = datetime.min.replace(tzinfo=UTC)
 
 
-def before(now: datetime, span: timedelta) -> datetime:
+def subtract_span(now: datetime, span: timedelta) -> datetime:
     """Return the moment so long before `now`; the first of the year 1 where `timedelta.max` says "without limit"."""
     return now - min(span, now - _FIRST)
 
 
-def microseconds(moment: datetime) -> int:
+def to_microseconds(moment: datetime) -> int:
     """Return the microseconds since 1970 of a moment with a zone; exact."""
     return (moment - _EPOCH) // timedelta(microseconds=1)
 

@@ -45,7 +45,7 @@ from typing import Any, Self
 _LOGIN = re.compile(r"(\b[a-zA-Z][\w+.-]*://)[^\s/@'\"]*:(?!\d+/)[^\s@'\"]*@(?=[\w\[])")
 
 
-def without_passwords(text: str) -> str:
+def redact_passwords(text: str) -> str:
     """Return a text in which URLs have no login any more: `***` stands for user and password."""
     return _LOGIN.sub(r"\1***@", text)
 
@@ -66,7 +66,7 @@ class AdjunctError(Exception):
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, str):
-                setattr(self, field.name, without_passwords(value))
+                setattr(self, field.name, redact_passwords(value))
         super().__init__(f"{self.problem} {self.next_step}" if self.next_step else self.problem)
 
     @property

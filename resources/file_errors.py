@@ -10,9 +10,9 @@ from pathlib import Path
 
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, StoreUnavailableError
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 # What only somebody else can change; another error of the file system (a full or failing disk) may pass.
-REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
+REFUSED_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def file_error(error: OSError, place: str | Path, what: str) -> AdjunctError:
@@ -21,7 +21,7 @@ def file_error(error: OSError, place: str | Path, what: str) -> AdjunctError:
     A ConfigurationError where it refuses, a StoreUnavailableError, which may pass, where the disk is full or failing.
     """
     reason = os.strerror(error.errno) if error.errno else str(error)
-    if error.errno in (*REFUSALS, errno.ENOENT):
+    if error.errno in (*REFUSED_ERRNOS, errno.ENOENT):
         return ConfigurationError(
             f"{what}: the file system refuses {place}: {reason}.",
             "Let this user read and write there, or choose another place (for temporary files: TMPDIR).",
@@ -35,7 +35,7 @@ def file_error(error: OSError, place: str | Path, what: str) -> AdjunctError:
 
 
 @contextmanager
-def telling_file_errors(place: str | Path, what: str) -> Iterator[None]:
+def translate_file_errors(place: str | Path, what: str) -> Iterator[None]:
     """Raise what the file system refuses, or fails at, as `file_error` tells it."""
     try:
         yield

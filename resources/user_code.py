@@ -11,16 +11,16 @@ from inspect import getattr_static, isasyncgenfunction, iscoroutinefunction, sig
 from pathlib import Path
 from typing import Any
 
-from dagster_adjunct.resources.common import Place, is_ours
+from dagster_adjunct.resources.common import CodeLine, is_library_code
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError
 
 MASKED = "***"
-SHOWN = 80
+MAX_VALUE_CHARS = 80
 """Characters of a value that an error shows."""
-_COLUMNS = 20
+_MAX_COLUMNS = 20
 _LINE = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 _LIBRARIES = re.compile(r"(?:^|[/\\])(?:pyspark|py4j|pyarrow|pandas|numpy|cloudpickle)[/\\]")
-_PYTHONS_OWN = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+_STDLIB = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 
 
 def check_plain_function(what: str, function: Callable[..., object], argument: str, *given: str) -> None:
@@ -51,7 +51,7 @@ def check_plain_function(what: str, function: Callable[..., object], argument: s
         ) from None
 
 
-def failure_of(
+def function_failed_error(
     operator: str,
     called: str,
     function: object,
@@ -70,15 +70,15 @@ def failure_of(
     out, too. `about` are more fields of the error, such as the record's position. Raise it from `error`, unless there
     are sensitive columns.
     """
-    place = line_of(error) or place_of(function)
+    place = failing_line(error) or definition_line(function)
     message = "" if sensitive else str(error).strip()
-    problem = f"{operator}: {called} raised {type(error).__name__}{f': {cut(message)}' if message else ''}"
-    return failed(problem, place, record, sensitive, among=among, operator=operator, **about)
+    problem = f"{operator}: {called} raised {type(error).__name__}{f': {truncate_text(message)}' if message else ''}"
+    return operator_failed_error(problem, place, record, sensitive, among=among, operator=operator, **about)
 
 
-def failed(
+def operator_failed_error(
     problem: str,
-    place: Place | None,
+    place: CodeLine | None,
     record: Mapping[str, Any] | None,
     sensitive: Collection[str],
     *,
@@ -93,29 +93,29 @@ def failed(
     if stream is not None and partition is not None and offset is not None:
         problem += f", at {stream}.{partition} offset {offset}"
     if record is not None:
-        about["record"] = told_record(record, sensitive)
+        about["record"] = format_record(record, sensitive)
         problem += f", for {about['record']}" if among == 1 else f", for {among} records from {about['record']} on"
     return OperatorFailedError(f"{problem.rstrip('.')}.", "Mend it and run again.", **about)
 
 
-def told_record(record: Mapping[str, Any], sensitive: Collection[str] = ()) -> str:
+def format_record(record: Mapping[str, Any], sensitive: Collection[str] = ()) -> str:
     """Return a record in words: `{k: 'a', email: ***}`, without hidden columns; long values are cut."""
     hidden = {name.lower() for name in sensitive}
     own = {name: value for name, value in record.items() if not name.startswith("__")}
     shown = [
-        f"{name}: {MASKED if name.lower() in hidden else cut(repr(value))}"
-        for name, value in list(own.items())[:_COLUMNS]
+        f"{name}: {MASKED if name.lower() in hidden else truncate_text(repr(value))}"
+        for name, value in list(own.items())[:_MAX_COLUMNS]
     ]
-    return f"{{{', '.join([*shown, '…'] if len(own) > _COLUMNS else shown)}}}"
+    return f"{{{', '.join([*shown, '…'] if len(own) > _MAX_COLUMNS else shown)}}}"
 
 
-def cut(text: str) -> str:
+def truncate_text(text: str) -> str:
     """Return the first line of a text, at most 80 characters of it."""
     line = text.splitlines()[0] if text else ""
-    return line if len(line) <= SHOWN and line == text else f"{line[: SHOWN - 1]}…"
+    return line if len(line) <= MAX_VALUE_CHARS and line == text else f"{line[: MAX_VALUE_CHARS - 1]}…"
 
 
-def place_of(function: object) -> Place | None:
+def definition_line(function: object) -> CodeLine | None:
     """Return the line where the user's code defines a function, under its decorators; None where it is not theirs."""
     while isinstance(function, partial) or hasattr(function, "__wrapped__"):
         function = function.func if isinstance(function, partial) else function.__wrapped__
@@ -124,26 +124,26 @@ def place_of(function: object) -> Place | None:
     return None if code is None else _innermost([(code.co_filename, code.co_firstlineno)])
 
 
-def line_of(error: BaseException) -> Place | None:
+def failing_line(error: BaseException) -> CodeLine | None:
     """Return the innermost line of the user's code in an error's traceback; of its cause's where it has none."""
     frames = traceback.extract_tb(error.__traceback__)
     place = _innermost((frame.filename, frame.lineno or 0) for frame in frames)
     if place is None and error.__cause__ is not None:
-        return line_of(error.__cause__)
+        return failing_line(error.__cause__)
     return place
 
 
-def line_in(text: str) -> Place | None:
+def failing_line_in_text(text: str) -> CodeLine | None:
     """Return the innermost line of the user's code in a traceback that came as text, as Spark's workers send it."""
     return _innermost((match["file"], int(match["line"])) for match in _LINE.finditer(text))
 
 
-def _innermost(lines: Iterable[tuple[str, int]]) -> Place | None:
-    theirs = [Place(file, line) for file, line in lines if _is_the_users(file)]
+def _innermost(lines: Iterable[tuple[str, int]]) -> CodeLine | None:
+    theirs = [CodeLine(file, line) for file, line in lines if _is_user_code(file)]
     return theirs[-1] if theirs else None
 
 
-def _is_the_users(file: str) -> bool:
-    if file.startswith("<") or is_ours(file) or _LIBRARIES.search(file):
+def _is_user_code(file: str) -> bool:
+    if file.startswith("<") or is_library_code(file) or _LIBRARIES.search(file):
         return False
-    return not file.startswith(_PYTHONS_OWN) or "site-packages" in Path(file).parts
+    return not file.startswith(_STDLIB) or "site-packages" in Path(file).parts

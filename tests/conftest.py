@@ -67,13 +67,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark() -> Iterator[SparkSession]:
     """One session for all tests of a run: starting it takes 6-10 s."""
     from dagster_adjunct.resources.spark.session import new_session
-    from dagster_adjunct.resources.spark.tuning import begin_workers, wait_for_workers
+    from dagster_adjunct.resources.spark.tuning import prewarm_workers, wait_for_workers
 
     # Hardly a query is run twice, and none over many rows: compiling each takes longer than interpreting it. Sessions
     # that examples, pages and runs start are as they are for users.
     interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
     session = new_session({"spark.sql.shuffle.partitions": "4", **interpreted}, master="local[2]")
-    begin_workers(session)
+    prewarm_workers(session)
     wait_for_workers(session.sparkContext)  # tests count the jobs of what they look at
     yield session
     session.stop()

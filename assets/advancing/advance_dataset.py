@@ -14,8 +14,8 @@ from dagster_adjunct.assets.unbounded.transient import TransientTable
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, ignore
 from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.resources.errors import ConfigurationError, NoSealedVersionError
-from dagster_adjunct.resources.spark.errors import unwrapped
-from dagster_adjunct.resources.spark.in_process import starter_of
+from dagster_adjunct.resources.spark.errors import translate_spark_errors
+from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.system import StreamSystem
 
 
-@unwrapped()
+@translate_spark_errors()
 def advance_dataset(
     lake: Lake,
     systems: Mapping[str, StreamSystem],
@@ -47,11 +47,11 @@ def advance_dataset(
     bounded datasets with version partitions (see `advance_bounded`); `on_stage` hears of each stage's end, and of
     each build's begin.
     """
-    runtime = Runtime(lake, systems, starter_of(spark), by)
+    runtime = Runtime(lake, systems, session_factory(spark), by)
     return advance(runtime, spec, partition=partition, make_current=make_current, on_stage=on_stage)
 
 
-@unwrapped()
+@translate_spark_errors()
 def advance(
     runtime: Runtime,
     spec: AdjunctDataset,
@@ -123,7 +123,7 @@ class AdjunctDatasetManager:
         name = stream.qualified_stream if isinstance(stream, SystemStreamPartition) else stream
         return name not in app_inputs and bool(self.datasets_of(name))
 
-    @unwrapped()
+    @translate_spark_errors()
     def process(
         self, stream: str | SystemStreamPartition, spark: SparkSession | Callable[[], SparkSession], by: str
     ) -> dict[str, AdvanceReport]:
@@ -133,7 +133,7 @@ class AdjunctDatasetManager:
         with the members that the manager knows. Raises what `advance_dataset` raises; a dataset that has advanced
         before the error stays so.
         """
-        spark = starter_of(spark)
+        spark = session_factory(spark)
         reports: dict[str, AdvanceReport] = {}
         for dataset in self.datasets_of(stream):
             if dataset.name in self._transient:

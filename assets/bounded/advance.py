@@ -32,8 +32,8 @@ from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, OnSta
 from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, MarkerConflictError, ValidatorError
 from dagster_adjunct.resources.objects.commit_log import is_deleted, retry_conflicts
-from dagster_adjunct.resources.spark.errors import unwrapped
-from dagster_adjunct.resources.spark.in_process import starter_of
+from dagster_adjunct.resources.spark.errors import translate_spark_errors
+from dagster_adjunct.resources.spark.in_process import session_factory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -313,7 +313,7 @@ def advance_bounded(
     return _advance(unit, once=partition is not None or _has_query(unit), make_current=make_current)[0]
 
 
-@unwrapped()
+@translate_spark_errors()
 def advance_version_set(
     lake: Lake,
     systems: Mapping[str, StreamSystem],
@@ -328,10 +328,10 @@ def advance_version_set(
     A version that one member refuses is refused for all. Raises what `advance_bounded` raises, and
     MarkerConflictError when the members' next versions have different names.
     """
-    return advance_members(Runtime(lake, systems, starter_of(spark), by), specs, on_stage=on_stage)
+    return advance_members(Runtime(lake, systems, session_factory(spark), by), specs, on_stage=on_stage)
 
 
-@unwrapped()
+@translate_spark_errors()
 def advance_members(
     runtime: Runtime, specs: Sequence[AdjunctDataset], *, on_stage: OnStage = ignore
 ) -> list[AdvanceReport]:

@@ -40,8 +40,8 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
     VersionDiscardedError,
 )
-from dagster_adjunct.resources.spark.errors import unwrapped
-from dagster_adjunct.resources.spark.tuning import interpreted_if_few
+from dagster_adjunct.resources.spark.errors import translate_spark_errors
+from dagster_adjunct.resources.spark.tuning import interpret_small_plans
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -284,7 +284,7 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersio
         schema = source.schema.with_sensitive(*(name for name in spec.sensitive if name in source.schema))
         layout = layout_of(schema, spec.key, spec.partition_by, spec.partitions, positioned=False)
         try:
-            with interpreted_if_few(spark, records):
+            with interpret_small_plans(spark, records):
                 generation, counted = write_generation(
                     member.context.lake,
                     attempt,
@@ -335,7 +335,7 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersio
 
 def _located(error: NullKeyError, member: Member, delivery: Delivery) -> NullKeyError:
     """Return the error with the places of the first records without a key. That costs reading the version again."""
-    with unwrapped():
+    with translate_spark_errors():
         without_key = places_without_key(member.source.read(delivery, member.context.spark), member.spec.key, NAMED + 1)
     places = [place for partition, offset in without_key if (place := member.source.place(delivery, partition, offset))]
     if not places:

@@ -26,7 +26,7 @@ from dagster_adjunct.assets.declaration.policies import (
     check_validators,
 )
 from dagster_adjunct.assets.declaration.sources import Input, OwnedBy, QuerySource
-from dagster_adjunct.resources.common import Place, caller, check_name, split_stream_name
+from dagster_adjunct.resources.common import CodeLine, check_name, find_calling_line, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema, check_key_types, repeated
 
@@ -125,11 +125,11 @@ class AdjunctDataset:
     following: Following = field(default_factory=Following)
     column_descriptions: tuple[tuple[str, str], ...] = ()
     sensitive: tuple[str, ...] = ()
-    declared_at: Place | None = field(default=None, compare=False, repr=False)
+    declared_at: CodeLine | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.declared_at is None:
-            object.__setattr__(self, "declared_at", caller())
+            object.__setattr__(self, "declared_at", find_calling_line())
         check_name("dataset", self.name)
         if isinstance(self.input, str):
             split_stream_name(self.input)

@@ -18,7 +18,7 @@ from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.values import DAYS, MICROS
-from dagster_adjunct.resources.spark.errors import wrapped
+from dagster_adjunct.resources.spark.errors import encode_task_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -133,7 +133,7 @@ def _plain(value: Any) -> str:
 
 def _task(index: int, schemas: Schemas, what: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterator[Any]) -> Iterator[Any]:
-        return wrapped(_read(batches, index, schemas, what))
+        return encode_task_errors(_read(batches, index, schemas, what))
 
     return run
 

@@ -27,7 +27,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, S
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, exact_array, is_missing
 from dagster_adjunct.resources.schemas.values import first_unreadable
-from dagster_adjunct.resources.spark.errors import first_line, wrapped
+from dagster_adjunct.resources.spark.errors import encode_task_errors, first_message_line
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ def _decimal(kind: str) -> tuple[int, int]:
 
 def _unplanned(what: str, part: str, expression: str, error: Exception) -> DatasetError:
     return DatasetError(
-        f"{what}: {part} of the projection, {expression!r}, can't be planned: {first_line(error)}",
+        f"{what}: {part} of the projection, {expression!r}, can't be planned: {first_message_line(error)}",
         "Correct it: Spark SQL over the record's columns, without aggregates.",
         function=expression,
     )
@@ -395,7 +395,7 @@ def _task(
     extractor: PythonExtractor, names: list[str], schema: Schema, what: str, deleting: tuple[str, ...]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterator[Any]) -> Iterator[Any]:
-        return wrapped(_entries(batches, extractor, names, schema, what, deleting))
+        return encode_task_errors(_entries(batches, extractor, names, schema, what, deleting))
 
     return run
 

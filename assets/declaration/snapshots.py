@@ -25,7 +25,7 @@ from dagster_adjunct.resources.common import check_whole_number
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.records import ArrowFrame, spark_frame_of
 from dagster_adjunct.resources.schemas.schema import arrow_type
-from dagster_adjunct.resources.spark.errors import first_line
+from dagster_adjunct.resources.spark.errors import first_message_line
 
 if TYPE_CHECKING:
     import psycopg
@@ -228,7 +228,7 @@ def calling(spec: AdjunctDataset, what: str, function: str, call: Callable[[], A
         raise
     except Exception as error:
         raise DatasetError(
-            f"{what}: its {function} failed: {type(error).__name__}: {first_line(error)}",
+            f"{what}: its {function} failed: {type(error).__name__}: {first_message_line(error)}",
             "Correct the function.",
             dataset=spec.name,
             function=function,
@@ -275,7 +275,9 @@ def _reading(spec: AdjunctDataset, what: str, read: Callable[[], Any]) -> Any:
         return read()
     except PySparkException as error:
         raise DatasetError(
-            f"{what} can't be read: {first_line(error)}", "Correct the declaration, or its source.", dataset=spec.name
+            f"{what} can't be read: {first_message_line(error)}",
+            "Correct the declaration, or its source.",
+            dataset=spec.name,
         ) from error
 
 

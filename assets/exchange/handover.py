@@ -27,7 +27,7 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, moment_of
 from dagster_adjunct.resources.bucketing.files import attempt_of
 from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM, VALID_TO
-from dagster_adjunct.resources.common import stream_within
+from dagster_adjunct.resources.common import unqualify_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.objects.arrow_files import arrow_filesystem, location
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
@@ -320,7 +320,7 @@ def stream_view(
     ConfigurationError as a read does, and DatasetError where too many ranges are replaced.
     """
     latest = check_epochs(epochs)
-    streams, name = LakeStreams(lake), stream_within(LAKE, stream)
+    streams, name = LakeStreams(lake), unqualify_stream_name(LAKE, stream)
     commit, state = streams.state(name)
     segments = all_segments(state, streams.pages_of(name))
     prefix, what = lake.stream_prefix(name), f"stream {name!r} at commit {commit.number}"

@@ -39,7 +39,7 @@ from dagster_adjunct.resources.errors import (
     ManifestMismatchError,
 )
 from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.spark.in_process import starter_of
+from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.streams.lake import maintenance as stream_holds
 from dagster_adjunct.resources.streams.lake.manifest import HIDDEN
 
@@ -167,7 +167,7 @@ def publish_to_iceberg(
     there already is not registered again. Raises as `register_in_iceberg` and `compact_dataset` do, and
     NoSealedVersionError while nothing is served.
     """
-    spark = starter_of(spark)
+    spark = session_factory(spark)
     from dagster_adjunct.assets.reading.dataset import open_dataset
     from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 

@@ -22,8 +22,8 @@ from dagster_adjunct.resources.bucketing.write_over_time import FIRST, VALID_FRO
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Schema, widens
-from dagster_adjunct.resources.spark.errors import unwrapped
-from dagster_adjunct.resources.spark.in_process import session_of
+from dagster_adjunct.resources.spark.errors import translate_spark_errors
+from dagster_adjunct.resources.spark.in_process import resolve_session
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -120,7 +120,7 @@ class VersionsOverTime:
                 parts.append(Validity(span.start, span.end, entry))
         return list(joined(parts))
 
-    @unwrapped()
+    @translate_spark_errors()
     def history_frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
         """Return the rows of all versions, each with the interval in which its version is valid.
 
@@ -132,7 +132,7 @@ class VersionsOverTime:
         from dagster_adjunct.resources.bucketing.files import bucketed_frame
 
         what = f"dataset {self.dataset!r}, all versions"
-        rows = bucketed_frame(session_of(spark), self.store, what, self.layout, self.generations)
+        rows = bucketed_frame(resolve_session(spark), self.store, what, self.layout, self.generations)
         starts = F.array(*[F.lit(micros(span.start)) for span in self.spans])
         ends = F.array(*[F.lit(micros(span.end)).cast("bigint") for span in self.spans])
         return rows.select(
@@ -244,13 +244,13 @@ class EntriesOverTime:
         """The columns of the entries. Those of time follow them."""
         return self.reader.schema
 
-    @unwrapped()
+    @translate_spark_errors()
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
         """Return the frame. A partitioned dataset is read with no exchange; each bucket is sorted by key and time."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        rows = self.reader.history_frame(session_of(spark))
+        rows = self.reader.history_frame(resolve_session(spark))
         edge = edge_of(self.reader)
         if edge is not None:  # whether or not a compaction has dropped it already
             rows = rows.where(F.col(VALID_TO).isNull() | (F.col(VALID_TO) > F.timestamp_micros(F.lit(edge))))
@@ -315,7 +315,7 @@ class EntriesAt:
         assert valid is not None, "the moment was checked"
         return valid
 
-    @unwrapped()
+    @translate_spark_errors()
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
         """Return the entries as a DataFrame with the columns of `schema`: a bucketed scan, as `Dataset.frame` is."""
         from pyspark.sql import functions as F

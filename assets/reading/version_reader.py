@@ -28,8 +28,8 @@ from dagster_adjunct.resources.bucketing.write_over_time import FIRST, VALID_FRO
 from dagster_adjunct.resources.errors import AdjunctError, ManifestMismatchError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Field, Plain, to_plain
-from dagster_adjunct.resources.spark.errors import adjunct_error, unwrapped
-from dagster_adjunct.resources.spark.in_process import session_of
+from dagster_adjunct.resources.spark.errors import find_adjunct_error, translate_spark_errors
+from dagster_adjunct.resources.spark.in_process import resolve_session
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -153,7 +153,7 @@ def unread_version(
 
     None for any other error, and for files that are none of these versions'.
     """
-    translated = None if error is None else adjunct_error(error)
+    translated = None if error is None else find_adjunct_error(error)
     if translated is error or not isinstance(translated, ManifestMismatchError) or translated.url is None:
         return None
     for reader in readers:
@@ -214,7 +214,7 @@ class VersionReader:
 
     # -- by Spark
 
-    @unwrapped()
+    @translate_spark_errors()
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
         """Return all entries, with the columns of `schema`.
 
@@ -222,7 +222,7 @@ class VersionReader:
         on this side. With deltas, superseded rows are dropped where they are scanned. Raises
         ManifestMismatchError when the stored files are not exactly those of the manifest.
         """
-        spark = session_of(spark)
+        spark = resolve_session(spark)
         if self.sealed.history is not None:
             rows = self._over_time(spark).current()
         else:
@@ -231,7 +231,7 @@ class VersionReader:
                 rows = self._merged(rows)
         return rows.select(*[column(name) for name in self.schema.names])
 
-    @unwrapped()
+    @translate_spark_errors()
     def history_frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
         """Return all rows over time of a version with history, each with the interval in which it is valid.
 
@@ -239,17 +239,17 @@ class VersionReader:
         the key comes before) and `__tombstone` (from here on there is no entry). The intervals of a key touch each
         other. Raises DatasetError for a version without history, and ManifestMismatchError as `frame` does.
         """
-        rows = self._over_time(session_of(spark)).intervals()
+        rows = self._over_time(resolve_session(spark)).intervals()
         hidden = (VALID_FROM, VALID_TO, FIRST, TOMBSTONE)
         return rows.select(*[column(name) for name in self.schema.names], *hidden)
 
-    @unwrapped()
+    @translate_spark_errors()
     def frame_at(self, spark: SparkSession | Callable[[], SparkSession], moment: Column) -> DataFrame:
         """Return the entries that were valid at a moment, with the columns of `schema`, as `frame` those of now.
 
         Raises DatasetError for a version without history, and ManifestMismatchError as `frame` does.
         """
-        rows = self._over_time(session_of(spark)).valid_at(moment)
+        rows = self._over_time(resolve_session(spark)).valid_at(moment)
         return rows.select(*[column(name) for name in self.schema.names])
 
     def _over_time(self, spark: SparkSession) -> RowsOverTime:

@@ -32,7 +32,7 @@ from dagster_adjunct.assets.versions.manifest import (
     as_unbounded,
 )
 from dagster_adjunct.assets.versions.version import version_number
-from dagster_adjunct.resources.common import before
+from dagster_adjunct.resources.common import subtract_span
 from dagster_adjunct.resources.errors import DatasetError, DatasetNotFoundError, ObjectNotFoundError
 from dagster_adjunct.resources.objects.commit_log import (
     Swept,
@@ -237,7 +237,7 @@ def plan_discard(
     """
     held = holders_of(leases, roots, listing.now)
     reached = manifest.reachable()
-    limit = before(listing.now, policy.grace)
+    limit = subtract_span(listing.now, policy.grace)
     garbage = [
         Judged(folder, None, f"no version reaches it, untouched since {at:%Y-%m-%d %H:%M} UTC")
         for folder, at in sorted({**listing.folders, **listing.documents}.items())
@@ -520,7 +520,7 @@ def _sweep(
     log: DatasetLog, manifest: DatasetManifest, listing: Listing, policy: DiscardPolicy, roots: Roots
 ) -> list[ObjectInfo]:
     """Delete records of builds that ended long ago, and commits that are long past."""
-    store, limit = log.lake.store, before(listing.now, policy.grace)
+    store, limit = log.lake.store, subtract_span(listing.now, policy.grace)
     held: Mapping[str, str] = {}
     if manifest.versions_are_commits:
         held = holders_of(all_leases(log.lake, log.name), roots(), listing.now)

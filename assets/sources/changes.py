@@ -39,7 +39,7 @@ from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import column, literal, quoted
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.values import CHECKED_TYPES, rule_of, unreadable_in_sql
-from dagster_adjunct.resources.spark.errors import refusal
+from dagster_adjunct.resources.spark.errors import raise_error_column
 from dagster_adjunct.resources.streams.system import META, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
@@ -421,7 +421,7 @@ def refuse_problems(changes: DataFrame, dataset: str) -> DataFrame:
     )  # fmt: skip
     # In the column that every writer reads: a filter might be optimised away.
     mark = F.when(F.col(PROBLEM).isNull(), F.col(TOMBSTONE)).otherwise(
-        refusal(BadChangeError, place, _CORRECT, dataset=dataset)
+        raise_error_column(BadChangeError, place, _CORRECT, dataset=dataset)
     )
     kept = [name for name in changes.columns if name not in (PROBLEM, RAW)]
     return changes.select(*[mark.alias(name) if name == TOMBSTONE else column(name) for name in kept])

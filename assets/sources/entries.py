@@ -80,7 +80,7 @@ def _no_tombstone(what: str) -> Column:
     """Return `__tombstone` as false, with an error for a row where it is not."""
     from pyspark.sql import functions as F
 
-    from dagster_adjunct.resources.spark.errors import refusal
+    from dagster_adjunct.resources.spark.errors import raise_error_column
 
     place = F.concat(
         F.lit(f"{what}: the record at offset "), column(OFFSET).cast("string"), F.lit(" of partition "),
@@ -88,7 +88,7 @@ def _no_tombstone(what: str) -> Column:
         "is not the record's own."),
     )  # fmt: skip
     step = "Key the dataset by columns that the extractor passes on unchanged, or deliver versions without tombstones."
-    return F.when(column(TOMBSTONE), refusal(SchemaMismatchError, place, step)).otherwise(F.lit(False))
+    return F.when(column(TOMBSTONE), raise_error_column(SchemaMismatchError, place, step)).otherwise(F.lit(False))
 
 
 # Whether the records of a stream can be made a dataset's without Spark, and the entries that they make.

@@ -32,7 +32,7 @@ from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError
 from dagster_adjunct.resources.files.formats import DeclaredFiles, count_records, files_frame, files_table, place_in
 from dagster_adjunct.resources.files.tree import FoundFile, open_tree
-from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.checksum import NOTHING, checksum_in_arrow, promised_checksum, records_checksum
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
@@ -251,7 +251,7 @@ class FolderRecords:
             return None
         if spark is IN_PROCESS:
             return int(self.table().num_rows)
-        with unwrapped():
+        with translate_spark_errors():
             return self.frame(spark()).count()
 
     def check_checksum(self, expected: str, spark: Callable[[], SparkSession] | None) -> None:

@@ -20,7 +20,7 @@ from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.quoted_columns import column, literal
 from dagster_adjunct.resources.schemas.records import ArrowFrame, spark_frame_of, table_of
 from dagster_adjunct.resources.schemas.schema import Schema, conform, repeated
-from dagster_adjunct.resources.spark.errors import first_line
+from dagster_adjunct.resources.spark.errors import first_message_line
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import META
 
@@ -100,7 +100,7 @@ class QueryVersions(VersionsOfNoStream):
             try:
                 answer: object = spark.sql(_filled_in(self._query.query, computation))
             except PySparkException as error:
-                problem = f"{what} can't be planned: {first_line(error)}"
+                problem = f"{what} can't be planned: {first_message_line(error)}"
                 raise DatasetError(problem, "Correct the query, and run it again.", dataset=self._spec.name) from error
         else:
             answer = self._query.query(spark, computation)

@@ -42,8 +42,8 @@ from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM, Over
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.store import telling_of_staged
 from dagster_adjunct.resources.schemas.schema import repeated, widens
-from dagster_adjunct.resources.spark.errors import unwrapped
-from dagster_adjunct.resources.spark.in_process import starter_of
+from dagster_adjunct.resources.spark.errors import translate_spark_errors
+from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.streams.system import TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
@@ -449,7 +449,7 @@ def _carried_over(advance: Advance) -> Commit | None:
     return advance.log.commit(seen.commit, seen.manifest, by=advance.context.by)
 
 
-@unwrapped()
+@translate_spark_errors()
 def rebuild_dataset(
     lake: Lake,
     systems: Mapping[str, StreamSystem],
@@ -466,7 +466,7 @@ def rebuild_dataset(
     other columns. A run that ends before is gone on with by the next advance. Raises DatasetError for a bounded
     dataset, and where the stream does not tell of every key any more; ConfigurationError without a reason.
     """
-    spark = starter_of(spark)
+    spark = session_factory(spark)
     if not spec.follows_changes:
         raise DatasetError(
             f"dataset {spec.name!r} is bounded: there is nothing to build anew from a stream.",

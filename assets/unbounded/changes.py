@@ -35,7 +35,7 @@ from dagster_adjunct.assets.versions.version import POSITION, newest_valid_from
 from dagster_adjunct.assets.writing.write_generation import add, write_generation
 from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
 from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
-from dagster_adjunct.resources.spark.tuning import interpreted_if_few
+from dagster_adjunct.resources.spark.tuning import interpret_small_plans
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def apply_ranges(
     try:
         with AttemptRenewal(context.lake, name, attempt.id, context.by), _held(advance, progress):
             alone = over_time is None and rewinding is None  # else stored rows are read, too
-            with advance.stages("build"), interpreted_if_few(context.spark, records if records and alone else None):
+            with advance.stages("build"), interpret_small_plans(context.spark, records if records and alone else None):
                 if records:
                     advance.stages.begin_build()
                     progress, generation, counted, samples = write_changes(

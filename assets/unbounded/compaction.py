@@ -29,8 +29,8 @@ from dagster_adjunct.resources.errors import (
     VersionDiscardedError,
 )
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
-from dagster_adjunct.resources.spark.errors import unwrapped
-from dagster_adjunct.resources.spark.in_process import starter_of
+from dagster_adjunct.resources.spark.errors import translate_spark_errors
+from dagster_adjunct.resources.spark.in_process import session_factory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -288,7 +288,7 @@ _TRIES = 20
 _Current = tuple["Commit", "UnboundedManifest"]
 
 
-@unwrapped()
+@translate_spark_errors()
 def compact_dataset(
     lake: Lake,
     dataset_name: str,
@@ -305,7 +305,7 @@ def compact_dataset(
     something to do, and `by` stands in the commit. A table that is being rebuilt is compacted where it is served.
     Raises DatasetNotFoundError, and DatasetError for a bounded dataset.
     """
-    context = Runtime(lake, {}, starter_of(spark), by)
+    context = Runtime(lake, {}, session_factory(spark), by)
     if level not in (None, "minor", "major"):
         raise ConfigurationError(
             f"dataset {dataset_name!r} is to be compacted at level {level!r}: expected minor or major.",

@@ -30,7 +30,7 @@ from dagster_adjunct.resources.bucketing.files import unpack_footer
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.schemas.schema import arrow_type
-from dagster_adjunct.resources.spark.errors import wrapped
+from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
@@ -324,7 +324,7 @@ def completed_frame(rows: DataFrame, declared: RowCompletion) -> DataFrame:
     types = ", ".join(f"c{index} {rows.schema[name].dataType.simpleString()}" for index, name in enumerate(left))
 
     def complete(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return wrapped(_batches(batches, names, declared))
+        return encode_task_errors(_batches(batches, names, declared))
 
     done = rows.toDF(*[f"c{index}" for index in range(len(names))]).mapInArrow(complete, types)
     return done.toDF(*left)

@@ -20,7 +20,7 @@ from dagster_adjunct.assets.sources.change_stream import SparkDecoder
 from dagster_adjunct.assets.sources.changes import ChangeDecoder, Rows, too_late
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.assets.writing.write_generation import ARROW, SPARK, GenerationWriter
-from dagster_adjunct.resources.common import microseconds
+from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
@@ -210,7 +210,7 @@ class ArrowRows:
     def not_expired(self, rows: pa.Table, expires: str, watermark: datetime) -> pa.Table:
         import pyarrow.compute as pc
 
-        return rows.filter(pc.greater(rows.column(expires).cast("int64"), microseconds(watermark)))
+        return rows.filter(pc.greater(rows.column(expires).cast("int64"), to_microseconds(watermark)))
 
     def at_stored_positions(self, changes: pa.Table, stored: pa.Table, key: tuple[str, ...]) -> pa.Table:
         import pyarrow as pa

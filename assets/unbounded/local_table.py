@@ -42,7 +42,7 @@ from dagster_adjunct.assets.versions.version import (
     version_id,
 )
 from dagster_adjunct.assets.writing.write_generation import SPARK, GenerationWriter, add, write_generation
-from dagster_adjunct.resources.common import microseconds
+from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     DatasetError,
@@ -100,7 +100,7 @@ def has_expired(generation: Generation, watermark: datetime | None) -> bool:
     """Whether all rows of a generation of state are gone at this watermark; not where a file does not tell."""
     if watermark is None or not generation.files:
         return False
-    reached = microseconds(watermark)
+    reached = to_microseconds(watermark)
     return all("range" in file.stats and file.stats["range"][1] <= reached for file in generation.files)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.sources.opened_stream import by_partition, system_given
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport
-from dagster_adjunct.resources.common import before, split_stream_name
+from dagster_adjunct.resources.common import split_stream_name, subtract_span
 from dagster_adjunct.resources.errors import StaleDatasetError
 from dagster_adjunct.resources.streams.system import OffsetRange
 
@@ -162,7 +162,7 @@ class PlaceInStream:
 
     def stale(self, max_staleness: timedelta, now: datetime) -> list[SystemStreamPartition]:
         """Return the partitions of which the table lacks something older than `max_staleness`."""
-        limit = before(now, max_staleness)
+        limit = subtract_span(now, max_staleness)
         behind = [ssp for ssp, offset in self.offsets.items() if self.system.compare(offset, self.ends[ssp]) < 0]
         return [ssp for ssp in behind if self._unread_before(ssp, limit)]
 

@@ -31,8 +31,8 @@ from dagster_adjunct.resources.errors import (
     DatasetError,
     OffsetOutOfRangeError,
 )
-from dagster_adjunct.resources.spark.errors import unwrapped
-from dagster_adjunct.resources.spark.in_process import starter_of
+from dagster_adjunct.resources.spark.errors import translate_spark_errors
+from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.streams.startpoint import (
     Startpoint,
     StartpointOldest,
@@ -387,7 +387,7 @@ def _no_session() -> NoReturn:
     raise AssertionError("a plan reads no records")
 
 
-@unwrapped()
+@translate_spark_errors()
 def rewind_dataset(
     lake: Lake,
     systems: Mapping[str, StreamSystem],
@@ -414,11 +414,11 @@ def rewind_dataset(
     OffsetOutOfRangeError for a startpoint that the stream does not hold, CommitConflictError when another writer was
     first, and what an advance raises.
     """
-    runtime = Runtime(lake, systems, starter_of(spark), by)
+    runtime = Runtime(lake, systems, session_factory(spark), by)
     return rewind(runtime, spec, positions=positions, reason=reason, force=force, on_stage=on_stage)
 
 
-@unwrapped()
+@translate_spark_errors()
 def rewind(
     runtime: Runtime,
     spec: AdjunctDataset,

@@ -21,7 +21,7 @@ from dagster_adjunct.assets.unbounded.progress import PlaceInStream
 from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.reports import AdvanceReport, Stages
 from dagster_adjunct.assets.versions.version import POSITION, layout_of
-from dagster_adjunct.resources.common import first_problem, utc_now
+from dagster_adjunct.resources.common import first_validation_problem, utc_now
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     DatasetError,
@@ -30,7 +30,7 @@ from dagster_adjunct.resources.errors import (
     StaleDatasetError,
 )
 from dagster_adjunct.resources.schemas.quoted_columns import column
-from dagster_adjunct.resources.spark.in_process import session_of
+from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE, SystemStreamPartition
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def ranges_of(dataset: str, version: str) -> Ranges:
         ranges = _STORED.validate_json(version.removeprefix(_FORM))
         return {SystemStreamPartition.parse(ssp): span for ssp, span in ranges.items()}
     except (ValueError, AdjunctError) as error:
-        problem = first_problem(error) if isinstance(error, ValidationError) else str(error)
+        problem = first_validation_problem(error) if isinstance(error, ValidationError) else str(error)
         raise MalformedDocumentError(
             f"dataset {dataset!r} lives for one run, and {version!r} is no version of it: {problem}.",
             "Run the application with the release that wrote its batch log, or a newer one.",
@@ -97,7 +97,7 @@ class TransientVersion:
         Bucket i of a partitioned dataset is partition i, so that a join on its partition columns, or on its key, has no
         exchange on this side; a broadcast one is one partition, which all tasks get a copy of.
         """
-        spark = session_of(spark)
+        spark = resolve_session(spark)
         return self.kept.where(f"NOT {TOMBSTONE}").select(*[column(name) for name in self.schema.names])
 
     def release(self) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dagster_adjunct.assets.reading.key_lookup import count_nulls, files_of
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
-from dagster_adjunct.resources.spark.errors import first_line
+from dagster_adjunct.resources.spark.errors import first_message_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -119,7 +119,7 @@ def values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) -> Fin
         # Nothing is cast but what is compared with values of another kind: the data is not to blame.
         raise ConfigurationError(
             f"values_in({column!r}) has values that can't be compared with the column's type, {field.type}: "
-            f"{first_line(error)}",
+            f"{first_message_line(error)}",
             "List values of that type.",
             argument="values",
         ) from error

@@ -35,9 +35,9 @@ from dagster_adjunct.resources.errors import (
     ValidatorError,
 )
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.errors import first_line
-from dagster_adjunct.resources.sql.checking import check_select, checked_expression, leaves_to_spark
-from dagster_adjunct.resources.sql.parser import beyond_a_record, parsed
+from dagster_adjunct.resources.spark.errors import first_message_line
+from dagster_adjunct.resources.sql.checking import check_expression, check_select, needs_spark_analysis
+from dagster_adjunct.resources.sql.parser import multi_record_functions, parse_expression
 from dagster_adjunct.resources.sql.syntax_checks import did_you_mean
 from dagster_adjunct.resources.user_code import check_plain_function
 
@@ -322,7 +322,7 @@ def _ask(validator: Validator, candidate: Candidate) -> Verdict:
             raise _mistake(validator, candidate, error) from error
         _logger.exception("validator %s raised on version %s", validator.name, candidate.view.version)
         sparks = _package(error) in ("pyspark", "py4j")
-        text = first_line(error) if sparks else str(error)  # Spark goes on with its whole plan
+        text = first_message_line(error) if sparks else str(error)  # Spark goes on with its whole plan
         message = f"{type(error).__name__}: {text}"[:_MESSAGE_LENGTH]
         return Verdict(name=validator.name, passed=False, severity=validator.severity, message=message)
     return verdict.model_copy(update={"name": validator.name, "severity": validator.severity})
@@ -365,7 +365,7 @@ def _package(error: Exception) -> str:
 def _mistake(validator: Validator, candidate: Candidate, error: Exception) -> ValidatorError:
     view = candidate.view
     version = view.sealed.name or view.version
-    text = error.problem if isinstance(error, AdjunctError) else first_line(error)
+    text = error.problem if isinstance(error, AdjunctError) else first_message_line(error)
     return ValidatorError(
         f"dataset {view.dataset!r}, version {version!r}: validator {validator.name!r} can't be evaluated: "
         f"{type(error).__name__}: {text[:_MESSAGE_LENGTH]}",
@@ -427,7 +427,7 @@ def rules_in_sql(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
 
 def left_to_spark(select: str) -> bool:
     """Whether something in a validator's SELECT is not judged here, even where all the dataset's columns are known."""
-    return leaves_to_spark(select, checks.VERSION)
+    return needs_spark_analysis(select, checks.VERSION)
 
 
 def _check_values(what: str, dataset: AdjunctDataset, validator: Validator, types: dict[str, str | None]) -> None:
@@ -446,7 +446,7 @@ def _check_values(what: str, dataset: AdjunctDataset, validator: Validator, type
 
 
 def _check_condition(what: str, dataset: AdjunctDataset, condition: str, types: dict[str, str | None]) -> None:
-    over = [name for name, _ in beyond_a_record(condition)]
+    over = [name for name, _ in multi_record_functions(condition)]
     if over:
         raise PlanningError(
             f"{what}: the condition {condition!r} takes {over[0]}() over several rows: expected one that holds or does "
@@ -454,7 +454,7 @@ def _check_condition(what: str, dataset: AdjunctDataset, condition: str, types: 
             "Write a SELECT of the rows that break the rule.",
             dataset=dataset.name,
         )
-    kind = checked_expression(
+    kind = check_expression(
         what, condition, tuple(types), types, side="the dataset", next_step="Correct the validator."
     )
     if kind not in (None, "boolean"):
@@ -477,5 +477,5 @@ def _condition(validator: Validator) -> str | None:
     if not isinstance(validator, Check) or validator.function is not checks.sql:
         return None
     (text,) = validator.arguments
-    hidden = any(name.name.startswith("__") for name in parsed(text).columns)
+    hidden = any(name.name.startswith("__") for name in parse_expression(text).columns)
     return None if hidden or _SELECT.match(text) else str(text)

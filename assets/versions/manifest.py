@@ -29,7 +29,7 @@ from dagster_adjunct.assets.versions.version import (
     version_number,
 )
 from dagster_adjunct.resources.bucketing.files import Generation
-from dagster_adjunct.resources.common import first_problem
+from dagster_adjunct.resources.common import first_validation_problem
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, MalformedDocumentError, VersionDiscardedError
 
 if TYPE_CHECKING:
@@ -628,4 +628,4 @@ def parse_manifest(name: str, commit: Commit) -> DatasetManifest:
 
 def problem_with_document(error: ValidationError | AdjunctError) -> str:
     """Return in words why a stored document can't be read."""
-    return error.problem.rstrip(".") if isinstance(error, AdjunctError) else first_problem(error)
+    return error.problem.rstrip(".") if isinstance(error, AdjunctError) else first_validation_problem(error)

@@ -29,7 +29,7 @@ from dagster_adjunct.orchestration.operators.arguments import column_names, part
 from dagster_adjunct.orchestration.operators.event_time import checked_event_time
 from dagster_adjunct.orchestration.operators.inputs import checked_input
 from dagster_adjunct.orchestration.operators.operator import KeyedTable
-from dagster_adjunct.resources.common import caller, check_name, check_whole_number, split_stream_name
+from dagster_adjunct.resources.common import check_name, check_whole_number, find_calling_line, split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Application:
         strict: bool = False,
     ) -> None:
         self.name = check_name("application", name)
-        self.declared_at = caller()
+        self.declared_at = find_calling_line()
         self.description = description
         self.owners = (owners,) if isinstance(owners, str) else tuple(owners)
         self.auto_repartition = auto_repartition

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
 from dagster_adjunct.orchestration.operators.operator import Operator, Spec
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
-from dagster_adjunct.resources.common import caller
+from dagster_adjunct.resources.common import find_calling_line
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class OperatorGraph:
 
     def add(self, spec: Spec, inputs: tuple[str, ...], name: str = "") -> str:
         """Add an operator behind others, and return its id."""
-        operator = Operator(self.next_id(spec.kind, name), inputs, spec, caller())
+        operator = Operator(self.next_id(spec.kind, name), inputs, spec, find_calling_line())
         _check_schemas_declared(operator)
         if len(inputs) > 1 and (spec.writes is not None or spec.match is not None):
             raise PlanningError(

@@ -17,7 +17,7 @@ from pydantic import Field as Default
 from pydantic import PlainSerializer, PlainValidator, ValidationError
 
 from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, VersionsMet
-from dagster_adjunct.resources.common import StoredDocument, first_problem
+from dagster_adjunct.resources.common import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -568,7 +568,7 @@ class BatchLog:
         except ValidationError as error:
             raise MalformedDocumentError(
                 f"the batch log of application {self._application!r} is malformed in {commit.manifest_key}: "
-                f"{first_problem(error)}.",
+                f"{first_validation_problem(error)}.",
                 "Restore that object from a backup; outputs and checkpoints before it are untouched.",
                 document=commit.manifest_key,
             ) from error

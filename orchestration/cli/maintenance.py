@@ -26,7 +26,7 @@ from dagster_adjunct.orchestration.cli.output import (
 )
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, raise_first
-from dagster_adjunct.resources.spark.in_process import starter_of
+from dagster_adjunct.resources.spark.in_process import session_factory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -85,7 +85,7 @@ def advance(
     with session_scope(master=master, lake_url=lake.url, on_start=lines_shown(json_output)) as spark:
         if partition is None:
             shown = stages_shown(json_output)
-            runtime = Runtime(lake, systems_for(app, lake), starter_of(spark), by=person)
+            runtime = Runtime(lake, systems_for(app, lake), session_factory(spark), by=person)
             applied = apply_startpoints(runtime, app, only={member.name for member in unit})
             applied.raise_failed()
             reports = list(applied.reports)
@@ -127,7 +127,7 @@ def advance_all(
 
     systems = systems_for(app, lake)
     advanced = advance_datasets(
-        Runtime(lake, systems, starter_of(spark), by), app, on_report=on_report, on_stage=on_stage
+        Runtime(lake, systems, session_factory(spark), by), app, on_report=on_report, on_stage=on_stage
     )
     return list(advanced.reports), [dataset.name for dataset in app.datasets if made_by_partition(dataset)]
 

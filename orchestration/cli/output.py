@@ -334,9 +334,9 @@ def _failed(code: int) -> int:
 
 def _inside(error: Exception) -> AdjunctError | None:
     """Return the error of ours that a Spark task raised and Spark reports in its own words."""
-    from dagster_adjunct.resources.spark.errors import adjunct_error
+    from dagster_adjunct.resources.spark.errors import find_adjunct_error
 
-    return adjunct_error(error)
+    return find_adjunct_error(error)
 
 
 def _first_lines(error: BaseException) -> str:

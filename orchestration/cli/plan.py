@@ -119,10 +119,10 @@ def proof_of(app: Application, lake: Lake, planned: ExecutionPlan, master: str |
     from dagster_adjunct.orchestration.planner.catalog import systems_for
     from dagster_adjunct.orchestration.step.run import session_scope
     from dagster_adjunct.orchestration.step.verify_plan import verify_plan
-    from dagster_adjunct.resources.spark.in_process import starter_of
+    from dagster_adjunct.resources.spark.in_process import session_factory
 
     with session_scope(master=master, lake_url=lake.url) as spark:
-        return verify_plan(Runtime(lake, systems_for(app, lake), starter_of(spark), by="verify"), app, planned)
+        return verify_plan(Runtime(lake, systems_for(app, lake), session_factory(spark), by="verify"), app, planned)
 
 
 def stored_plan(path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from dagster_adjunct.orchestration.cli.output import (
     show_line,
     show_table,
 )
-from dagster_adjunct.resources.common import stream_within
+from dagster_adjunct.resources.common import unqualify_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _facts(described: StreamDescription) -> dict[str, Any]:
 
 def _lake_stream(name: str) -> str:
     """Take "flights" as well as "lake.flights"."""
-    return stream_within("lake", name)
+    return unqualify_stream_name("lake", name)
 
 
 def _deletion() -> Deletion:

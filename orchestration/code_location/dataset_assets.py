@@ -61,7 +61,7 @@ from dagster_adjunct.orchestration.code_location.metadata import (
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import CommitConflictError, TransientError
-from dagster_adjunct.resources.spark.in_process import starter_of
+from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.spark.session import SparkResource
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
             if context.selected_asset_keys:
                 observe(run, {name: key for member in unit for name, key in member.streams.items()})
                 with unfinished_reported(run, [(member.dataset, member.key) for member in unit]):
-                    runtime = Runtime(lake, run.systems, starter_of(adjunct_spark.starter), by=context.run.run_id)
+                    runtime = Runtime(lake, run.systems, session_factory(adjunct_spark.starter), by=context.run.run_id)
                     for app in applications:
                         apply_startpoints(
                             replace(runtime, systems=systems_for(app, lake)),

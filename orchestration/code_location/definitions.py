@@ -34,7 +34,7 @@ from dagster_adjunct.orchestration.code_location.sensors import (
     startpoint_sensor,
 )
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.file_errors import telling_file_errors
+from dagster_adjunct.resources.file_errors import translate_file_errors
 from dagster_adjunct.resources.spark.session import SparkResource
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def prepare_dagster_home(folder: Path) -> Path:
     """Create the folder as a DAGSTER_HOME if it is none yet, and return it as an absolute path."""
     home = folder.resolve()
     config = home / "dagster.yaml"
-    with telling_file_errors(home, "the home of Dagster"):
+    with translate_file_errors(home, "the home of Dagster"):
         home.mkdir(parents=True, exist_ok=True)
         if not config.exists():
             config.write_text(_CONFIG, encoding="utf-8")

@@ -52,7 +52,7 @@ from dagster_adjunct.resources.errors import (
     StreamNotFoundError,
     TransientError,
 )
-from dagster_adjunct.resources.spark.errors import adjunct_error
+from dagster_adjunct.resources.spark.errors import find_adjunct_error
 from dagster_adjunct.resources.streams.system import OffsetRange
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.operator import KeyedTable
     from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
     from dagster_adjunct.orchestration.step.progress import StepReport
-    from dagster_adjunct.resources.common import Place
+    from dagster_adjunct.resources.common import CodeLine
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
@@ -345,7 +345,7 @@ def _seconds(seconds: Mapping[str, float]) -> dict[str, Any]:
     return {"adjunct/seconds": MetadataValue.json(rounded), **plotted}
 
 
-def code_references(place: Place | None) -> dict[str, Any]:
+def code_references(place: CodeLine | None) -> dict[str, Any]:
     """Return the metadata that leads to a line of a file of this machine; nothing for an unknown one."""
     if place is None:
         return {}
@@ -370,7 +370,7 @@ def clear_failures(
     try:
         yield
     except Exception as error:
-        ours = adjunct_error(error)
+        ours = find_adjunct_error(error)
         if ours is None:
             raise
         # Who has waited for another run to end does not wait two more times in the same run.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.stream_facts import Made
     from dagster_adjunct.orchestration.planner.plan import PlannedTable
-    from dagster_adjunct.resources.common import Place
+    from dagster_adjunct.resources.common import CodeLine
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.system import StreamSystem
 
@@ -98,7 +98,7 @@ class NodeKind(ABC):
         """Return what stands in Dagster before the first run."""
         return {}
 
-    def declared_at(self, app: Application, name: str) -> Place | None:
+    def declared_at(self, app: Application, name: str) -> CodeLine | None:
         """Return the line of the user's code that declares it."""
         return app.declared_at
 
@@ -137,7 +137,7 @@ class DatasetNode(NodeKind):
     def declared_metadata(self, app: Application, name: str) -> dict[str, Any]:
         return declared_metadata(app.dataset(name))
 
-    def declared_at(self, app: Application, name: str) -> Place | None:
+    def declared_at(self, app: Application, name: str) -> CodeLine | None:
         return app.dataset(name).declared_at
 
     def output_metadata(self, outputs: Outputs, name: str, columns: Made) -> dict[str, Any]:

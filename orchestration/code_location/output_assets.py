@@ -47,7 +47,7 @@ from dagster_adjunct.orchestration.code_location.metadata import (
 from dagster_adjunct.orchestration.code_location.nodes import VERSION, Outputs, kind_of
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
-from dagster_adjunct.resources.spark.in_process import starter_of
+from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.spark.session import SparkResource
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _run_batches(
 
     run, log = op.context.run.run_id, op.context.log
 
-    runtime = Runtime(op.lake, op.systems, starter_of(spark.starter), by=run)
+    runtime = Runtime(op.lake, op.systems, session_factory(spark.starter), by=run)
     follow = partial(follow_meanwhile, runtime, app, on_report=lambda done: log.info(done.summary()))
     claim = Claim(
         wait=checked_wait(config.wait_seconds),

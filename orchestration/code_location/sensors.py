@@ -37,7 +37,7 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     shortened,
     wait_after,
 )
-from dagster_adjunct.resources.common import StoredDocument, before, check_whole_number
+from dagster_adjunct.resources.common import StoredDocument, check_whole_number, subtract_span
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ def take_stock(
     look, complete = look_at_streams(look, tuple(dict.fromkeys([*app.inputs, *feeding])), visit, deadline)
     if not complete or rule.age is None or not look.lag or rule.enough(look.lag) or look.due or unfinished(state):
         return Stock(look, complete)
-    before_ms = int(before(now, rule.age).timestamp() * 1000)
+    before_ms = int(subtract_span(now, rule.age).timestamp() * 1000)
 
     def unread(stream: str) -> "Mapping[SystemStreamPartition, str]":
         return stream_progress(opened(stream), app.inputs[stream], state).unread

@@ -23,7 +23,7 @@ from dagster_adjunct.resources.bucketing.write_over_time import FIRST, VALID_FRO
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError
 from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
-from dagster_adjunct.resources.user_code import MASKED, cut
+from dagster_adjunct.resources.user_code import MASKED, truncate_text
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -181,7 +181,7 @@ class AsOfJoin(Join):
 
         def told(name: str, entry: str = "") -> str:
             hidden = name.lower() in secret or entry.lower() in masked
-            return f"{name} = {MASKED if hidden else cut(str(record[name]))}"
+            return f"{name} = {MASKED if hidden else truncate_text(str(record[name]))}"
 
         key = ", ".join(told(stream, entry) for stream, entry in self.on)
         stream, partition, offset = batch.stream_of(operator), record[PARTITION], record[OFFSET]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.orchestration.operators.arguments import first_double
 from dagster_adjunct.resources.errors import PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types
-from dagster_adjunct.resources.sql.parser import parsed
+from dagster_adjunct.resources.sql.parser import parse_expression
 from dagster_adjunct.resources.sql.syntax_checks import did_you_mean
 from dagster_adjunct.resources.streams.system import POSITION, RECORD_META
 
@@ -23,13 +23,13 @@ _ALIAS = re.compile(
 
 def plain_column(expression: str) -> str | None:
     """Return the column that an expression is, None when it is anything more than a name."""
-    read = parsed(expression)
+    read = parse_expression(expression)
     return read.column if read.alias is None else None
 
 
 def split_alias(expression: str) -> tuple[str, str | None]:
     """Split "upper(model) as model" into expression and name; the name is None when there is none."""
-    alias = parsed(expression).alias
+    alias = parse_expression(expression).alias
     match = None if alias is None else _ALIAS.fullmatch(expression.strip())
     return (expression.strip(), None) if match is None else (match["what"].strip(), alias)
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, ClassVar
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, ORDINAL, ORIGIN, tie_breakers
 from dagster_adjunct.orchestration.operators.operator import Flow, Spec
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
-from dagster_adjunct.resources.common import microseconds
+from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.quoted_columns import column
-from dagster_adjunct.resources.sql.checking import changing_values, checked_expression
-from dagster_adjunct.resources.sql.parser import other_records
+from dagster_adjunct.resources.sql.checking import check_expression, nondeterministic_parts
+from dagster_adjunct.resources.sql.parser import other_records_construct
 from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ARRIVAL = TIMESTAMP
 """As an event time: when the record was written to its stream."""
-FIRST, LAST = (microseconds(moment.replace(tzinfo=UTC)) for moment in (datetime.min, datetime.max))
+FIRST, LAST = (to_microseconds(moment.replace(tzinfo=UTC)) for moment in (datetime.min, datetime.max))
 """The years 1 to 9999, in microseconds since 1970."""
 _KINDS = ("timestamp", "date")
 _ZERO = timedelta(0)
@@ -61,12 +61,15 @@ class EventTime:
         """Raise PlanningError for an expression that is certainly wrong, or certainly no time."""
         if self.expression == ARRIVAL:
             return
-        kind = checked_expression(
+        kind = check_expression(
             operator, self.expression, columns, types, next_step="Correct event_time, or leave it out for none."
         )
         if kind is not None and kind not in _KINDS:
             raise self._no_time(operator, kind)
-        others, changing = other_records(self.expression), changing_values(self.expression, types or {})
+        others, changing = (
+            other_records_construct(self.expression),
+            nondeterministic_parts(self.expression, types or {}),
+        )
         if others or changing:
             effect = "depend on how records are cut into batches" if others else "change when the record is read again"
             raise PlanningError(

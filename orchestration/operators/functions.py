@@ -38,11 +38,16 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Schema, exact_array
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
-from dagster_adjunct.resources.spark.errors import wrapped
+from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
-from dagster_adjunct.resources.sql.checking import checked_expression
+from dagster_adjunct.resources.sql.checking import check_expression
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
-from dagster_adjunct.resources.user_code import check_plain_function, failed, failure_of, place_of
+from dagster_adjunct.resources.user_code import (
+    check_plain_function,
+    definition_line,
+    function_failed_error,
+    operator_failed_error,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -158,7 +163,7 @@ def _task(call: RecordCall, kept: Sequence[str]) -> Callable[[Iterator[pa.Record
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         here = replace(unshipped, function=shipped.here())
-        yield from wrapped(made for batch in batches for made in _made(batch, here, kept))
+        yield from encode_task_errors(made for batch in batches for made in _made(batch, here, kept))
 
     return task
 
@@ -201,7 +206,7 @@ def check_given(
     hidden = found.column.lower() in {name.lower() for name in sensitive}
     problem = f"{operator}: {found.problem(f'a record for {function}', hidden=hidden)}"
     place = _position(records, found.row, stream)
-    told = failed(problem, None, record, sensitive, operator=operator, **place)
+    told = operator_failed_error(problem, None, record, sensitive, operator=operator, **place)
     step = "Make another value of it before, or null; or leave the record, or the column, out: filter(…), select(…)."
     raise told.reworded(told.problem, step)
 
@@ -215,7 +220,7 @@ def _told(call: RecordCall, arguments: tuple[Any, ...], batch: pa.RecordBatch, r
     except AdjunctError:
         raise
     except Exception as error:  # noqa: BLE001 - it is a user's function
-        raise failure_of(
+        raise function_failed_error(
             call.operator,
             called(call.function),
             call.function,
@@ -236,9 +241,9 @@ def _misfit(
     call: RecordCall, problem: str, step: str, record: Record, batch: pa.RecordBatch, row: int
 ) -> OperatorFailedError:
     """Return the error for a result that is not as declared, with the record that it is made of."""
-    place = place_of(call.function)
+    place = definition_line(call.function)
     about = {"operator": call.operator, **_position(batch, row, call.stream)}
-    error = failed(problem.rstrip("."), place, record, call.sensitive, **about)
+    error = operator_failed_error(problem.rstrip("."), place, record, call.sensitive, **about)
     return error.reworded(error.problem, step)
 
 
@@ -346,13 +351,13 @@ class Elements(Spec):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
-        checked_expression(context.operator, self.expression, flow.columns)
+        check_expression(context.operator, self.expression, flow.columns)
         return self._as_columns.flow(context, arriving)
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         (types,) = arriving
         if types is not None:
-            kind = checked_expression(context.operator, self.expression, tuple(types), types)
+            kind = check_expression(context.operator, self.expression, tuple(types), types)
             if kind is not None and not kind.startswith(("array<", "map<")):
                 raise self._no_elements(context.operator, kind)
             if kind is not None and kind.startswith("array<") and "…" not in kind:

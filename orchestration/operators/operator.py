@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         Made,
         Partitioner,
     )
-    from dagster_adjunct.resources.common import Place
+    from dagster_adjunct.resources.common import CodeLine
 
 
 class KeyedTable(Protocol):
@@ -369,7 +369,7 @@ class Operator:
     id: str
     inputs: tuple[str, ...]
     spec: Spec
-    declared_at: Place | None = field(default=None, compare=False)
+    declared_at: CodeLine | None = field(default=None, compare=False)
 
     @property
     def kind(self) -> str:

@@ -23,9 +23,9 @@ from dagster_adjunct.orchestration.operators.operator import Flow, PassesRecords
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, UNKNOWN, add, expression_sources, sources_of
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.quoted_columns import column
-from dagster_adjunct.resources.sql.checking import checked_condition, checked_expression, checked_list
-from dagster_adjunct.resources.sql.parser import parsed, struct_fields, true_only_with
-from dagster_adjunct.resources.sql.types import differ, type_of
+from dagster_adjunct.resources.sql.checking import check_condition, check_expression, check_expressions
+from dagster_adjunct.resources.sql.parser import implies_true, parse_expression, struct_fields
+from dagster_adjunct.resources.sql.types import expression_type, types_differ
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
 from dagster_adjunct.resources.user_code import check_plain_function
 
@@ -60,12 +60,12 @@ class Filter(PassesRecords):
 
     @property
     def asks_final(self) -> bool:
-        return isinstance(self.condition, str) and true_only_with(self.condition, FINAL)
+        return isinstance(self.condition, str) and implies_true(self.condition, FINAL)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
         if isinstance(self.condition, str):
-            checked_condition(context.operator, self.condition, flow.columns)
+            check_condition(context.operator, self.condition, flow.columns)
         if isinstance(self.condition, str) or self.keeps_partitioning or not flow.partitioned_by:
             return flow
         return replace(flow, partitioned_by=(), partitioner=UNKNOWN, lost_at=context.operator)
@@ -74,7 +74,7 @@ class Filter(PassesRecords):
         (types,) = arriving
         if types is None or not isinstance(self.condition, str):
             return types
-        checked_condition(context.operator, self.condition, tuple(types), types)
+        check_condition(context.operator, self.condition, tuple(types), types)
         return types
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
@@ -164,7 +164,7 @@ class Map(Spec):
             return None
         result: list[str] = []
         known = True
-        for item in checked_list(operator, self.expressions, columns):
+        for item in check_expressions(operator, self.expressions, columns):
             if item.expression.star:
                 known = known and columns is not None
                 result.extend(item.stars(columns or ()))
@@ -185,7 +185,7 @@ class Map(Spec):
         passed: dict[str, str] = {}
         lost: set[str] = set()
         star = False
-        for expression in map(parsed, self.expressions):
+        for expression in map(parse_expression, self.expressions):
             if expression.star:
                 star = True
                 lost |= {name.lower() for name in expression.excepted}
@@ -208,7 +208,7 @@ class Map(Spec):
         if types is None or self.function is not None:
             return None
         result: dict[str, str | None] = {}
-        for item in checked_list(context.operator, self.expressions, tuple(types), types):
+        for item in check_expressions(context.operator, self.expressions, tuple(types), types):
             name = item.expression.name
             if item.expression.star:
                 result |= {column: types[column] for column in item.stars(tuple(types))}
@@ -217,14 +217,16 @@ class Map(Spec):
                 return None
             result[name] = item.type
             if name in (UPDATE, DEFAULT):
-                result |= {f"{name}.{field}": type_of(value, types) for field, value in struct_fields(item.expression)}
+                result |= {
+                    f"{name}.{field}": expression_type(value, types) for field, value in struct_fields(item.expression)
+                }
         return result
 
     def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
         (columns,) = arriving
         made: Made = {}
         named: Made = {}
-        for expression in map(parsed, self.expressions):
+        for expression in map(parse_expression, self.expressions):
             if expression.star:
                 gone = {name.lower() for name in expression.excepted}
                 made |= {name: sources for name, sources in columns.items() if name.lower() not in gone}
@@ -241,7 +243,11 @@ class Map(Spec):
         (frame,) = frames
         if self.function is not None:
             return batch.call(operator, self.function, frame)
-        hidden = [] if any(parsed(text).star for text in self.expressions) else [f"`{name}`" for name in carried(frame)]
+        hidden = (
+            []
+            if any(parse_expression(text).star for text in self.expressions)
+            else [f"`{name}`" for name in carried(frame)]
+        )
         return frame.selectExpr(*hidden, *self.expressions)
 
 
@@ -328,7 +334,7 @@ class Merge(Spec):
     ) -> None:
         for name, kind in first.items():
             there = other.get(name)
-            if kind is not None and there is not None and differ(kind, there):
+            if kind is not None and there is not None and types_differ(kind, there):
                 raise PlanningError(
                     f"{operator}: its inputs have different types of {name!r}: {there} in {source}, {kind} in "
                     f"{self.inputs[0]}; equal values of different types would lie in different partitions.",
@@ -470,7 +476,7 @@ class WithColumns(Spec):
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
         for _, expression in self.columns:
-            checked_expression(context.operator, expression, flow.columns)
+            check_expression(context.operator, expression, flow.columns)
         moved = replace(flow, columns=self._columns(flow.columns))
         kept = tuple(self._kept(column) for column in flow.partitioned_by)
         if all(kept):
@@ -498,7 +504,7 @@ class WithColumns(Spec):
         if types is None:
             return None
         known = {
-            name: checked_expression(context.operator, expression, tuple(types), types)
+            name: check_expression(context.operator, expression, tuple(types), types)
             for name, expression in self.columns
         }
         columns = self._columns(tuple(types)) or ()

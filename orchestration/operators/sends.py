@@ -32,7 +32,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.sql.checking import checked_condition
+from dagster_adjunct.resources.sql.checking import check_condition
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from dagster_adjunct.resources.user_code import check_plain_function
 
@@ -225,14 +225,14 @@ class SendToLocal(PassesRecords):
         names = self.schema.names
         require(context.operator, "the stream", names, flow.columns, f"They are the columns of table {self.table}.")
         if self.deleted is not None:
-            checked_condition(context.operator, self.deleted, flow.columns)
+            check_condition(context.operator, self.deleted, flow.columns)
         return flow
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         (types,) = arriving
         self.check_types(context.operator, types)
         if self.deleted is not None and types is not None:
-            checked_condition(context.operator, self.deleted, tuple(types), types)
+            check_condition(context.operator, self.deleted, tuple(types), types)
         return types
 
     def declared_types(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:

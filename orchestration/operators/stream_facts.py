@@ -12,7 +12,7 @@ from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.expression import NILADIC
-from dagster_adjunct.resources.sql.parser import parsed
+from dagster_adjunct.resources.sql.parser import parse_expression
 from dagster_adjunct.resources.streams.lake.streams import NEW_STREAMS
 from dagster_adjunct.resources.streams.system import LAKE, NewStreams
 
@@ -61,7 +61,7 @@ def add(made: Made, name: str, sources: Sources) -> None:
 
 def sources_of(expression: str, columns: Mapping[str, Sources]) -> Sources:
     """Return what an expression is made of; () where it is not known of every column that it names."""
-    return expression_sources(parsed(expression), columns)
+    return expression_sources(parse_expression(expression), columns)
 
 
 def expression_sources(

@@ -31,7 +31,7 @@ from dagster_adjunct.orchestration.operators.event_time import (
 )
 from dagster_adjunct.orchestration.operators.joins import On, Selected, selected
 from dagster_adjunct.orchestration.operators.operator import ComparedColumn, Flow, Requirement, Spec, agreed
-from dagster_adjunct.resources.common import check_name, microseconds
+from dagster_adjunct.resources.common import check_name, to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Field, Schema
@@ -107,7 +107,7 @@ def judged(frame: DataFrame, side: Side, watermarks: Watermarks, keeps_for: int)
     time = F.unix_micros(EVENT_TIME)
     late = F.col(BEHIND).isNotNull()
     if watermarks.before is not None:
-        late = late | (time < F.lit(microseconds(watermarks.before)))
+        late = late | (time < F.lit(to_microseconds(watermarks.before)))
     no_key = reduce(lambda one, other: one | other, [column(name).isNull() for name in side.keys])
     reasons = [(F.col(AGAIN), READ_AGAIN)] if AGAIN in frame.columns else []
     reasons += [
@@ -182,9 +182,9 @@ def unmatched(
     from pyspark.sql import functions as F
 
     assert watermarks.after is not None, "nothing has passed"
-    until = microseconds(watermarks.after) - of.ahead
+    until = to_microseconds(watermarks.after) - of.ahead
     lefts, rights = (_named(rows, side) for rows, side in zip((left, right), sides, strict=True))
-    since = None if watermarks.before is None else microseconds(watermarks.before) - of.ahead
+    since = None if watermarks.before is None else to_microseconds(watermarks.before) - of.ahead
     # A row's last partner is `ahead` later than it; the watermark has passed that where it is above.
     passed = _at(of) < F.lit(until)
     passed = passed if since is None else passed & (_at(of) >= F.lit(since))
@@ -436,7 +436,7 @@ class StreamJoin(Spec):
         ]
         rows = [self._kept(operator, frame, side, watermarks, batch) for frame, side in zip(taken, sides, strict=True)]
         left, right = rows
-        since = None if watermarks.before is None else microseconds(watermarks.before)
+        since = None if watermarks.before is None else to_microseconds(watermarks.before)
         parts = [matches(left, right, sides, self.bound, since)]
         outer = [(frame, side) for frame, side in zip(taken, sides, strict=True) if side.outer]
         if watermarks.after is not None:

@@ -17,10 +17,10 @@ from dagster_adjunct.resources.backends.columns import Column, Kind, column_of
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
-from dagster_adjunct.resources.sql.checking import checked_expression
-from dagster_adjunct.resources.sql.parser import parsed
+from dagster_adjunct.resources.sql.checking import check_expression
+from dagster_adjunct.resources.sql.parser import parse_expression
 from dagster_adjunct.resources.sql.syntax_checks import did_you_mean
-from dagster_adjunct.resources.sql.types import type_of
+from dagster_adjunct.resources.sql.types import expression_type
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
 from dagster_adjunct.resources.tables.operation import UpdateContract
 
@@ -167,7 +167,7 @@ def checked_update(
 def check_own_key(what: str, key: Sequence[str], pairs: Pairs) -> None:
     """Refuse columns of a record that give it another key than that of the record that they are made of."""
     for name, expression in pairs:
-        if name in key and (parsed(expression).column or "").lower() != name.lower():
+        if name in key and (parse_expression(expression).column or "").lower() != name.lower():
             raise ConfigurationError(
                 f"{what} gives {name!r}, which is in the table's key ({', '.join(key)}), the expression "
                 f"{expression!r}: a record has the key by which it is looked up.",
@@ -472,7 +472,7 @@ def _defaults(sink: CheckedSink, types: Types) -> dict[str, str | None]:
 
 
 def _type(expression: str, types: Types) -> str | None:
-    return type_of(parsed(expression), types or {})
+    return expression_type(parse_expression(expression), types or {})
 
 
 def _fits(sent: str | None, declared: str) -> bool:
@@ -556,7 +556,7 @@ class SendToTable(PassesRecords):
         check_table(context.operator, self._sink(context.app))
         for part, name, expression in self._written:
             where = f"Correct {part}= for column {name!r} of table {table}."
-            checked_expression(context.operator, expression, flow.columns, next_step=where)
+            check_expression(context.operator, expression, flow.columns, next_step=where)
         if self.send.contract is not None and self.send.update is None:
             require(
                 context.operator, "the stream", (UPDATE,), flow.columns,
@@ -572,7 +572,7 @@ class SendToTable(PassesRecords):
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         (types,) = arriving
         for expression in () if types is None else self.sql:
-            checked_expression(context.operator, expression, tuple(types or ()), types)
+            check_expression(context.operator, expression, tuple(types or ()), types)
         check_columns(context.operator, self._sink(context.app), types)
         return types
 

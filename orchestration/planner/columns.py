@@ -26,22 +26,27 @@ from dagster_adjunct.resources.errors import AdjunctError, PlanningError, Schema
 from dagster_adjunct.resources.schemas.schema import Field, Schema, evolved, refused_changes
 from dagster_adjunct.resources.schemas.schema import check_key_types as check_key_columns
 from dagster_adjunct.resources.sql.checking import (
-    changing_values,
-    check_of_one_record,
-    checked_condition,
-    checked_expression,
+    check_condition,
+    check_expression,
+    check_single_record,
+    nondeterministic_parts,
 )
-from dagster_adjunct.resources.sql.parser import beyond_a_record, functions_of_others, parsed, windows_of
-from dagster_adjunct.resources.sql.spark_functions import KNOWN
-from dagster_adjunct.resources.sql.syntax_checks import nearest
-from dagster_adjunct.resources.sql.types import differ
+from dagster_adjunct.resources.sql.parser import (
+    multi_record_functions,
+    parse_expression,
+    unknown_functions,
+    window_clauses,
+)
+from dagster_adjunct.resources.sql.spark_functions import SPARK_FUNCTIONS
+from dagster_adjunct.resources.sql.syntax_checks import nearest_names
+from dagster_adjunct.resources.sql.types import types_differ
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.operator import Spec
     from dagster_adjunct.orchestration.operators.stream_facts import Catalog, StreamFacts
-    from dagster_adjunct.resources.common import Place
+    from dagster_adjunct.resources.common import CodeLine
     from dagster_adjunct.resources.sql.expression import WindowClause
 
 
@@ -93,7 +98,7 @@ def placed(error: PlanningError, operator: Operator) -> PlanningError:
     return told
 
 
-def shown(place: Place) -> str:
+def shown(place: CodeLine) -> str:
     """Return a line as the user knows it: "visits.py:12", from the working directory where it is below that."""
     file = Path(place.file)
     below = file.is_relative_to(Path.cwd())
@@ -152,19 +157,19 @@ def _check_projection(dataset: AdjunctDataset, projection: Projection, rows: Sch
     where = projection.where
     if where is not None and not _names_hidden(where):
         _checked(what, where, types, "Correct the projection's where=.")
-        checked_condition(f"{what}: where=", where, tuple(types), types)
+        check_condition(f"{what}: where=", where, tuple(types), types)
 
 
 def _checked(what: str, text: str, types: dict[str, str | None], next_step: str) -> str | None:
     if _names_hidden(text):
         return None
-    check_of_one_record(what, text)
-    return checked_expression(what, text, tuple(types), types, side="the record", next_step=next_step)
+    check_single_record(what, text)
+    return check_expression(what, text, tuple(types), types, side="the record", next_step=next_step)
 
 
 def _names_hidden(text: str) -> bool:
     """Whether an expression names a column of the record's position, which Spark has there, too."""
-    return any(name.name.startswith("__") for name in parsed(text).columns)
+    return any(name.name.startswith("__") for name in parse_expression(text).columns)
 
 
 # Refuses records whose columns the datasets on their stream could not take any more, though the stream itself can.
@@ -215,7 +220,7 @@ def check_key_types(operator: str, compared: Iterable[ComparedColumn], *, strict
     for pair in compared:
         if pair.type is None or pair.other_type is None:
             unproven.append(_unproven(operator, pair))
-        elif differ(pair.type, pair.other_type):
+        elif types_differ(pair.type, pair.other_type):
             raise PlanningError(
                 f"{operator}: the stream's {pair.column!r} is {pair.type} and {pair.other} is {pair.other_type}; equal "
                 "values of different types lie in different buckets.",
@@ -288,7 +293,7 @@ def check_windows(operator: Operator, arriving: Sequence[Flow]) -> None:
     if not arriving:  # an input, whose event time takes no other records at all
         return
     for text in operator.spec.sql:
-        for window in windows_of(text):
+        for window in window_clauses(text):
             (flow,) = arriving
             shared, lie_by = ({name.lower() for name in names} for names in (window.columns, flow.partitioned_by))
             if not lie_by or not lie_by <= shared or flow.partitioner != SPARK:
@@ -318,10 +323,12 @@ def windows_of_batches(app: Application) -> tuple[str, ...]:
     """
     notes = []
     for operator in app.operators:
-        texts = [text for text in operator.spec.sql if windows_of(text)]
+        texts = [text for text in operator.spec.sql if window_clauses(text)]
         if not texts:
             continue
-        called = ", ".join(dict.fromkeys(f"{name}()" for text in texts for name, over in beyond_a_record(text) if over))
+        called = ", ".join(
+            dict.fromkeys(f"{name}()" for text in texts for name, over in multi_record_functions(text) if over)
+        )
         problem = (
             f"{operator.id}: {called} over (…) is over the records of one batch: how the input is cut into batches "
             "decides what it gives."
@@ -386,7 +393,7 @@ def follow(
                 flows.after[operator.id] = earlier.after[operator.id]
                 continue
             for text in operator.spec.sql:
-                check_of_one_record(operator.id, text)
+                check_single_record(operator.id, text)
             onward = arriving if operator.spec.writes_aside else moved
             flows.after[operator.id] = operator.spec.flow(PlanContext(operator.id, app, catalog, counts), onward)
             check_windows(operator, onward)
@@ -535,10 +542,12 @@ def unproven_of_datasets(app: Application, catalog: Catalog) -> tuple[str, ...]:
 def _unread(where: str, texts: Sequence[str], *, is_select: bool = False) -> list[str]:
     """Return what can't be read of these expressions, and which functions in them are none of Spark's."""
     unread = [
-        f"{where}: {_short(text)} ({parsed(text).unread})" for text in texts if parsed(text).unread and not is_select
+        f"{where}: {_short(text)} ({parse_expression(text).unread})"
+        for text in texts
+        if parse_expression(text).unread and not is_select
     ]
-    for name in dict.fromkeys(name for text in texts for name in functions_of_others(text)):
-        like = nearest(name, KNOWN, 1)
+    for name in dict.fromkeys(name for text in texts for name in unknown_functions(text)):
+        like = nearest_names(name, SPARK_FUNCTIONS, 1)
         unread.append(f"{where}: {name}() is none of Spark's functions" + (f" ({like[0]}?)" if like else ""))
     return unread
 
@@ -550,7 +559,7 @@ def _note(what: str, unproven: Sequence[str]) -> tuple[str, ...]:
 
 
 def _gives_unknown(text: str) -> bool:
-    read = parsed(text)
+    read = parse_expression(text)
     return not read.star and read.name is None
 
 
@@ -568,7 +577,9 @@ def results_that_change(app: Application, types: Mapping[str, Types]) -> tuple[s
     notes = []
     for operator in app.operators:
         arriving = types.get((operator.inputs or (operator.id,))[0]) or {}
-        changing = list(dict.fromkeys(name for text in operator.spec.sql for name in changing_values(text, arriving)))
+        changing = list(
+            dict.fromkeys(name for text in operator.spec.sql for name in nondeterministic_parts(text, arriving))
+        )
         if not changing:
             continue
         problem = (

@@ -37,7 +37,7 @@ def read_document(kind: type[P], document: object) -> P:
     """
     from pydantic import TypeAdapter, ValidationError
 
-    from dagster_adjunct.resources.common import first_problem
+    from dagster_adjunct.resources.common import first_validation_problem
 
     if not isinstance(document, dict):
         raise _refused(f"it is {type(document).__name__}, and a plan is an object", _MAKE)
@@ -53,7 +53,7 @@ def read_document(kind: type[P], document: object) -> P:
         # As text, for only there a tuple may be written as a list while a number may not be written as text.
         return TypeAdapter(kind).validate_json(json.dumps(_with_partitions(document)), strict=True)
     except ValidationError as error:
-        raise _refused(first_problem(error), _MAKE) from error
+        raise _refused(first_validation_problem(error), _MAKE) from error
     except (ConfigurationError, TypeError) as error:
         raise _refused(str(error), _MAKE) from error
 

@@ -12,7 +12,7 @@ from dagster_adjunct.assets.declaration.sources import QuerySource
 from dagster_adjunct.assets.validation.validators import rules_in_sql
 from dagster_adjunct.orchestration.planner.columns import shown
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
-from dagster_adjunct.resources.sql.parser import parsed
+from dagster_adjunct.resources.sql.parser import parse_expression
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -44,7 +44,7 @@ def check_syntax(app: Application) -> None:
 
 
 def _is_name(text: str) -> bool:
-    expression = parsed(text)
+    expression = parse_expression(text)
     return expression.star or (expression.tree is None and not expression.unread)
 
 

@@ -23,7 +23,7 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Partition, Range
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
-from dagster_adjunct.resources.common import StoredDocument, first_problem
+from dagster_adjunct.resources.common import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.errors import (
     DatasetError,
     MalformedDocumentError,
@@ -130,7 +130,7 @@ def read_plan(lake: Lake, application: str, plan: str) -> RecordedPlan:
         return RecordedPlan.model_validate_json(lake.store.get(key).data)
     except ValidationError as error:
         raise MalformedDocumentError(
-            f"what a recorded replay reads can't be read in {key}: {first_problem(error)}.",
+            f"what a recorded replay reads can't be read in {key}: {first_validation_problem(error)}.",
             "Take the replay back (adjunct startpoint clear) and ask again, or upgrade if a newer version wrote it.",
             document=key,
         ) from error

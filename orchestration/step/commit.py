@@ -27,7 +27,7 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
     TableError,
 )
-from dagster_adjunct.resources.spark.errors import adjunct_error
+from dagster_adjunct.resources.spark.errors import find_adjunct_error
 from dagster_adjunct.resources.streams.system import OffsetRange
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def run_outputs(step: OpenedStep, opened: OpenBatch) -> WrittenBatch:
                 opened, done.counters, done.measured, opened.seconds | {"work": time.monotonic() - began}, done.times
             )
         except Exception as error:
-            ours = adjunct_error(error)
+            ours = find_adjunct_error(error)
             if isinstance(ours, _OF_THE_APPLICATION):
                 told = with_way_out(ours, context.app.name, intent.batch)
                 if told is error:

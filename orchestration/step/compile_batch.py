@@ -30,9 +30,9 @@ from dagster_adjunct.orchestration.step.state import LeftOut, LocalSends, StateT
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError
 from dagster_adjunct.resources.schemas.quoted_columns import column
-from dagster_adjunct.resources.spark.tuning import KeptFrames, interpreted_plans
+from dagster_adjunct.resources.spark.tuning import PersistedFrames, use_interpreted_plans
 from dagster_adjunct.resources.tables.metrics import TableMetrics
-from dagster_adjunct.resources.user_code import failure_of, line_of
+from dagster_adjunct.resources.user_code import failing_line, function_failed_error
 
 if TYPE_CHECKING:
     from pyspark.errors import AnalysisException
@@ -198,7 +198,7 @@ def result_of(operator: str, function: DataFrameFunction, frame: DataFrame) -> D
     except (AdjunctError, AnalysisException):
         raise
     except Exception as error:
-        raise failure_of(operator, called(function), function, error) from error
+        raise function_failed_error(operator, called(function), function, error) from error
     if not isinstance(result, DataFrame):
         returned = "None" if result is None else type(result).__name__
         raise PlanningError(
@@ -237,7 +237,7 @@ class CompilingBatch:
         self.known = known
         self._before_output = before_output
         self._arrived: dict[str, list[DataFrame]] = {}
-        self._kept = KeptFrames()
+        self._kept = PersistedFrames()
         self._times = BatchTimes(context, inputs)
         self._states = StateTables(context, inputs)
         self._left_out = LeftOut()
@@ -511,7 +511,7 @@ def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable
     Outputs take (application, batch) as producer and sequence, so running a batch again adds nothing to
     streams. `before_output` is called with the output's name before anything is written to it.
     """
-    with interpreted_plans(context.spark()) if inputs.interpreted else nullcontext():
+    with use_interpreted_plans(context.spark()) if inputs.interpreted else nullcontext():
         batch = CompilingBatch(known_batch(context, inputs), before_output)
         try:
             compiled_operators(batch)
@@ -566,7 +566,7 @@ def _leaving(batch: CompilingBatch, operator: Operator, arriving: Sequence[DataF
 
 def _refused(operator: Operator, error: AnalysisException) -> PlanningError:
     problem = str(error).strip().partition("SQLSTATE")[0].strip().splitlines()[0].rstrip(" .")
-    place = line_of(error) or operator.declared_at
+    place = failing_line(error) or operator.declared_at
     return PlanningError(
         f"{operator.id}: {problem}{f' ({place.words()})' if place else ''}.",
         "Correct the expression, or the function; adjunct plan shows the operators by these names.",

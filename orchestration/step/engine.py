@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from dagster_adjunct.orchestration.step.compile_batch import run_batch
 from dagster_adjunct.orchestration.step.verify_plan import rehearse
-from dagster_adjunct.resources.spark.in_process import session_of
-from dagster_adjunct.resources.spark.tuning import begin_workers
+from dagster_adjunct.resources.spark.in_process import resolve_session
+from dagster_adjunct.resources.spark.tuning import prewarm_workers
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -59,7 +59,7 @@ class SparkEngine:
         on_state: Callable[[AdjunctDataset], object],
     ) -> PhysicalProof:
         """See `BatchEngine`. Workers for the tasks that write outputs are started beside it."""
-        begin_workers(session_of(context.spark))
+        prewarm_workers(resolve_session(context.spark))
         return rehearse(context, views, starts, on_state)
 
     def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counted:

@@ -13,9 +13,9 @@ from dagster_adjunct.orchestration.operators.event_time import FIRST, LAST
 from dagster_adjunct.orchestration.operators.stream_facts import needed_for
 from dagster_adjunct.orchestration.step.progress import Measured, event_times, moved_times
 from dagster_adjunct.orchestration.step.provenance import with_epochs
-from dagster_adjunct.resources.common import microseconds, split_stream_name
+from dagster_adjunct.resources.common import split_stream_name, to_microseconds
 from dagster_adjunct.resources.schemas.quoted_columns import bigints
-from dagster_adjunct.resources.spark.tuning import KeptFrames
+from dagster_adjunct.resources.spark.tuning import PersistedFrames
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, OffsetRange
 
 if TYPE_CHECKING:
@@ -373,7 +373,7 @@ class BatchTimes:
         self._declared = event_times(context.app)
         self._found: dict[str, Lateness] = {}
         self._after: TimeState | None = None
-        self._kept = KeptFrames()
+        self._kept = PersistedFrames()
         self._read: dict[str, DataFrame] = {}
 
     def read(self, stream: str) -> DataFrame:
@@ -398,7 +398,7 @@ class BatchTimes:
         closed = None if name is None else self._inputs.times.operators.get(name)
         if closed is None or EVENT_TIME not in frame.columns:
             return frame
-        mark = F.timestamp_micros(F.lit(microseconds(closed)))
+        mark = F.timestamp_micros(F.lit(to_microseconds(closed)))
         behind = F.when(F.col(EVENT_TIME) < mark, F.greatest(F.col(BEHIND), mark)).otherwise(F.col(BEHIND))
         return frame.withColumn(BEHIND, behind)
 
@@ -548,8 +548,8 @@ class BatchTimes:
 
 def _stood(times: PartitionTimes) -> Stood:
     return Stood(
-        None if times.newest is None else microseconds(times.newest),
-        None if times.watermark is None else microseconds(times.watermark),
+        None if times.newest is None else to_microseconds(times.newest),
+        None if times.watermark is None else to_microseconds(times.watermark),
     )
 
 

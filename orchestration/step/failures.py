@@ -21,9 +21,9 @@ from dagster_adjunct.resources.errors import (
     OperatorFailedError,
     StreamNotFoundError,
 )
-from dagster_adjunct.resources.spark.errors import adjunct_error, first_line
+from dagster_adjunct.resources.spark.errors import find_adjunct_error, first_message_line
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
-from dagster_adjunct.resources.user_code import cut, failed, line_in
+from dagster_adjunct.resources.user_code import failing_line_in_text, operator_failed_error, truncate_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.operator import Operator
     from dagster_adjunct.orchestration.operators.stream_facts import Made
     from dagster_adjunct.orchestration.step.context import StepContext
-    from dagster_adjunct.resources.common import Place
+    from dagster_adjunct.resources.common import CodeLine
     from dagster_adjunct.resources.schemas.schema import Schema
 
 # How Spark quotes the expression that failed: its text, cut at both ends, then a line that points at the part.
@@ -56,7 +56,7 @@ class Failure:
     message: str
     quoted: str | None = None
     part: str | None = None
-    place: Place | None = None
+    place: CodeLine | None = None
 
     @property
     def of_expression(self) -> bool:
@@ -66,10 +66,10 @@ class Failure:
     def problem(self, what: str, *, told: bool) -> str:
         """Return it in words, those of the error itself only where it may be `told`."""
         if self.part is not None:
-            return f"{what}: {cut(self.part)}: {self.message if told else self.kind}"
+            return f"{what}: {truncate_text(self.part)}: {self.message if told else self.kind}"
         if f"[{self.kind}]" in self.message:  # Spark's own words, whose end says what to do
             return f"{what}: {self.message if told else self.kind}"
-        return f"{what} raised {self.kind}{f': {cut(self.message)}' if told and self.message else ''}"
+        return f"{what} raised {self.kind}{f': {truncate_text(self.message)}' if told and self.message else ''}"
 
 
 def failure_in(error: Exception) -> Failure | None:
@@ -79,14 +79,14 @@ def failure_in(error: Exception) -> Failure | None:
         last = [line for line in text.strip().splitlines() if _RAISED.match(line)]
         raised = _RAISED.match(last[-1]) if last else None
         kind = raised["kind"].rpartition(".")[2] if raised else "an error"
-        return Failure(kind, raised["said"] if raised else "", place=line_in(text))
+        return Failure(kind, raised["said"] if raised else "", place=failing_line_in_text(text))
     quoted, condition = _QUOTED.search(text), _CONDITION.search(text)
     if condition is None or (quoted is None and "Exception" not in type(error).__name__ and not _of_data(text)):
         return None
     bare = type(error).__name__ in ("SparkException", "Py4JJavaError", "AnalysisException")
     if quoted is None and bare and not _of_data(text):
         return None
-    message = first_line(error).partition(" SQLSTATE")[0].partition(' If necessary set "spark.sql')[0]
+    message = first_message_line(error).partition(" SQLSTATE")[0].partition(' If necessary set "spark.sql')[0]
     message = message.removeprefix("org.apache.spark.SparkException: ")
     if quoted is None:
         return Failure(condition["condition"], message)
@@ -367,7 +367,7 @@ def told_failure(batch: FailedBatch, operator: str, error: Exception) -> Operato
     Looking for the operator and the record runs small jobs, for a minute at most each. Where columns are sensitive,
     neither their values are told nor what the failing code says in its own words, nor the error that it is made of.
     """
-    ours = adjunct_error(error)
+    ours = find_adjunct_error(error)
     if isinstance(ours, ManifestMismatchError) and ours.partition_by is not None:
         return _broken_promise(batch, operator, ours)
     if ours is not None or type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
@@ -386,7 +386,7 @@ def told_failure(batch: FailedBatch, operator: str, error: Exception) -> Operato
     else:
         names = " or ".join(suspect.id for suspect in blamed) or operator
         about: dict[str, Any] = {"operator": blamed[0].id if blamed else operator}
-        told = failed(failure.problem(names, told=not hidden), failure.place, None, hidden, **about)
+        told = operator_failed_error(failure.problem(names, told=not hidden), failure.place, None, hidden, **about)
     told.__cause__ = None if hidden else error
     return told
 
@@ -451,7 +451,7 @@ def _with_sample(batch: FailedBatch, blamed: Operator, failure: Failure, hidden:
     place, about = failure.place or blamed.declared_at, dict[str, Any](operator=blamed.id)
     arriving = batch.arriving(blamed)
     if len(arriving) != 1:
-        return failed(problem, place, None, hidden, **about)
+        return operator_failed_error(problem, place, None, hidden, **about)
 
     seen = [failure]
 
@@ -464,9 +464,9 @@ def _with_sample(batch: FailedBatch, blamed: Operator, failure: Failure, hidden:
 
     sample = sample_record(arriving[0], _compiled(batch, blamed), same)
     if sample is None:
-        return failed(problem, place, None, hidden, **about)
+        return operator_failed_error(problem, place, None, hidden, **about)
     (source,) = blamed.inputs
-    return failed(
+    return operator_failed_error(
         seen[-1].problem(what_of(blamed, failure), told=not hidden),
         place,
         sample.record,

@@ -11,8 +11,8 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.orchestration.batch_log.batch_log import PartitionTimes, TimeState
 from dagster_adjunct.orchestration.operators.stream_facts import watermark_inputs
 from dagster_adjunct.orchestration.startpoints.positions import default_offset
-from dagster_adjunct.resources.common import before as long_before
 from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.common import subtract_span as long_before
 from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 

@@ -31,12 +31,12 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import same_family
 from dagster_adjunct.resources.schemas.values import first_unreadable
-from dagster_adjunct.resources.spark.errors import wrapped
+from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.spark import BulkReader
-from dagster_adjunct.resources.user_code import failure_of
+from dagster_adjunct.resources.user_code import function_failed_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -157,7 +157,7 @@ def _task(call: SinkCall, kept: Sequence[str]) -> Callable[[Iterator[Any]], Iter
     unshipped, name = replace(call, function=_not_here), called(call.function)
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
-        yield from wrapped(_handed(batches, shipped, unshipped, name, kept))
+        yield from encode_task_errors(_handed(batches, shipped, unshipped, name, kept))
 
     return task
 
@@ -203,7 +203,7 @@ def _failure(
     call: SinkCall, name: str, function: object, records: pa.RecordBatch, error: Exception
 ) -> OperatorFailedError:
     first = records.slice(0, 1).to_pylist()[0]
-    return failure_of(
+    return function_failed_error(
         call.operator,
         name,
         function,

@@ -27,10 +27,10 @@ from dagster_adjunct.orchestration.startpoints.store import startpoints_of
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, planned_event
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.resources.common import before
+from dagster_adjunct.resources.common import subtract_span
 from dagster_adjunct.resources.errors import CommitConflictError, raise_first
-from dagster_adjunct.resources.spark.errors import adjunct_error, first_line, unwrapped
-from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_in_process, starter_of
+from dagster_adjunct.resources.spark.errors import find_adjunct_error, first_message_line, translate_spark_errors
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_in_process, session_factory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,7 +82,7 @@ def advance_units(
             try:
                 done = future.result()
             except Exception as error:  # noqa: BLE001 - told when the others have ended
-                errors.append(adjunct_error(error) or error)
+                errors.append(find_adjunct_error(error) or error)
             else:
                 for report in done:
                     on_report(report)
@@ -90,7 +90,7 @@ def advance_units(
     finally:
         # After Ctrl-C nobody waits for the others: they end with the session.
         pool.shutdown(wait=False, cancel_futures=True)
-    raise_first(errors, words=first_line)
+    raise_first(errors, words=first_message_line)
     return reports
 
 
@@ -139,7 +139,7 @@ def advance_together(
 def _may_go(lake: Lake, dataset: AdjunctDataset) -> bool:
     """Whether a compaction has retired something long ago: a commit of changes alone makes nothing needless."""
     manifest = DatasetLog(lake, dataset.name).read()[1]
-    limit = before(lake.now(), dataset.discard.grace)
+    limit = subtract_span(lake.now(), dataset.discard.grace)
     return manifest is not None and any(retired.at <= limit for retired in manifest.retired)
 
 
@@ -231,7 +231,7 @@ def advance_datasets(
     return AdvancedDatasets((*applied.reports, *reports), applied.fan_out)
 
 
-@unwrapped()
+@translate_spark_errors()
 def run_application(
     lake: Lake,
     systems: Mapping[str, StreamSystem],
@@ -260,7 +260,7 @@ def run_application(
     Raises what planning, datasets and step raise, and RunLeaseLostError; whatever was
     committed before stays, and the next run goes on from it. A dataset that fails keeps no other from advancing.
     """
-    runtime = Runtime(lake, systems, starter_of(spark), by=run)
+    runtime = Runtime(lake, systems, session_factory(spark), by=run)
     if not lake.exists():  # the lease would make it, also where there is nothing to run: at a mistyped URL
         plan_application(app, systems)
 

@@ -31,14 +31,14 @@ from decimal import Context, Decimal
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.common import RegisteredClasses
+from dagster_adjunct.resources.common import ClassRegistry
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import arrow_type, exact_array
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_BACKENDS: RegisteredClasses[Any] = RegisteredClasses("backend of tables", "register_backend")
+_BACKENDS: ClassRegistry[Any] = ClassRegistry("backend of tables", "register_backend")
 
 
 def register_backend(name: str, backend: Callable[..., Any]) -> None:

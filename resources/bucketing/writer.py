@@ -31,8 +31,14 @@ from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError
 from dagster_adjunct.resources.objects.store import telling_of_staged
 from dagster_adjunct.resources.schemas.quoted_columns import quoted, row_hash
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
-from dagster_adjunct.resources.spark.errors import from_document, refusal, to_document, unwrapped, wrapped
-from dagster_adjunct.resources.user_code import told_record
+from dagster_adjunct.resources.spark.errors import (
+    encode_task_errors,
+    error_from_json,
+    error_to_json,
+    raise_error_column,
+    translate_spark_errors,
+)
+from dagster_adjunct.resources.user_code import format_record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -390,7 +396,7 @@ def check_values(
 def record_place(rows: pa.Table | pa.RecordBatch, row: int, schema: Schema, key: Sequence[str] = ()) -> str:
     """Return how errors call a record: by its key, or by all of its columns."""
     record = {name: readable_value(rows.column(name)[row]) for name in key or schema.names}
-    return f"the record {told_record(record, schema.sensitive)}"
+    return f"the record {format_record(record, schema.sensitive)}"
 
 
 def _repetitive(rows: pa.Table) -> list[str]:
@@ -505,12 +511,12 @@ def write_buckets(
     df = (df if one_task else df.withColumn(DIGEST, digest)).selectExpr(*numbered, *last)
     wanted = [*stored, DIGEST, *([_BUCKET] if one_task else [])]
     task = _task(store.descriptor, folder, layout, options, wanted)
-    with unwrapped():
+    with translate_spark_errors():
         rows = df.mapInArrow(task, "facts string").collect()
     facts = [json.loads(row.facts) for row in rows]
     for file_facts in facts:
         if "error" in file_facts:
-            raise from_document(file_facts)
+            raise error_from_json(file_facts)
     files = [BucketFile.from_json(file_facts) for file_facts in facts]
     return sorted(files, key=lambda file: file.bucket)
 
@@ -524,7 +530,7 @@ def _misplaced(what: str, layout: BucketLayout) -> Column:
         F.spark_partition_id().cast("string"),
         F.lit(f": rows are not partitioned by {', '.join(layout.bucket_by)}."),
     )
-    return refusal(
+    return raise_error_column(
         ManifestMismatchError,
         problem,
         "Nothing was committed. Take back a function's keeps_partitioning=True; else report this.",
@@ -536,7 +542,7 @@ def _task(
     descriptor: StoreDescriptor, folder: str, layout: BucketLayout, options: WriteOptions, columns: list[str]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def write(batches: Iterator[Any]) -> Iterator[Any]:
-        yield from wrapped(written(batches))  # what may pass is raised, and Spark tries the task again
+        yield from encode_task_errors(written(batches))  # what may pass is raised, and Spark tries the task again
 
     def written(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
@@ -554,7 +560,7 @@ def _task(
                 facts += [json.dumps(file.to_json())] if file else []
         except PermanentError as error:
             # As a result and not as an exception: Spark would try the task again, and wrap the error in its own.
-            facts = [json.dumps(to_document(error))]
+            facts = [json.dumps(error_to_json(error))]
             for _ in batches:  # a worker whose input is not drained is not used again
                 pass
         yield pa.RecordBatch.from_pydict({"facts": pa.array(facts, pa.string())})

@@ -21,7 +21,7 @@ from dagster_adjunct.resources.file_errors import file_error
 from dagster_adjunct.resources.objects.arrow_files import RangedFile
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, conform, repeated
 from dagster_adjunct.resources.schemas.values import first_unreadable
-from dagster_adjunct.resources.spark.errors import wrapped
+from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
@@ -635,7 +635,7 @@ def _task_reader(
         wanted = [number for batch in batches for number in batch.column(0).to_pylist()]
         for number in wanted:
             for piece in tasks[number]:
-                yield from wrapped(_batches(declared, piece))
+                yield from encode_task_errors(_batches(declared, piece))
 
     return read
 

@@ -25,7 +25,7 @@ from dagster_adjunct.resources.errors import (
     PreconditionFailedError,
     SourceChangedError,
 )
-from dagster_adjunct.resources.file_errors import file_error, telling_file_errors
+from dagster_adjunct.resources.file_errors import file_error, translate_file_errors
 from dagster_adjunct.resources.objects.lake import check_address
 from dagster_adjunct.resources.objects.store import S3Options
 
@@ -208,7 +208,7 @@ class S3Tree:
     @contextlib.contextmanager
     def on_disk(self, file: FoundFile) -> Iterator[Path]:
         with contextlib.ExitStack() as kept:
-            with telling_file_errors(tempfile.gettempdir(), f"a copy of {self.url}/{file.path}"):
+            with translate_file_errors(tempfile.gettempdir(), f"a copy of {self.url}/{file.path}"):
                 path = Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="adjunct-"))) / "file"
 
                 def save(body: Any) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 import mmh3
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from dagster_adjunct.resources.common import RegisteredClasses, check_whole_number
+from dagster_adjunct.resources.common import ClassRegistry, check_whole_number
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -395,9 +395,7 @@ class OpensWithoutLoop(Protocol):
         ...
 
 
-_BACKENDS: RegisteredClasses[SegmentBackend] = RegisteredClasses(
-    "backend of key-value tables", "register_segment_backend"
-)
+_BACKENDS: ClassRegistry[SegmentBackend] = ClassRegistry("backend of key-value tables", "register_segment_backend")
 
 
 def register_segment_backend(name: str, backend: Callable[..., SegmentBackend]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from dagster_adjunct.resources.common import problems
+from dagster_adjunct.resources.common import validation_problems
 from dagster_adjunct.resources.errors import ConfigurationError, SerializationError
 
 T = TypeVar("T")
@@ -320,7 +320,7 @@ class ModelSerializer(Generic[M]):
         try:
             read = self.model.model_validate_json(stored)
         except ValidationError as error:
-            self._changed(value, "; ".join(problems(error)))
+            self._changed(value, "; ".join(validation_problems(error)))
         if value != read and not _is_same_json(value, read):
             self._changed(value, f"it would be {read!r:.80}")
         return stored
@@ -329,7 +329,7 @@ class ModelSerializer(Generic[M]):
         try:
             return self.model.model_validate_json(stored)
         except ValidationError as error:
-            raise unreadable(stored, f"a {self.model.__name__}", "; ".join(problems(error))) from None
+            raise unreadable(stored, f"a {self.model.__name__}", "; ".join(validation_problems(error))) from None
 
     def _changed(self, value: M, how: str) -> NoReturn:
         raise SerializationError(

@@ -37,8 +37,13 @@ from dagster_adjunct.resources.key_value.table import KeyValueTable
 from dagster_adjunct.resources.schemas.quoted_columns import column as sql_column
 from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.schemas.values import first_unreadable
-from dagster_adjunct.resources.spark.errors import from_document, to_document, unwrapped, wrapped
-from dagster_adjunct.resources.spark.in_process import session_of
+from dagster_adjunct.resources.spark.errors import (
+    encode_task_errors,
+    error_from_json,
+    error_to_json,
+    translate_spark_errors,
+)
+from dagster_adjunct.resources.spark.in_process import resolve_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -198,10 +203,10 @@ def read_key_value_table(
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from wrapped(_pages(stored, number, page_size, readers))
+                yield from encode_task_errors(_pages(stored, number, page_size, readers))
 
     partitions = table.configuration.partitions
-    numbers = session_of(spark).range(0, partitions, 1, partitions)  # each number in a partition of its own
+    numbers = resolve_session(spark).range(0, partitions, 1, partitions)  # each number in a partition of its own
     return numbers.mapInArrow(read, f"family string, key {key.type}, value {value.type}, version binary")
 
 
@@ -241,7 +246,7 @@ class FrameWritten:
     entries: int
 
 
-@unwrapped()
+@translate_spark_errors()
 def write_key_value_table(
     frame: DataFrame,
     table: KeyValueTable[Any, Any],
@@ -317,7 +322,7 @@ def _addressing(
     def address(batches: Iterator[Any]) -> Iterator[Any]:
         id, configuration, backend = stored
         coder = EntryCoder(id, configuration, backend.limits, BytesSerializer(), BytesSerializer())
-        yield from wrapped(_addressed(batch, coder, key, value) for batch in batches)
+        yield from encode_task_errors(_addressed(batch, coder, key, value) for batch in batches)
 
     return address
 
@@ -370,7 +375,7 @@ def _writing(table: KeyValueTable[Any, Any]) -> Callable[[Iterator[Any]], Iterat
             report: dict[str, Any] = {"rows": load.rows, "entries": load.entries}
         except AdjunctError as error:
             # As a result and not as an exception: its own attempts are over, and Spark would try the task again.
-            report = {"error": to_document(error)}
+            report = {"error": error_to_json(error)}
             for _ in batches:  # a worker whose input is not drained is not used again
                 pass
         yield pa.RecordBatch.from_pydict({"report": pa.array([json.dumps(report)], pa.string())})
@@ -381,5 +386,5 @@ def _writing(table: KeyValueTable[Any, Any]) -> Callable[[Iterator[Any]], Iterat
 def _summed(reports: list[dict[str, Any]]) -> FrameWritten:
     for report in reports:
         if "error" in report:
-            raise from_document(report["error"])
+            raise error_from_json(report["error"])
     return FrameWritten(sum(report["rows"] for report in reports), sum(report["entries"] for report in reports))

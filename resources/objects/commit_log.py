@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AwareDatetime, Field, ValidationError
 
-from dagster_adjunct.resources.common import StoredDocument, check_name, first_problem, utc_now
+from dagster_adjunct.resources.common import StoredDocument, check_name, first_validation_problem, utc_now
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     CommitStateUnknownError,
@@ -107,7 +107,7 @@ def decode(cls: type[D], data: bytes, where: str, next_step: str) -> D:
         if isinstance(format_found, int) and format_found > FORMAT:
             raise _of_newer_release(where, format_found) from None
         raise MalformedDocumentError(
-            f"{where} is no {cls.__name__.lower()} of format {FORMAT}: {first_problem(error)} "
+            f"{where} is no {cls.__name__.lower()} of format {FORMAT}: {first_validation_problem(error)} "
             f"({len(data)} bytes found).",
             next_step,
             document=where,
@@ -123,7 +123,7 @@ def decode_body(cls: type[D], body: object, where: str, problem: str, next_step:
         return cls.model_validate(body)
     except ValidationError as error:
         raise MalformedDocumentError(
-            f"{where} {problem}: {first_problem(error)}.", next_step, document=where
+            f"{where} {problem}: {first_validation_problem(error)}.", next_step, document=where
         ) from error
 
 

@@ -26,7 +26,7 @@ from dagster_adjunct.resources.errors import (
     PreconditionFailedError,
     StoreUnavailableError,
 )
-from dagster_adjunct.resources.file_errors import FULL, REFUSALS
+from dagster_adjunct.resources.file_errors import DISK_FULL_ERRNOS, REFUSED_ERRNOS
 from dagster_adjunct.resources.objects.store import (
     LAKE_DOCUMENT,
     PROBES,
@@ -245,7 +245,7 @@ class LocalStore:
             return ConfigurationError(
                 f"{self.url} can't hold a lake: it is no folder.", "Name a folder, or s3://.", argument="url"
             )
-        if error.errno in REFUSALS or not self._root.exists():
+        if error.errno in REFUSED_ERRNOS or not self._root.exists():
             return ConfigurationError(
                 f"folder {self.url} can't hold a lake: {reason} ({what}).",
                 "Choose a folder that this user may read and write.",
@@ -334,7 +334,7 @@ class LocalStore:
                     f"object {key!r} is already in {self.url}.", "Read it, or choose another key.", key=key
                 ) from None
             except OSError as error:
-                if error.errno in (*FULL, errno.EIO, errno.EROFS, errno.EACCES):
+                if error.errno in (*DISK_FULL_ERRNOS, errno.EIO, errno.EROFS, errno.EACCES):
                     raise
                 raise ConditionalWritesUnsupportedError(
                     f"the file system of {self.url} can't create files atomically: hard links fail ({error.strerror}).",

@@ -26,7 +26,7 @@ from dagster_adjunct.resources.errors import (
     PreconditionFailedError,
     StoreUnavailableError,
 )
-from dagster_adjunct.resources.file_errors import telling_file_errors
+from dagster_adjunct.resources.file_errors import translate_file_errors
 from dagster_adjunct.resources.objects.store import (
     ObjectInfo,
     S3Options,
@@ -315,7 +315,7 @@ class S3Store:
                 for chunk in body.iter_chunks(1024 * 1024):
                     file.write(chunk)
 
-        with telling_file_errors(path.parent, f"a copy of object {key!r} in {self.url}"):
+        with translate_file_errors(path.parent, f"a copy of object {key!r} in {self.url}"):
             try:
                 self._repeated("GET", key, request)
                 temporary.replace(path)
@@ -383,7 +383,7 @@ class S3Store:
 
     def staging_dir(self) -> Path:
         folder = Path(tempfile.gettempdir()) / f"adjunct-staging-{os.getuid()}"
-        with telling_file_errors(folder, f"files for {self.url}"):
+        with translate_file_errors(folder, f"files for {self.url}"):
             folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
             raise ConfigurationError(

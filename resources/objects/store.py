@@ -22,7 +22,7 @@ from dagster_adjunct.resources.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
-from dagster_adjunct.resources.file_errors import telling_file_errors
+from dagster_adjunct.resources.file_errors import translate_file_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -219,7 +219,7 @@ def telling_of_staged(store: ObjectStore, path: Path, what: str) -> AbstractCont
     The place is the store where the file lies in it, else the folder of temporary files.
     """
     place = store.url if str(path).startswith(f"{store.url}/") else path.parent
-    return telling_file_errors(place, what)
+    return translate_file_errors(place, what)
 
 
 def time_of_store(store: ObjectStore, key: str) -> datetime:

@@ -24,17 +24,17 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
     TransientError,
 )
-from dagster_adjunct.resources.file_errors import FULL, file_error
+from dagster_adjunct.resources.file_errors import DISK_FULL_ERRNOS, file_error
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
 T = TypeVar("T")
-STACK = "16m"
+STACK_SIZE = "16m"
 """How much stack a thread of Spark's JVMs may take: enough for a chain of 1,500 operators."""
 # How an error travels: readable, because Spark's executors log the whole text of what a task raises.
-_FORM = "adjunct-error[{kind}] {problem} [next step] {next_step} [facts] {facts} [adjunct-error]"
-_TEXT = re.compile(
+_ENCODED = "adjunct-error[{kind}] {problem} [next step] {next_step} [facts] {facts} [adjunct-error]"
+_ENCODED_PATTERN = re.compile(
     r"adjunct-error\[(?P<error>\w+)\] (?P<problem>.*?) \[next step\] (?P<next_step>.*?)"
     r"(?: \[facts\] (?P<facts>.*?))? \[adjunct-error\]",
     re.S,
@@ -70,30 +70,33 @@ _DAMAGED = re.compile(
 )
 
 
-def wrapped(items: Iterator[T]) -> Iterator[T]:
+def encode_task_errors(items: Iterator[T]) -> Iterator[T]:
     """Yield the items in a Spark task; what they raise can be found again by `unwrapped`."""
     try:
         yield from items
     except AdjunctError as error:
-        text = _FORM.format(
-            kind=kind_of(error), problem=error.problem, next_step=error.next_step, facts=json.dumps(_facts(error))
+        text = _ENCODED.format(
+            kind=error_class_name(error),
+            problem=error.problem,
+            next_step=error.next_step,
+            facts=json.dumps(_facts(error)),
         )
         raise RuntimeError(text) from None
 
 
-def to_document(error: AdjunctError) -> dict[str, Any]:
+def error_to_json(error: AdjunctError) -> dict[str, Any]:
     """Return what `from_document` makes the same error of, to be sent as JSON by a task that must not fail itself."""
     return {
-        "error": kind_of(error),
+        "error": error_class_name(error),
         "problem": error.problem,
         "next_step": error.next_step,
         "facts": _facts(error),
     }
 
 
-def from_document(document: Mapping[str, Any]) -> AdjunctError:
+def error_from_json(document: Mapping[str, Any]) -> AdjunctError:
     """Return the error that a task has sent, with the facts that its class has."""
-    kind = _known(document["error"]) or AdjunctError
+    kind = _error_class(document["error"]) or AdjunctError
     known = {field.name for field in fields(kind)}
     facts = {name: _frozen(value) for name, value in document["facts"].items() if name in known}
     return kind(document["problem"], document["next_step"], **facts)
@@ -112,30 +115,30 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-def kind_of(error: AdjunctError) -> str:
+def error_class_name(error: AdjunctError) -> str:
     """Return the name by which an error is known again on the other side: its class's, or the nearest public one's."""
-    return next(kind.__name__ for kind in type(error).__mro__ if _known(kind.__name__) is kind)
+    return next(kind.__name__ for kind in type(error).__mro__ if _error_class(kind.__name__) is kind)
 
 
-def _known(name: str) -> type[AdjunctError] | None:
+def _error_class(name: str) -> type[AdjunctError] | None:
     """Return the class of errors that is known by this name."""
     kind = getattr(errors, name, None) or getattr(errors, name, None)
     return kind if isinstance(kind, type) and issubclass(kind, AdjunctError) else None
 
 
-def refusal(kind: type[AdjunctError], problem: Column, next_step: str, **facts: str) -> Column:
+def raise_error_column(kind: type[AdjunctError], problem: Column, next_step: str, **facts: str) -> Column:
     """Return a column whose evaluation fails with this error, for rows that must not be there."""
     from pyspark.sql import functions as F
 
-    before, after = _FORM.format(kind=kind.__name__, problem="\0", next_step=next_step, facts=json.dumps(facts)).split(
-        "\0"
-    )
+    before, after = _ENCODED.format(
+        kind=kind.__name__, problem="\0", next_step=next_step, facts=json.dumps(facts)
+    ).split("\0")
     text = F.concat(F.lit(before), problem, F.lit(after))
     return F.raise_error(text)
 
 
 @contextlib.contextmanager
-def unwrapped() -> Iterator[None]:
+def translate_spark_errors() -> Iterator[None]:
     """Raise the error of Adjunct's that made a Spark job fail, instead of Spark's; others pass as they are.
 
     Also a decorator, of the functions that users call.
@@ -143,22 +146,22 @@ def unwrapped() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        ours = adjunct_error(error)
+        ours = find_adjunct_error(error)
         if ours is None or ours is error:
             raise
         raise ours from error
 
 
-def adjunct_error(error: BaseException) -> AdjunctError | None:
+def find_adjunct_error(error: BaseException) -> AdjunctError | None:
     """Return the error of ours that this is, that a task raised, or that a lost worker or damaged file is; or None."""
     if isinstance(error, AdjunctError):
         return error
-    if isinstance(error, OSError) and error.errno in (*FULL, errno.EROFS):
+    if isinstance(error, OSError) and error.errno in (*DISK_FULL_ERRNOS, errno.EROFS):
         return file_error(error, error.filename or tempfile.gettempdir(), "a temporary file")
     if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return None
     text = str(error)
-    told = find(text) or _worker_lost(text) or _cut_off(text) or _damaged(text) or _too_deep(text)
+    told = decode_error(text) or _worker_lost(text) or _cut_off(text) or _damaged(text) or _too_deep(text)
     return told or _raised(text) or _no_room(text)
 
 
@@ -215,7 +218,7 @@ def _too_deep(text: str) -> AdjunctError | None:
         "Spark's plan of a batch is nested deeper than the stack of its JVM can follow: too many operators follow one "
         "another, or an expression has too many parts.",
         "Divide the application: let one send to a stream what it has made half-way, and another go on from there. Or "
-        f"give the session a larger stack than {STACK}, in spark.driver.extraJavaOptions and "
+        f"give the session a larger stack than {STACK_SIZE}, in spark.driver.extraJavaOptions and "
         "spark.executor.extraJavaOptions: -Xss128m.",
     )
 
@@ -230,19 +233,19 @@ def _raised(text: str) -> AdjunctError | None:
     return kind(message.strip())
 
 
-def first_line(error: Exception) -> str:
+def first_message_line(error: Exception) -> str:
     """Return what an error of Spark's says first. Its parser's begin with an empty line, py4j's with its own call."""
     lines = (line.strip().removeprefix(": ") for line in str(error).splitlines())
     telling = (line for line in lines if line and not line.startswith("An error occurred while calling "))
     return next(telling, type(error).__name__)
 
 
-def find(text: str) -> AdjunctError | None:
+def decode_error(text: str) -> AdjunctError | None:
     """Return the error that is in the text of another one."""
-    if match := _TEXT.search(text):
+    if match := _ENCODED_PATTERN.search(text):
         try:
             facts = json.loads(match["facts"] or "{}")
         except ValueError:  # a plan that Spark quotes, and not what a row was refused with
             facts = {}
-        return from_document({**match.groupdict(), "facts": facts})
+        return error_from_json({**match.groupdict(), "facts": facts})
     return None

@@ -49,7 +49,7 @@ def is_in_process(master: str | None) -> bool:
     return (master or os.environ.get("ADJUNCT_SPARK_MASTER")) == _NO_MASTER
 
 
-def session_of(spark: SparkSession | Callable[[], SparkSession]) -> SparkSession:
+def resolve_session(spark: SparkSession | Callable[[], SparkSession]) -> SparkSession:
     """Return the session, started where only a function that starts it is given."""
     session = spark() if callable(spark) else spark
     if not hasattr(session, "createDataFrame"):
@@ -58,10 +58,10 @@ def session_of(spark: SparkSession | Callable[[], SparkSession]) -> SparkSession
             "Pass the session, or what session_scope() gives.",
             argument="spark",
         )
-    return in_utc(session)
+    return require_utc(session)
 
 
-def in_utc(session: SparkSession) -> SparkSession:
+def require_utc(session: SparkSession) -> SparkSession:
     """Return the session, if days begin in it when they do in UTC. Raises ConfigurationError for another time zone.
 
     Dates would become other times, and times other texts, than everything that reads without Spark makes of them.
@@ -76,7 +76,7 @@ def in_utc(session: SparkSession) -> SparkSession:
     return session
 
 
-def starter_of(spark: SparkSession | Callable[[], SparkSession]) -> Callable[[], SparkSession]:
+def session_factory(spark: SparkSession | Callable[[], SparkSession]) -> Callable[[], SparkSession]:
     """Return a function that returns the session: nothing is started before it is called.
 
     A session that is there is refused at once where `in_utc` refuses it; one that is started, before it is used.
@@ -84,6 +84,6 @@ def starter_of(spark: SparkSession | Callable[[], SparkSession]) -> Callable[[],
     if isinstance(spark, InProcess):
         return spark
     if not callable(spark):
-        in_utc(spark)
+        require_utc(spark)
         return lambda: spark
-    return lambda: in_utc(spark())
+    return lambda: require_utc(spark())

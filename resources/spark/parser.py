@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dagster_adjunct.resources.spark.errors import first_line
+from dagster_adjunct.resources.spark.errors import first_message_line
 from dagster_adjunct.resources.spark.session import check_java
 
 _STATE = re.compile(r"^\[[\w.]+\] |\.?\s*SQLSTATE: \w+")
@@ -31,7 +31,7 @@ def _error(parse: Any, text: str) -> str:
     try:
         parse(text)
     except Exception as error:  # noqa: BLE001 - PySpark's own, whichever it makes of it
-        return _STATE.sub("", first_line(Exception(_java_exception(error).getMessage()))).rstrip(".")
+        return _STATE.sub("", first_message_line(Exception(_java_exception(error).getMessage()))).rstrip(".")
     return ""
 
 

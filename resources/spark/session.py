@@ -20,9 +20,9 @@ from dagster import ConfigurableResource, InitResourceContext, get_dagster_logge
 from pydantic import Field, PrivateAttr
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.spark.errors import STACK, first_line
+from dagster_adjunct.resources.spark.errors import STACK_SIZE, first_message_line
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_in_process
-from dagster_adjunct.resources.spark.tuning import is_quick, quick_options, remember_functions, wait_for_workers
+from dagster_adjunct.resources.spark.tuning import cache_jvm_functions, is_quick, quick_jvm_options, wait_for_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -137,11 +137,11 @@ def session_config(
     # Spark makes this folder in the working directory otherwise, though nothing is ever put there.
     settings["spark.sql.warehouse.dir"] = str(Path(gettempdir()) / "adjunct-spark-warehouse")
     # Spark follows a plan by functions that call themselves, for each operator some dozen times.
-    options = [f"-Xss{STACK}", f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"]
+    options = [f"-Xss{STACK_SIZE}", f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"]
     if is_quick(quick):
-        options.append(quick_options(check_java(), keep_classes=keep_classes))
+        options.append(quick_jvm_options(check_java(), keep_classes=keep_classes))
     settings["spark.driver.extraJavaOptions"] = " ".join(options)
-    settings["spark.executor.extraJavaOptions"] = f"-Xss{STACK}"
+    settings["spark.executor.extraJavaOptions"] = f"-Xss{STACK_SIZE}"
     if master.startswith("local") or "127.0.0.1" in master:
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         settings |= {"spark.ui.enabled": "false"}
@@ -180,25 +180,25 @@ def new_session(
         session = builder.getOrCreate()
     except (Py4JError, PySparkException) as error:
         java = getattr(error, "java_exception", None)
-        reason = first_line(Exception(java.getMessage()) if java is not None and java.getMessage() else error)
+        reason = first_message_line(Exception(java.getMessage()) if java is not None and java.getMessage() else error)
         raise ConfigurationError(
             f"Spark could not be started with the master {settings['spark.master']!r}: {reason.rstrip('.')}.",
             f"{_MASTER_STEP[:-1]}, and check your own Spark settings.",
             setting="spark.master",
         ) from error
-    remember_functions(session)
+    cache_jvm_functions(session)
     return session
 
 
 def stop_session(session: SparkSession) -> None:
     """Stop a session, and end its JVM where that is to leave its classes for others."""
-    from dagster_adjunct.resources.spark.tuning import end_jvm
+    from dagster_adjunct.resources.spark.tuning import stop_jvm
 
     context = session.sparkContext
     options, gateway = context.getConf().get("spark.driver.extraJavaOptions", None) or "", context._gateway
     wait_for_workers(context)
     session.stop()
-    end_jvm(gateway, options)
+    stop_jvm(gateway, options)
 
 
 def prepare_environment() -> None:
@@ -306,7 +306,7 @@ class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
             running = SparkSession.getActiveSession()
             self._session = LazyPySparkResource(spark_config=config).spark_session
             self._ours = running is None
-            remember_functions(self._session)
+            cache_jvm_functions(self._session)
         session: SparkSession = self._session
         return session
 

@@ -30,29 +30,29 @@ if TYPE_CHECKING:
 # it.
 
 
-_begun: WeakKeyDictionary[SparkContext, Thread] = WeakKeyDictionary()
+_prewarming: WeakKeyDictionary[SparkContext, Thread] = WeakKeyDictionary()
 
 
-def begin_workers(session: SparkSession) -> None:
+def prewarm_workers(session: SparkSession) -> None:
     """Start them beside whatever comes next, once a session; only on this machine, as executors elsewhere are many."""
     context = session.sparkContext
-    if context not in _begun and (context.master or "").startswith("local"):
-        _begun[context] = Thread(target=_one_task, args=(session,), name="early-workers", daemon=True)
-        _begun[context].start()
+    if context not in _prewarming and (context.master or "").startswith("local"):
+        _prewarming[context] = Thread(target=_run_one_task, args=(session,), name="early-workers", daemon=True)
+        _prewarming[context].start()
 
 
 def wait_for_workers(context: SparkContext) -> None:
     """Wait until those that were begun are there: a session that ends before would tell of a task that it has lost."""
-    if context in _begun:
-        _begun[context].join()
+    if context in _prewarming:
+        _prewarming[context].join()
 
 
-def _one_task(session: SparkSession) -> None:
+def _run_one_task(session: SparkSession) -> None:
     with suppress(Exception):  # where workers can't be started, the first task of a batch says so
-        session.range(1).coalesce(1).mapInArrow(_as_they_are, "id bigint").collect()
+        session.range(1).coalesce(1).mapInArrow(_pass_through, "id bigint").collect()
 
 
-def _as_they_are(batches: Iterator[Any]) -> Iterator[Any]:
+def _pass_through(batches: Iterator[Any]) -> Iterator[Any]:
     yield from batches
 
 
@@ -69,7 +69,7 @@ _INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.fact
 
 
 @contextmanager
-def interpreted_plans(session: SparkSession) -> Iterator[None]:
+def use_interpreted_plans(session: SparkSession) -> Iterator[None]:
     """Have what this session plans meanwhile interpreted; a session that was given other settings keeps them."""
     if any(session.conf.get(name) != value for name, value in _COMPILED.items()):
         yield
@@ -84,10 +84,10 @@ def interpreted_plans(session: SparkSession) -> Iterator[None]:
     _set(session, _COMPILED)
 
 
-def interpreted_if_few(spark: Callable[[], SparkSession], rows: int | None) -> AbstractContextManager[None]:
+def interpret_small_plans(spark: Callable[[], SparkSession], rows: int | None) -> AbstractContextManager[None]:
     """Have plans interpreted that are known to work on so few rows; `spark` is not asked for a session otherwise."""
     few = rows is not None and rows <= FEW_ROWS and spark is not IN_PROCESS
-    return interpreted_plans(spark()) if few else nullcontext()
+    return use_interpreted_plans(spark()) if few else nullcontext()
 
 
 def _set(session: SparkSession, settings: dict[str, str]) -> None:
@@ -95,7 +95,7 @@ def _set(session: SparkSession, settings: dict[str, str]) -> None:
         session.conf.set(name, value)
 
 
-class KeptFrames:
+class PersistedFrames:
     """What is kept for a batch. Spark computes such a frame when it is first read, and keeps its rows."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ def is_quick(chosen: bool | None = None) -> bool:
     return given in ("true", "1")
 
 
-def quick_options(java: str, *, keep_classes: bool = False) -> str:
+def quick_jvm_options(java: str, *, keep_classes: bool = False) -> str:
     """Return the options of such a JVM. With `keep_classes`, one that finds no archive writes one when it ends."""
     archive = _archive(java)
     if archive.exists():
@@ -145,7 +145,7 @@ def quick_options(java: str, *, keep_classes: bool = False) -> str:
     return f"{_SHORT_LIVED} -XX:ArchiveClassesAtExit={_being_written(archive)} {_QUIETLY}"
 
 
-def end_jvm(gateway: Any, options: str) -> None:
+def stop_jvm(gateway: Any, options: str) -> None:
     """End a JVM that was started with these options, where it is to leave an archive; some seconds, once."""
     option = re.search(r"-XX:ArchiveClassesAtExit=(\S+)", options)
     if option is None or not option[1].endswith(f".{os.getpid()}"):
@@ -189,7 +189,7 @@ def _can_write(folder: Path) -> bool:
 _CLASSES = ("functions", "org.apache.spark.sql.functions", "PythonUtils")
 
 
-class Remembered:
+class JvmMethodCache:
     """A class of the JVM whose static methods are asked for once each."""
 
     def __init__(self, jvm_class: Any) -> None:
@@ -204,9 +204,9 @@ class Remembered:
         return member
 
 
-def remember_functions(session: SparkSession) -> None:
+def cache_jvm_functions(session: SparkSession) -> None:
     """Have Python look up Spark's functions in the JVM of this session once, whatever sessions it has later."""
     jvm = session.sparkContext._jvm
     for name in _CLASSES:
         if name not in vars(jvm):  # what an object has, it does not ask the JVM for
-            setattr(jvm, name, Remembered(getattr(jvm, name)))
+            setattr(jvm, name, JvmMethodCache(getattr(jvm, name)))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.sql.expression import Expression
-from dagster_adjunct.resources.sql.parser import parsed
+from dagster_adjunct.resources.sql.parser import parse_expression
 from dagster_adjunct.resources.sql.types import KnownTypes
 
 if TYPE_CHECKING:
@@ -41,31 +41,31 @@ _FIELDS = """year y years yr yrs yearofweek quarter qtr month mon mons months we
 _NO_DDL = re.compile(r"[!?;@#%^&*+=/~|$]")
 
 
-def wrong_operand(expression: Expression, types: Mapping[str, str | None]) -> str | None:
+def find_operand_problem(expression: Expression, types: Mapping[str, str | None]) -> str | None:
     """Return what Spark is certain to refuse of the operands in an expression, "'n > day' compares int with date"; None
     where all may be taken."""
     if expression.tree is None or expression.unread:
         return None
     operands = Operands(types)
     for node in expression.tree.walk():
-        judge = None if _bound_otherwise(node) else _JUDGES.get(type(node).__name__)
+        judge = None if _binds_differently_in_spark(node) else _RULES.get(type(node).__name__)
         wrong = None if judge is None else judge(operands, node)
         if wrong is not None and not _in_lambda(node):  # where a name may be a variable's
             return wrong
     return None
 
 
-def _bound_otherwise(node: exp.Expr) -> bool:
+def _binds_differently_in_spark(node: exp.Expr) -> bool:
     """Whether the parser takes other operands than Spark: `a = b IN (c)` is `(a = b) IN (c)` there."""
     if type(node).__name__ in _COMPARISONS:
-        return any(_predicate(side) for side in (node.this, node.args.get("expression")))
+        return any(_is_predicate(side) for side in (node.this, node.args.get("expression")))
     above = node.parent
     while type(above).__name__ == "Not":
         above = above.parent if above is not None else None
-    return _predicate(node) and type(above).__name__ in _COMPARISONS
+    return _is_predicate(node) and type(above).__name__ in _COMPARISONS
 
 
-def _predicate(node: exp.Expr | None) -> bool:
+def _is_predicate(node: exp.Expr | None) -> bool:
     while type(node).__name__ == "Not" and node is not None:
         node = node.this
     return type(node).__name__ in _PREDICATES
@@ -99,7 +99,7 @@ class Operands:
         return f"{node.sql('spark')!r}, which is {self.kind(node)}"
 
 
-def _compared(operands: Operands, node: exp.Expr) -> str | None:
+def _check_comparison(operands: Operands, node: exp.Expr) -> str | None:
     first = operands.group(node.this)
     if first is None:
         return None
@@ -108,13 +108,13 @@ def _compared(operands: Operands, node: exp.Expr) -> str | None:
         return None  # which all become text, or one unknown type
     for other in others:
         second = None if other is None else operands.group(other)
-        if other is None or second is None or _comparable(first, second, type(node).__name__):
+        if other is None or second is None or _is_comparable(first, second, type(node).__name__):
             continue
         return f"compares {operands.told(node.this)}, with {operands.told(other)}"
     return None
 
 
-def _comparable(first: str, second: str, operator: str) -> bool:
+def _is_comparable(first: str, second: str, operator: str) -> bool:
     both = {first, second}
     if first == second:
         return first != "map"
@@ -148,7 +148,7 @@ def _check_concatenation(operands: Operands, node: exp.Expr) -> str | None:
     return None
 
 
-def _takes(*groups: str) -> Judge:
+def _expects(*groups: str) -> Judge:
     def judge(operands: Operands, node: exp.Expr) -> str | None:
         operand = node.this
         if type(operand).__name__ == "TsOrDsToDate" and not operand.args.get("safe"):  # the parser's, not the user's
@@ -156,13 +156,19 @@ def _takes(*groups: str) -> Judge:
         group = operands.group(operand)
         if group is None or group in groups:
             return None
-        expected = " or ".join(_SAID.get(name, name) for name in groups) if len(groups) < 4 else "a single value"
+        expected = " or ".join(_GROUP_WORDS.get(name, name) for name in groups) if len(groups) < 4 else "a single value"
         return f"takes {operands.told(operand)}: expected {expected}"
 
     return judge
 
 
-_SAID = {"array": "an array", "map": "a map", "text": "a text", "number": "a number", "time": "a date or timestamp"}
+_GROUP_WORDS = {
+    "array": "an array",
+    "map": "a map",
+    "text": "a text",
+    "number": "a number",
+    "time": "a date or timestamp",
+}
 
 
 def _check_extraction(operands: Operands, node: exp.Expr) -> str | None:
@@ -172,7 +178,7 @@ def _check_extraction(operands: Operands, node: exp.Expr) -> str | None:
     return f"extracts {field.lower()!r}: expected a part of a time, such as year, month, day or hour"
 
 
-def _read_as_json(operands: Operands, node: exp.Expr) -> str | None:
+def _check_from_json(operands: Operands, node: exp.Expr) -> str | None:
     schema = node.args.get("expression")
     text = schema.name if schema is not None and getattr(schema, "is_string", False) else ""
     if any(sign in text for sign in "'\"`{"):  # names in quotes and comments; or a schema that is JSON
@@ -180,42 +186,42 @@ def _read_as_json(operands: Operands, node: exp.Expr) -> str | None:
     return f"reads JSON by {text!r}, which is no schema" if _NO_DDL.search(text) else None
 
 
-def _judges() -> Iterator[tuple[str, Judge]]:
+def _rules_by_node() -> Iterator[tuple[str, Judge]]:
     scalars = tuple(group for group in _GROUPS if group not in _NESTED)
     numbers, times = ("number", "text"), ("time", "text")
     judged: list[tuple[str, Judge]] = [
-        ("EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ Between In", _compared),
+        ("EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ Between In", _check_comparison),
         ("Add Sub Mul Div Mod", _check_arithmetic),
         ("DPipe Concat", _check_concatenation),
         (
             """Upper Lower Trim Length Initcap Ascii Substring Left Right Pad Repeat Unhex RegexpReplace
             RegexpExtract Replace Translate RegexpSplit Levenshtein StrPosition Like ILike RegexpLike Contains
             StartsWith EndsWith""",
-            _takes(*scalars),
+            _expects(*scalars),
         ),
-        ("Sqrt Exp Ln Round Floor Ceil Pow Sin Cos Tan IsNan", _takes(*numbers)),
-        ("Abs Neg", _takes(*numbers, "interval")),
+        ("Sqrt Exp Ln Round Floor Ceil Pow Sin Cos Tan IsNan", _expects(*numbers)),
+        ("Abs Neg", _expects(*numbers, "interval")),
         (
             """Year Month Day DayOfMonth DayOfWeek DayOfYear Hour Minute Second WeekOfYear LastDay AddMonths
             NextDay TimeToStr""",
-            _takes(*times),
+            _expects(*times),
         ),
-        ("MD5 SHA SHA2", _takes("text", "binary")),
+        ("MD5 SHA SHA2", _expects("text", "binary")),
         (
             """ArrayDistinct ArraySort ArrayContains ArrayFilter ArraySlice Exists Transform Flatten ArrayToString
             ArrayMax ArrayMin""",
-            _takes("array"),
+            _expects("array"),
         ),
-        ("ArraySize Bracket Explode", _takes("array", "map")),
-        ("MapKeys", _takes("map")),
+        ("ArraySize Bracket Explode", _expects("array", "map")),
+        ("MapKeys", _expects("map")),
         ("Extract", _check_extraction),
-        ("FromJson", _read_as_json),
+        ("FromJson", _check_from_json),
     ]
     for names, judge in judged:
         yield from ((name, judge) for name in names.split())
 
 
-_JUDGES = dict(_judges())
+_RULES = dict(_rules_by_node())
 
 
 _TEXT = r"\s*(now|today|tomorrow|yesterday)(?:\s+[\w/:+-]+)?\s*"  # perhaps with a time zone
@@ -228,14 +234,14 @@ _OF_TIMES = """AddMonths DateAdd DateDiff DateSub Day DayOfMonth DayOfWeek DayOf
 """The parser's nodes that compare, and those whose operands become times."""
 
 
-def special_times(text: str, types: Mapping[str, str | None]) -> tuple[str, ...]:
+def relative_datetime_literals(text: str, types: Mapping[str, str | None]) -> tuple[str, ...]:
     """Return the texts in an expression over columns of these types that become a time which changes, in lower case.
 
     Beside one of a type that is not known such a text counts: it may be a time.
     """
     if not _QUOTED.search(text):
         return ()
-    tree = parsed(text).tree
+    tree = parse_expression(text).tree
     if tree is None:
         return ()
     from sqlglot import exp

@@ -94,7 +94,7 @@ _FUNCTIONS = {
 }
 
 
-def _most(text: str) -> tuple[frozenset[int] | None, int]:
+def _allowed_counts(text: str) -> tuple[frozenset[int] | None, int]:
     """Return the counts that are right, None where any is from the second value on."""
     if text.endswith("+"):
         return None, int(text[:-1])
@@ -103,14 +103,17 @@ def _most(text: str) -> tuple[frozenset[int] | None, int]:
     return frozenset(counts), 0
 
 
-KNOWN = frozenset(name for names in _FUNCTIONS.values() for name in names.split())
+SPARK_FUNCTIONS = frozenset(name for names in _FUNCTIONS.values() for name in names.split())
 """The names of all of them."""
 _COUNTS = {
-    name: (counts, _most(counts)) for counts, names in _FUNCTIONS.items() if counts != "?" for name in names.split()
+    name: (counts, _allowed_counts(counts))
+    for counts, names in _FUNCTIONS.items()
+    if counts != "?"
+    for name in names.split()
 }
 
 
-def wrong_count(function: str, given: int) -> str:
+def argument_count_problem(function: str, given: int) -> str:
     """Return "upper() takes 1 argument, and gets 2", "" where the count is right or not judged."""
     if function not in _COUNTS:
         return ""
@@ -125,7 +128,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-OVER_RECORDS = _names(
+AGGREGATE_FUNCTIONS = _names(
     """any any_value approx_count_distinct approx_percentile approx_top_k approx_top_k_accumulate approx_top_k_combine
     array_agg avg bit_and bit_or bit_xor bitmap_and_agg bitmap_construct_agg bitmap_or_agg bool_and bool_or collect_list
     collect_set collect_union corr count count_if count_min_sketch counter_diff covar_pop covar_samp cume_dist
@@ -139,7 +142,7 @@ OVER_RECORDS = _names(
     tuple_sketch_agg_integer tuple_union_agg_double tuple_union_agg_integer var_pop var_samp variance"""
 )
 """Those that make one value of several records: aggregates, and what only has a meaning before `over (…)`."""
-SEVERAL_RECORDS = _names(
+GENERATOR_FUNCTIONS = _names(
     "explode explode_outer inline inline_outer json_tuple posexplode posexplode_outer stack variant_explode "
     "variant_explode_outer"
 )

@@ -15,7 +15,12 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
 from dagster_adjunct.resources.sql.expression import ColumnName, Expression, WindowClause
-from dagster_adjunct.resources.sql.spark_functions import KNOWN, OVER_RECORDS, SEVERAL_RECORDS, wrong_count
+from dagster_adjunct.resources.sql.spark_functions import (
+    AGGREGATE_FUNCTIONS,
+    GENERATOR_FUNCTIONS,
+    SPARK_FUNCTIONS,
+    argument_count_problem,
+)
 
 if TYPE_CHECKING:
     from sqlglot.parsers.spark import SparkParser
@@ -47,16 +52,16 @@ class _Parser(SparkParser):
         return super().validate_expression(expression, args)
 
 
-def read(text: str) -> Expression:
+def read_expression(text: str) -> Expression:
     """Return what is read off an expression that is more than a name."""
-    mistake = wrong_call(text)
+    mistake = find_wrong_call(text)
     if mistake:
         return Expression(text, unread=mistake, mistake=mistake)
-    tree = tree_of(text)
-    return _unread(text, tree) if isinstance(tree, str) else expression_of(text, tree)
+    tree = parse_tree(text)
+    return _unread_expression(text, tree) if isinstance(tree, str) else expression_from_tree(text, tree)
 
 
-def wrong_call(text: str) -> str:
+def find_wrong_call(text: str) -> str:
     """Return what is wrong with the number of arguments of a call; "" where nothing is, or no call can be told."""
     try:
         return next(_wrong_calls(_dialect().tokenize(text)), "")
@@ -64,7 +69,7 @@ def wrong_call(text: str) -> str:
         return ""
 
 
-def tree_of(text: str, *, query: bool = False) -> exp.Expr | str:
+def parse_tree(text: str, *, query: bool = False) -> exp.Expr | str:
     """Return the tree of an expression, or of a query; or else why it can't be read."""
     try:
         dialect = _dialect()
@@ -76,17 +81,17 @@ def tree_of(text: str, *, query: bool = False) -> exp.Expr | str:
     return "it can't be read without Spark" if tree is None else tree
 
 
-def unknown_functions(text: str) -> tuple[str, ...]:
+def find_unknown_functions(text: str) -> tuple[str, ...]:
     """Return what is called in an expression that can be read, and is none of Spark's own functions."""
     try:
         tokens = _dialect().tokenize(text)
     except SqlglotError:
         return ()
     words = {token.text.lower() for token in tokens if token.token_type is TokenType.VAR}  # and no keywords
-    return tuple(dict.fromkeys(name for name, _ in _calls(tokens) if name in words and name not in KNOWN))
+    return tuple(dict.fromkeys(name for name, _ in _calls(tokens) if name in words and name not in SPARK_FUNCTIONS))
 
 
-def called_functions(text: str) -> tuple[str, ...]:
+def find_called_functions(text: str) -> tuple[str, ...]:
     """Return what is called in an expression by a plain name, in lower case, each once."""
     try:
         return tuple(dict.fromkeys(name for name, _ in _calls(_dialect().tokenize(text))))
@@ -94,24 +99,24 @@ def called_functions(text: str) -> tuple[str, ...]:
         return ()
 
 
-def calls_beyond_a_record(text: str) -> tuple[tuple[str, bool], ...]:
+def find_multi_record_functions(text: str) -> tuple[tuple[str, bool], ...]:
     """Return the functions in an expression that take or make several records, and whether `over (…)` follows each."""
     try:
         tokens = _dialect().tokenize(text)
     except SqlglotError:
         return ()
     calls = []
-    for at in _called_at(tokens):
+    for at in _call_positions(tokens):
         name = tokens[at].text.lower()
         compared = at > 0 and tokens[at - 1].token_type in (TokenType.LIKE, TokenType.ILIKE, TokenType.RLIKE)
-        if name in SEVERAL_RECORDS or (name in OVER_RECORDS and not compared):
-            calls.append((name, _is_over(tokens, at + 1)))
+        if name in GENERATOR_FUNCTIONS or (name in AGGREGATE_FUNCTIONS and not compared):
+            calls.append((name, _has_over_clause(tokens, at + 1)))
     return tuple(calls)
 
 
-def looks_at_other_records(text: str) -> str:
+def find_other_records_construct(text: str) -> str:
     """Return what in an expression takes other records than the one that it is of; "" where nothing does."""
-    calls = calls_beyond_a_record(text)
+    calls = find_multi_record_functions(text)
     if calls:
         return f"{calls[0][0]}()"
     try:
@@ -126,20 +131,20 @@ def looks_at_other_records(text: str) -> str:
     return ""
 
 
-def is_true_only_with(tree: exp.Expr, column: str) -> bool:
+def tree_implies_true(tree: exp.Expr, column: str) -> bool:
     """Whether a condition is the column, says that it is true, or asks for one of these and for more."""
     if isinstance(tree, exp.Paren):
-        return is_true_only_with(tree.this, column)
+        return tree_implies_true(tree.this, column)
     if isinstance(tree, exp.And):
-        return is_true_only_with(tree.left, column) or is_true_only_with(tree.right, column)
+        return tree_implies_true(tree.left, column) or tree_implies_true(tree.right, column)
     if isinstance(tree, exp.EQ | exp.Is):
         sides = (tree.left, tree.right)
         true = [side for side in sides if isinstance(side, exp.Boolean) and side.this]
-        return bool(true) and any(is_true_only_with(side, column) for side in sides if side not in true)
+        return bool(true) and any(tree_implies_true(side, column) for side in sides if side not in true)
     return isinstance(tree, exp.Column) and not tree.table and tree.name.lower() == column.lower()
 
 
-def _is_over(tokens: list[Token], opened: int) -> bool:
+def _has_over_clause(tokens: list[Token], opened: int) -> bool:
     """Whether `over` follows a call, behind what may stand between: filter (…), within group (…), ignore nulls."""
     depth = 0
     for token in tokens[opened:]:
@@ -151,18 +156,18 @@ def _is_over(tokens: list[Token], opened: int) -> bool:
 
 def _wrong_calls(tokens: list[Token]) -> Iterator[str]:
     for name, count in _calls(tokens):
-        wrong = "" if count is None else wrong_count(name, count)
+        wrong = "" if count is None else argument_count_problem(name, count)
         if wrong:
             yield wrong
 
 
 def _calls(tokens: list[Token]) -> Iterator[tuple[str, int | None]]:
     """Yield the functions that are called by plain names, with their number of arguments; None where "*" is one."""
-    for at in _called_at(tokens):
-        yield tokens[at].text.lower(), _arguments(tokens, at + 2)
+    for at in _call_positions(tokens):
+        yield tokens[at].text.lower(), _count_arguments(tokens, at + 2)
 
 
-def _called_at(tokens: list[Token]) -> Iterator[int]:
+def _call_positions(tokens: list[Token]) -> Iterator[int]:
     for at, token in enumerate(tokens[:-1]):
         qualified = at > 0 and tokens[at - 1].token_type is TokenType.DOT
         named = token.token_type is not TokenType.IDENTIFIER and token.text.isidentifier() and not qualified
@@ -170,7 +175,7 @@ def _called_at(tokens: list[Token]) -> Iterator[int]:
             yield at
 
 
-def _arguments(tokens: list[Token], start: int) -> int | None:
+def _count_arguments(tokens: list[Token], start: int) -> int | None:
     depth, commas, stars = 0, 0, False
     for at in range(start, len(tokens)):
         kind = tokens[at].token_type
@@ -187,15 +192,15 @@ def _arguments(tokens: list[Token], start: int) -> int | None:
     return None
 
 
-def fields_of(text: str, tree: exp.Expr) -> Iterator[tuple[str, Expression]]:
+def struct_fields_of_tree(text: str, tree: exp.Expr) -> Iterator[tuple[str, Expression]]:
     """Yield names and values of the struct that a tree makes."""
     if isinstance(tree, exp.Struct):
         for item in tree.expressions:
             if isinstance(item, exp.PropertyEQ) and isinstance(item.this, exp.Identifier):
-                yield item.this.name, expression_of(text, item.expression)
+                yield item.this.name, expression_from_tree(text, item.expression)
 
 
-def _unread(text: str, why: str) -> Expression:
+def _unread_expression(text: str, why: str) -> Expression:
     """Return an expression of which no more is known than the name that it ends in."""
     match = None if "--" in text or "/*" in text else _ALIAS.fullmatch(text)
     name = None if match is None else match["quoted"] or match["plain"]
@@ -208,14 +213,14 @@ def _dialect() -> Spark:
     return Spark()
 
 
-def expression_of(text: str, tree: exp.Expr) -> Expression:
+def expression_from_tree(text: str, tree: exp.Expr) -> Expression:
     """Return what is read off the tree of an expression."""
     nodes = list(tree.walk(bfs=False))
     if any(isinstance(node, exp.Query) for node in nodes):
-        return _unread(text, "a subquery is not understood without Spark")
+        return _unread_expression(text, "a subquery is not understood without Spark")
     strange = next((node for node in nodes if not isinstance(node, _UNDERSTOOD) and _IS_CALL not in node.meta), None)
     if strange is not None:
-        return _unread(text, f"{strange.key} is not understood without Spark")
+        return _unread_expression(text, f"{strange.key} is not understood without Spark")
     columns = [node for node in nodes if isinstance(node, exp.Column)]
     alias = None
     if isinstance(tree, exp.Alias):
@@ -226,10 +231,10 @@ def expression_of(text: str, tree: exp.Expr) -> Expression:
     if isinstance(tree, exp.Column) and not isinstance(tree.this, exp.Star):
         name = alias or tree.name
         column = tree.name if len(tree.parts) == 1 else None
-    return Expression(text, alias, name, column, tuple(_named(text, columns)), tree=tree)
+    return Expression(text, alias, name, column, tuple(_column_names(text, columns)), tree=tree)
 
 
-def windows_in(tree: exp.Expr) -> Iterator[WindowClause]:
+def find_window_clauses(tree: exp.Expr) -> Iterator[WindowClause]:
     """Yield what the functions over records in a tree go by."""
     for node in tree.find_all(exp.Window):
         parts = [part.unnest() for part in node.args.get("partition_by") or ()]
@@ -237,7 +242,7 @@ def windows_in(tree: exp.Expr) -> Iterator[WindowClause]:
         yield WindowClause(tuple(dict.fromkeys(columns)), ", ".join(part.sql("spark") for part in parts))
 
 
-def takes_all_columns(tree: exp.Expr) -> bool:
+def tree_has_star_argument(tree: exp.Expr) -> bool:
     """Whether a function other than count takes "*"."""
     stars = (star for star in tree.find_all(exp.Star) if isinstance(star.parent, exp.Func))
     return any(not isinstance(star.parent, exp.Count) for star in stars)
@@ -247,7 +252,7 @@ def _excepted(star: exp.Star) -> tuple[str, ...]:
     return tuple(item.name for item in star.args.get("except_") or ())
 
 
-def _named(text: str, columns: list[exp.Column]) -> Iterator[ColumnName]:
+def _column_names(text: str, columns: list[exp.Column]) -> Iterator[ColumnName]:
     takes_unit = _TAKES_UNIT.search(text) is not None
     for node in columns:
         parts = tuple(part.name for part in node.parts if not isinstance(part, exp.Star))
@@ -294,15 +299,15 @@ class SelectParts:
 
 def read_select(text: str, table: str) -> SelectParts | None:
     """Return what is read off a SELECT of the rows of `table`; None where it reads anything else, or can't be read."""
-    tree = tree_of(text, query=True)
-    while isinstance(tree, exp.Subquery) and _given(tree) == {"this"}:
+    tree = parse_tree(text, query=True)
+    while isinstance(tree, exp.Subquery) and _nonempty_args(tree) == {"this"}:
         tree = tree.this
     if not isinstance(tree, exp.Select) or len(list(tree.find_all(exp.Query))) > 1:
         return None
     source = tree.args.get("from_")
     alias = None if source is None else _alias(source.this, table)
-    if alias is not None and _given(tree) <= _CLAUSES:
-        return _of_one_table(text, tree, alias)
+    if alias is not None and _nonempty_args(tree) <= _CLAUSES:
+        return _read_single_table(text, tree, alias)
     sources = [source, *(tree.args.get("joins") or ())]
     aliases = [alias for item in sources if item is not None and (alias := _alias(item.this, table)) is not None]
     if len(aliases) != 1:
@@ -310,13 +315,17 @@ def read_select(text: str, table: str) -> SelectParts | None:
     return SelectParts(qualified=tuple(_qualified(tree, aliases[0])))
 
 
-def _given(node: exp.Expr) -> set[str]:
+def _nonempty_args(node: exp.Expr) -> set[str]:
     return {name for name, value in node.args.items() if value}
 
 
 def _alias(source: exp.Expr, table: str) -> str | None:
     """Return the name that the columns of `table` have before them, None where the source is not the table alone."""
-    if not isinstance(source, exp.Table) or source.name.lower() != table or not _given(source) <= {"this", "alias"}:
+    if (
+        not isinstance(source, exp.Table)
+        or source.name.lower() != table
+        or not _nonempty_args(source) <= {"this", "alias"}
+    ):
         return None
     alias = source.args.get("alias")
     if alias is not None and alias.args.get("columns"):
@@ -324,7 +333,7 @@ def _alias(source: exp.Expr, table: str) -> str | None:
     return source.alias_or_name.lower()
 
 
-def _of_one_table(text: str, tree: exp.Select, alias: str) -> SelectParts | None:
+def _read_single_table(text: str, tree: exp.Select, alias: str) -> SelectParts | None:
     for column in list(_columns_of(tree, alias)):
         _unqualify(column)
     where, group, having, order = (tree.args.get(name) for name in ("where", "group", "having", "order"))
@@ -332,14 +341,14 @@ def _of_one_table(text: str, tree: exp.Select, alias: str) -> SelectParts | None
     behind += [] if having is None else [having.this]
     behind += [] if order is None else [item.this for item in order.expressions]
     trees = [*tree.expressions, *behind, *([] if where is None else [where.this])]
-    expressions = [replace(expression_of(text, one), number=number) for number, one in enumerate(trees)]
+    expressions = [replace(expression_from_tree(text, one), number=number) for number, one in enumerate(trees)]
     items, others = expressions[: len(tree.expressions)], expressions[len(tree.expressions) :]
     return SelectParts(
         items=tuple(items),
         where=None if where is None else others.pop(),
         behind=tuple(others),
         groups=group is not None or having is not None or tree.find(exp.AggFunc) is not None,
-        mistake=wrong_call(text),
+        mistake=find_wrong_call(text),
     )
 
 

@@ -15,7 +15,7 @@ _PAIRS = {")": "(", "]": "["}
 _LONE = re.compile(r"(?:^|[(\[,])\s*(,)|(,)\s*(?:[)\]]|$)|^\s*([/%<>=|&^]+)|([-+/%<>=|&^!~]+)\s*$|(=)\s+[<>=]")
 
 
-def certain_mistake(text: str) -> str:
+def find_syntax_error(text: str) -> str:
     """Return what is not closed, or closes nothing; "" where nothing is certainly wrong."""
     if not text.strip():
         return "it is empty"
@@ -36,10 +36,10 @@ def certain_mistake(text: str) -> str:
             mistake = f"{match['close']!r} closes nothing"
     if not mistake and opened:
         mistake = f"{opened[-1]!r} is not closed"
-    return mistake or _lonely(_TOKEN.sub(lambda match: "''" if match["text"] else match[0], text))
+    return mistake or _find_lone_operator(_TOKEN.sub(lambda match: "''" if match["text"] else match[0], text))
 
 
-def _lonely(text: str) -> str:
+def _find_lone_operator(text: str) -> str:
     """Return what lacks an operand in an expression without quoted texts."""
     lone = _LONE.search(text)
     symbol = lone[lone.lastindex or 0] if lone else ""
@@ -47,7 +47,7 @@ def _lonely(text: str) -> str:
     return f"something is missing beside {symbol!r}" if symbol and not ends_in_type else ""
 
 
-def nearest(name: str, there: Iterable[str], most: int = 3) -> tuple[str, ...]:
+def nearest_names(name: str, there: Iterable[str], most: int = 3) -> tuple[str, ...]:
     """Return the names that are most like one that is not there, the nearest first; case does not count."""
     by_lower: dict[str, str] = {}
     for known in there:
@@ -57,5 +57,5 @@ def nearest(name: str, there: Iterable[str], most: int = 3) -> tuple[str, ...]:
 
 def did_you_mean(name: str, there: Iterable[str]) -> str:
     """Return "Did you mean 'spent'? ", "" where nothing is like it."""
-    alike = [repr(known) for known in nearest(name, there)]
+    alike = [repr(known) for known in nearest_names(name, there)]
     return f"Did you mean {' or '.join(alike)}? " if alike else ""

@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from sqlglot import exp
 
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
-_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
-_MOST = 38
+_INTEGER_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
+_MAX_PRECISION = 38
 Digits = tuple[int, int]
 """Precision and scale."""
 
 
-def digits_of(type_: str | None) -> Digits | None:
+def decimal_digits(type_: str | None) -> Digits | None:
     """Return the digits of a decimal, and of an integer those of the decimal that it becomes beside one."""
     match = None if type_ is None else _DECIMAL.fullmatch(type_)
     if match is not None:
         return int(match[1]), int(match[2])
-    return None if type_ not in _DIGITS else (_DIGITS[type_], 0)
+    return None if type_ not in _INTEGER_DIGITS else (_INTEGER_DIGITS[type_], 0)
 
 
-def calculated(operator: str, one: Digits, other: Digits) -> str | None:
+def arithmetic_type(operator: str, one: Digits, other: Digits) -> str | None:
     """Return the type of "Add", "Sub", "Mul", "Div" or "Mod" of two decimals."""
     (precision, scale), (others_precision, others_scale) = one, other
     most = max(scale, others_scale)
@@ -45,7 +45,7 @@ def calculated(operator: str, one: Digits, other: Digits) -> str | None:
 
 def widest_decimal(types: Iterable[str | None]) -> str | None:
     """Return the decimal that several become together."""
-    digits = [digits_of(type_) for type_ in types]
+    digits = [decimal_digits(type_) for type_ in types]
     known = [item for item in digits if item is not None]
     if not known or len(known) < len(digits):
         return None
@@ -53,7 +53,7 @@ def widest_decimal(types: Iterable[str | None]) -> str | None:
     return _decimal(max(precision - scale for precision, scale in known) + scale, scale)
 
 
-def rounded(digits: Digits, places: int) -> str | None:
+def rounded_type(digits: Digits, places: int) -> str | None:
     """Return the type of a decimal that is rounded to so many places behind the point."""
     precision, scale = digits
     if places < 0:
@@ -62,14 +62,14 @@ def rounded(digits: Digits, places: int) -> str | None:
     return _decimal(precision - scale + 1 + kept, kept)
 
 
-def summed(digits: Digits) -> str | None:
+def sum_type(digits: Digits) -> str | None:
     """Return the type of the sum of a column of decimals."""
     precision, scale = digits
-    return f"decimal({min(precision + 10, _MOST)},{scale})"
+    return f"decimal({min(precision + 10, _MAX_PRECISION)},{scale})"
 
 
 def _decimal(precision: int, scale: int) -> str | None:
-    return f"decimal({precision},{scale})" if precision <= _MOST else None
+    return f"decimal({precision},{scale})" if precision <= _MAX_PRECISION else None
 
 
 def element_type(type_: str | None) -> str | None:
@@ -80,7 +80,7 @@ def element_type(type_: str | None) -> str | None:
     return list(_parts(inner))[-1] or None
 
 
-def key_type(type_: str | None) -> str | None:
+def map_key_type(type_: str | None) -> str | None:
     """Return the type of a map's keys."""
     inner = _inside(type_)
     return None if inner is None or type_ is None or not type_.startswith("map<") else next(_parts(inner))
@@ -101,17 +101,17 @@ def field_type(type_: str | None, field: str) -> str | None:
     return kinds[0] if len(kinds) == 1 else None
 
 
-def struct_of(fields: Iterable[tuple[str, str | None]]) -> str:
+def struct_type(fields: Iterable[tuple[str, str | None]]) -> str:
     """Return the type of a struct with these fields."""
     known = list(fields)
     whole = all(kind is not None and "…" not in kind and name.isidentifier() for name, kind in known)
     return f"struct<{','.join(f'{name}:{kind}' for name, kind in known)}>" if known and whole else "struct<…>"
 
 
-def type_of_json(schema: str) -> str | None:
+def from_json_type(schema: str) -> str | None:
     """Return what `from_json` makes by a schema of plain columns, "a INT, b STRING"."""
     try:
-        return struct_of((field.name, field.type) for field in Schema.from_ddl(schema).fields)
+        return struct_type((field.name, field.type) for field in Schema.from_ddl(schema).fields)
     except SchemaMismatchError:
         return None
 
@@ -165,7 +165,7 @@ _CAST_TO = {
     "TIMESTAMPNTZ": "timestamp_ntz",
 }
 # What functions give whatever they are given, as far as Spark accepts it, by the names of the parser's nodes.
-_GIVE = {
+_RESULT_TYPES = {
     "boolean": """EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ And Or Not Is Between In Like ILike RegexpLike Escape
         Boolean StartsWith EndsWith Contains ArrayContains IsNan EqualNull Exists MapContainsKey LogicalAnd
         LogicalOr""",
@@ -189,7 +189,7 @@ _GIVE = {
     "map<…>": "VarMap Map MapFromEntries StrToMap",
     "interval…": "Interval MakeInterval",
 }
-_GIVE_BY_NAME = {
+_RESULT_TYPES_BY_NAME = {
     "boolean": "isnull isnotnull arrays_overlap forall is_valid_utf8 luhn_check",
     "int": "hash char_length character_length octet_length find_in_set weekday cardinality json_array_length",
     "bigint": "xxhash64 crc32",
@@ -253,10 +253,10 @@ def _rounded(known: TypeScope, node: exp.Expr) -> str | None:
     if kind in NUMBERS or kind is None or not kind.startswith("decimal("):
         return kind if kind in NUMBERS else None
     places = node.args.get("decimals")
-    digits = digits_of(kind)
+    digits = decimal_digits(kind)
     if digits is None or (places is not None and not _is_whole(places)):
         return None
-    return rounded(digits, 0 if places is None else int(places.name))
+    return rounded_type(digits, 0 if places is None else int(places.name))
 
 
 def _is_whole(node: exp.Expr) -> bool:
@@ -267,8 +267,8 @@ def _whole(known: TypeScope, node: exp.Expr) -> str | None:
     if any(item for name, item in node.args.items() if name != "this"):
         return None
     kind = known.type(node.this)
-    digits = digits_of(kind)
-    return "bigint" if kind in NUMBERS else None if digits is None else rounded(digits, 0)
+    digits = decimal_digits(kind)
+    return "bigint" if kind in NUMBERS else None if digits is None else rounded_type(digits, 0)
 
 
 def _digits(known: TypeScope, node: exp.Expr | None) -> Digits | None:
@@ -276,7 +276,7 @@ def _digits(known: TypeScope, node: exp.Expr | None) -> Digits | None:
     plain = node.this if node is not None and type(node).__name__ == "Neg" else node
     if plain is not None and _is_whole(plain):
         return len(str(int(plain.name))), 0
-    return digits_of(known.type(node))
+    return decimal_digits(known.type(node))
 
 
 def _arithmetic(known: TypeScope, node: exp.Expr) -> str | None:
@@ -284,7 +284,7 @@ def _arithmetic(known: TypeScope, node: exp.Expr) -> str | None:
     if any(kind is not None and kind.startswith("decimal(") for kind in (left, right)):
         one, other = _digits(known, node.this), _digits(known, node.args.get("expression"))
         if one is not None and other is not None:
-            return calculated(type(node).__name__, one, other)
+            return arithmetic_type(type(node).__name__, one, other)
         return "double" if {left, right} & {"float", "double"} else None
     if left in INTEGERS and right in INTEGERS:
         return max(left, right, key=INTEGERS.index)
@@ -342,10 +342,10 @@ def _variable(known: TypeScope, node: exp.Expr) -> str | None:
 
 def _summed(known: TypeScope, node: exp.Expr) -> str | None:
     kind = known.type(node.this)
-    digits = digits_of(kind)
+    digits = decimal_digits(kind)
     if kind in NUMBERS:
         return "bigint" if kind in INTEGERS else "double"
-    return None if digits is None else summed(digits)
+    return None if digits is None else sum_type(digits)
 
 
 def _mean(known: TypeScope, node: exp.Expr) -> str | None:
@@ -361,7 +361,7 @@ def _same_array(known: TypeScope, node: exp.Expr) -> str | None:
 
 
 def _keys(known: TypeScope, node: exp.Expr) -> str | None:
-    key = key_type(known.type(node.this))
+    key = map_key_type(known.type(node.this))
     return "array<…>" if key is None else f"array<{key}>"
 
 
@@ -387,12 +387,12 @@ def _struct(known: TypeScope, node: exp.Expr) -> str | None:
         if not named or _NAMED_BY_PARSER.fullmatch(item.this.name):
             return "struct<…>"
         fields.append((item.this.name, known.type(value)))
-    return struct_of(fields)
+    return struct_type(fields)
 
 
 def _from_json(known: TypeScope, node: exp.Expr) -> str | None:
     schema = node.args.get("expression")
-    return type_of_json(schema.name) if schema is not None and getattr(schema, "is_string", False) else None
+    return from_json_type(schema.name) if schema is not None and getattr(schema, "is_string", False) else None
 
 
 def _extracted(known: TypeScope, node: exp.Expr) -> str | None:
@@ -415,10 +415,10 @@ def _always(kind: str) -> Rule:
 
 
 _NAMED = {
-    **{name: kind for kind, names in _GIVE_BY_NAME.items() for name in names.split()},
+    **{name: kind for kind, names in _RESULT_TYPES_BY_NAME.items() for name in names.split()},
     **{name: name for name in _CASTS_BY_NAME},
 }
-RULES: dict[str, Rule] = {
+TYPE_RULES: dict[str, Rule] = {
     "Column": _column, "Literal": _literal, "Cast": _cast, "TryCast": _cast, "Paren": _inner, "Neg": _number,
     "Abs": _number, "BitwiseNot": _number, "Round": _rounded, "Floor": _whole, "Ceil": _whole, "Add": _arithmetic,
     "Sub": _arithmetic, "Mul": _arithmetic, "Mod": _arithmetic, "Div": _divided, "IntDiv": _divided_whole,
@@ -438,7 +438,7 @@ RULES: dict[str, Rule] = {
     "Struct": _struct,
     "FromJson": _from_json,
     "Extract": _extracted, "DateDiff": _days, "Nvl2": _if,
-    **{name: _always(kind) for kind, names in _GIVE.items() for name in names.split()},
+    **{name: _always(kind) for kind, names in _RESULT_TYPES.items() for name in names.split()},
 }  # fmt: skip
 
 
@@ -449,10 +449,10 @@ RULES: dict[str, Rule] = {
 # Of one that is certainly nested, or an interval, not all may be known: "array<…>", "map<…>", "struct<…>", "interval…".
 
 
-_NO_TRUTHS = frozenset({*NUMBERS, "date", "timestamp", "timestamp_ntz", "binary"})
+_NON_BOOLEAN = frozenset({*NUMBERS, "date", "timestamp", "timestamp_ntz", "binary"})
 
 
-def type_of(expression: Expression, types: Mapping[str, str | None]) -> str | None:
+def expression_type(expression: Expression, types: Mapping[str, str | None]) -> str | None:
     """Return the type of an expression over columns of these types; None where it is not certain."""
     known = KnownTypes(types)
     if expression.column is not None:
@@ -462,7 +462,7 @@ def type_of(expression: Expression, types: Mapping[str, str | None]) -> str | No
     return known.type(expression.tree)
 
 
-def types_named(expression: Expression, types: Mapping[str, str | None]) -> tuple[tuple[str, str | None], ...]:
+def referenced_types(expression: Expression, types: Mapping[str, str | None]) -> tuple[tuple[str, str | None], ...]:
     """Return the types of the columns, and of the fields, that an expression names: all that its own depends on."""
     known = KnownTypes(types)
     named: dict[str, str | None] = {}
@@ -473,7 +473,7 @@ def types_named(expression: Expression, types: Mapping[str, str | None]) -> tupl
     return tuple(named.items())
 
 
-def differ(one: str, other: str) -> bool:
+def types_differ(one: str, other: str) -> bool:
     """Whether two types are certainly not the same: of one that is not wholly known, what is known may differ."""
     (first, *more), (second, *others) = one.split("…"), other.split("…")
     if not more and not others:
@@ -481,7 +481,7 @@ def differ(one: str, other: str) -> bool:
     return not (first.startswith(second) or second.startswith(first))
 
 
-def no_boolean(expression: Expression, types: Mapping[str, str | None]) -> tuple[str, str] | None:
+def find_non_boolean_operand(expression: Expression, types: Mapping[str, str | None]) -> tuple[str, str] | None:
     """Return what "and", "or" or "not" take that is certainly no boolean, and its type; None where all may be."""
     if expression.tree is None or expression.unread:
         return None
@@ -492,7 +492,7 @@ def no_boolean(expression: Expression, types: Mapping[str, str | None]) -> tuple
         for operand in (node.this, node.args.get("expression")):
             kind = known.type(operand)
             # Spark takes a text for what it says; in a lambda, a name may be a variable's.
-            certain = kind is not None and (kind in _NO_TRUTHS or kind.startswith("decimal("))
+            certain = kind is not None and (kind in _NON_BOOLEAN or kind.startswith("decimal("))
             if operand is not None and certain and node.find_ancestor(exp.Lambda) is None:
                 return operand.sql("spark"), str(kind)
     return None
@@ -530,7 +530,7 @@ class KnownTypes:
 
     def type(self, node: exp.Expr | None) -> str | None:
         """Return the type of a node of a parsed expression."""
-        rule = None if node is None else RULES.get(type(node).__name__)
+        rule = None if node is None else TYPE_RULES.get(type(node).__name__)
         return None if rule is None or node is None else rule(self, node)
 
     def alike(self, nodes: list[exp.Expr | None]) -> str | None:

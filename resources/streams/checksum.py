@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.bucketing.hashing import row_digests
 from dagster_adjunct.resources.schemas.quoted_columns import row_hash
-from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.streams.system import PARTITION
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def records_checksum(df: DataFrame, schema: Schema) -> str:
     `schema` that are not null, in its order. Whatever else the frame has does not count. Equal records in any order and
     partitioning have equal checksums. Runs one Spark job.
     """
-    with unwrapped():
+    with translate_spark_errors():
         row = df.agg(*_halves(schema)).first()
     assert row is not None
     return _told(row[0], row[1])
@@ -35,7 +35,7 @@ def records_checksum(df: DataFrame, schema: Schema) -> str:
 
 def checksums_by_partition(df: DataFrame, schema: Schema) -> dict[int, str]:
     """Return the checksum of each partition's records, by the number in `__partition`; one Spark job."""
-    with unwrapped():
+    with translate_spark_errors():
         rows = df.groupBy(PARTITION).agg(*_halves(schema)).collect()
     return {row[0]: _told(row[1], row[2]) for row in rows}
 

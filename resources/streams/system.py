@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, field_serializer, field_validator
 
-from dagster_adjunct.resources.common import StoredDocument, check_name, first_problem, split_stream_name
+from dagster_adjunct.resources.common import StoredDocument, check_name, first_validation_problem, split_stream_name
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -197,7 +197,7 @@ def declared(kind: type[D], stream: str, schema: Schema, key: tuple[str, ...], p
         return kind(columns=schema, key=key, partitions=partitions, **more)
     except ValidationError as error:
         raise ConfigurationError(
-            f"{what}: {first_problem(error)} (found {error.errors(include_url=False)[0]['input']!r}).",
+            f"{what}: {first_validation_problem(error)} (found {error.errors(include_url=False)[0]['input']!r}).",
             "Correct the declaration.",
             stream=stream,
         ) from None

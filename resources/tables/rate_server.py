@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import Field, ValidationError
 
-from dagster_adjunct.resources.common import StoredDocument, first_problem
+from dagster_adjunct.resources.common import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     CommitConflictError,
@@ -27,7 +27,7 @@ from dagster_adjunct.resources.errors import (
     TransientError,
 )
 from dagster_adjunct.resources.metadata import SharedValue
-from dagster_adjunct.resources.spark.errors import to_document
+from dagster_adjunct.resources.spark.errors import error_to_json
 from dagster_adjunct.resources.tables.rate import KEPT_SECONDS, Budget
 
 if TYPE_CHECKING:
@@ -438,7 +438,7 @@ class CreditServer:
         if not isinstance(credits, int | float) or not 0 < credits < float("inf"):
             raise NotOfThisRun(f"a demand of {credits!r} credits")
         if tap is None:
-            await send(writer, {"error": to_document(_unknown(message))})
+            await send(writer, {"error": error_to_json(_unknown(message))})
             return
         demand, granted = tap.ask(credits)
         # Nothing is sent while a task waits: whatever comes is the end of it.
@@ -543,7 +543,7 @@ class _Tap:
         for demand, answer in list(self._waiting.items()):
             del self._waiting[demand]
             self._demands.withdraw(demand, time.monotonic())
-            answer.set_result({"error": to_document(error)})
+            answer.set_result({"error": error_to_json(error)})
 
 
 class LeasesOfBudget:
@@ -602,7 +602,7 @@ class LeasesOfBudget:
             return SharedTimeline.model_validate_json(data)
         except ValidationError as error:
             raise MalformedDocumentError(
-                f"{self._where} can't be read: {first_problem(error)}.",
+                f"{self._where} can't be read: {first_validation_problem(error)}.",
                 "If a newer release wrote it, upgrade dagster-adjunct; else delete the object, which is made again: "
                 "what it tells is worth nothing after two seconds.",
                 document=self._where,

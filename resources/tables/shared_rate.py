@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
-from dagster_adjunct.resources.spark.errors import from_document
+from dagster_adjunct.resources.spark.errors import error_from_json
 from dagster_adjunct.resources.tables.rate import Budget
 from dagster_adjunct.resources.tables.rate_server import (
     CreditAddress,
@@ -137,7 +137,7 @@ class _Line:
                 raise
             else:
                 if "error" in answer:
-                    raise from_document(answer["error"])  # type: ignore[arg-type]
+                    raise error_from_json(answer["error"])  # type: ignore[arg-type]
                 return
 
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -19,7 +19,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value, unreadable
-from dagster_adjunct.resources.spark.errors import from_document, to_document
+from dagster_adjunct.resources.spark.errors import error_from_json, error_to_json
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.tables import metrics as metrics_hooks
 from dagster_adjunct.resources.tables.arrow import TOMBSTONE, UPDATE, Marking, Marks, Part, Shape, parts_of
@@ -125,7 +125,7 @@ class BulkReader:
         self._in_tasks += metrics
         metrics_hooks.report(self._table.name, metrics)
         if failed is not None:
-            raise from_document(failed)
+            raise error_from_json(failed)
         return Outcomes(len(keys), [answered[key] for key in keys])
 
 
@@ -178,7 +178,7 @@ async def _asked(
     except AdjunctError as raised:
         records, error = None, raised
     metrics = (table.metrics - before).to_document()
-    return records, {"metrics": metrics, "error": None if error is None else to_document(error)}
+    return records, {"metrics": metrics, "error": None if error is None else error_to_json(error)}
 
 
 AT_ONCE = 4
@@ -429,7 +429,7 @@ def _failure(failed: Sequence[dict[str, Any]], letters: int, write: TableWrite) 
 
     `letters` are those that were refused, too, and would have gone to the dead letters.
     """
-    error = from_document(failed[0]["error"])
+    error = error_from_json(failed[0]["error"])
     count = sum(report["failed"] for report in failed)
     if not count:
         return error
@@ -463,7 +463,7 @@ def _sending_task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Ite
         except AdjunctError as error:
             # As a result and not as an exception: the table's own retries are over, and Spark would try the task
             # again and wrap the error in its own.
-            report = {"error": to_document(error), "failed": 0, "keys": [], "letters": [], "unfit": False}
+            report = {"error": error_to_json(error), "failed": 0, "keys": [], "letters": [], "unfit": False}
         if report["error"] is not None:
             for _ in batches:  # a worker whose input is not drained is not used again
                 pass
@@ -492,7 +492,7 @@ class _Sending:
                 "letters": report.letters,
                 "failed": report.failed,
                 "keys": report.keys,
-                "error": None if report.error is None else to_document(report.error),
+                "error": None if report.error is None else error_to_json(report.error),
                 "unfit": report.unfit,
             }
 

@@ -15,7 +15,7 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.resources.errors import ManifestMismatchError, StoreUnavailableError
 from dagster_adjunct.resources.objects.local_store import LocalStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.errors import adjunct_error
+from dagster_adjunct.resources.spark.errors import find_adjunct_error
 from tests.assets.sealing import sealed_version
 
 SCHEMA = Schema.of(k="string", v="bigint")
@@ -31,7 +31,7 @@ def read(frame: DataFrame) -> Any:
     try:
         return sorted((row.k, row.v) for row in frame.collect())
     except Py4JJavaError as error:
-        ours = adjunct_error(error)
+        ours = find_adjunct_error(error)
         if ours is None:
             raise
         return ours
@@ -72,4 +72,4 @@ def test_a_store_that_does_not_answer_is_not_a_damaged_file() -> None:
         "Caused by: java.net.SocketTimeoutException: Read timed out\n"
     )
 
-    assert isinstance(adjunct_error(PythonException(text)), StoreUnavailableError)
+    assert isinstance(find_adjunct_error(PythonException(text)), StoreUnavailableError)

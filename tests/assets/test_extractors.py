@@ -23,7 +23,7 @@ from dagster_adjunct.assets.declaration.sources import QuerySource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.errors import find, wrapped
+from dagster_adjunct.resources.spark.errors import decode_error, encode_task_errors
 from dagster_adjunct.resources.streams.lake.read import meta_schema
 from dagster_adjunct.resources.streams.system import EPOCH
 from tests.assets.conftest import World
@@ -320,9 +320,9 @@ def test_an_extractor_works_on_queries_too(sparkling: World) -> None:
 
 
 def test_errors_are_found_in_the_text_that_spark_makes_of_them() -> None:
-    assert find("org.apache.spark.SparkException: Job aborted") is None
+    assert decode_error("org.apache.spark.SparkException: Job aborted") is None
     text = "adjunct-error[SchemaMismatchError] it [next step] mend [adjunct-error]"
-    error = find(f"RuntimeError: {text}\n at org.apache")
+    error = decode_error(f"RuntimeError: {text}\n at org.apache")
     assert isinstance(error, SchemaMismatchError)
     assert (error.problem, error.next_step) == ("it", "mend")
 
@@ -348,7 +348,7 @@ def test_no_value_of_a_sensitive_column_is_in_an_error(returned: str) -> None:
     assert "N-secret" in str(open_.value) or "ZeroDivisionError" in str(open_.value)
     told = f"RuntimeError: {_raised(caught.value)}\n at org.apache"
     assert "N-secret" not in told
-    error = find(told)
+    error = decode_error(told)
     assert isinstance(error, DatasetError)
     assert error.problem == caught.value.problem
 
@@ -359,6 +359,6 @@ def _raised(error: DatasetError) -> str:
         yield 1
 
     with pytest.raises(RuntimeError) as raised:
-        list(wrapped(task()))
+        list(encode_task_errors(task()))
     assert raised.value.__suppress_context__  # or Spark's log would show the error before it, with what it says
     return str(raised.value)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.orchestration.step.event_times import COLUMNS, NEVER, BlocksOfTimes, Stood, put_together
-from dagster_adjunct.resources.common import microseconds
+from dagster_adjunct.resources.common import to_microseconds
 
 Record = tuple[int, int, int | None]  # partition, offset, time
 LENGTH = 4
@@ -85,7 +85,9 @@ def test_whoever_reads_which_records_in_whatever_order_the_same_are_behind(
         tasks = [parts[::2], parts[1::2]]
 
     looked = put_together(told(tasks, stood, delay), stood, delay, LENGTH)
-    behind = {(row["__partition"], row["__offset"]): microseconds(row["__behind"]) for row in looked.behind.to_pylist()}
+    behind = {
+        (row["__partition"], row["__offset"]): to_microseconds(row["__behind"]) for row in looked.behind.to_pylist()
+    }
     again = looked.unsure.to_pylist()
     for row in again:
         number, begin = row["__partition"], row["block"]

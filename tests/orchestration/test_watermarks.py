@@ -23,7 +23,7 @@ from dagster_adjunct.orchestration.step.progress import (
     operator_watermark,
     waited_for,
 )
-from dagster_adjunct.resources.common import microseconds
+from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.windows import Count, Session, Tumbling
@@ -50,7 +50,7 @@ def intent(number: int, clock: datetime, *partitions: SystemStreamPartition) -> 
 
 def stood(times: TimeState) -> dict[int, Stood]:
     def micros(moment: datetime | None) -> int | None:
-        return None if moment is None else microseconds(moment)
+        return None if moment is None else to_microseconds(moment)
 
     return {
         one.partition: Stood(micros(partition_times.newest), micros(partition_times.watermark))
@@ -96,7 +96,7 @@ def test_any_split_into_batches_finds_the_same_behind_and_ends_with_the_same_wat
                 "__partition": pa.array([row[0] for row in shuffled], pa.int32()),
                 "__offset": pa.array([row[1] for row in shuffled], pa.int64()),
                 "time": pa.array(
-                    [None if row[2] is None else microseconds(at(row[2])) for row in shuffled], pa.int64()
+                    [None if row[2] is None else to_microseconds(at(row[2])) for row in shuffled], pa.int64()
                 ),
             }
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_adjunct.resources.spark.tuning import begin_workers, wait_for_workers
+from dagster_adjunct.resources.spark.tuning import prewarm_workers, wait_for_workers
 from tests.kept_processes import program
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def jobs(spark: SparkSession) -> int:
 
 def test_workers_are_begun_once_a_session(spark: SparkSession) -> None:
     before = jobs(spark)  # the fixture has begun them
-    begin_workers(spark)
+    prewarm_workers(spark)
     wait_for_workers(spark.sparkContext)
     assert jobs(spark) == before
 

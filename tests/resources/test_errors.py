@@ -19,7 +19,7 @@ from dagster_adjunct.resources.errors import (
     RecordNotFoundError,
     TransientError,
 )
-from dagster_adjunct.resources.spark.errors import find, from_document, to_document, wrapped
+from dagster_adjunct.resources.spark.errors import decode_error, encode_task_errors, error_from_json, error_to_json
 
 ALL = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, AdjunctError)]
 LOST = OffsetOutOfRangeError("gone.", "Begin later.", stream="lake.orders", partition=3, offset="7", oldest="9")
@@ -65,15 +65,15 @@ def test_a_task_s_error_keeps_its_fields_on_the_way_through_spark(error: Adjunct
         raise error
 
     with pytest.raises(RuntimeError) as told:
-        list(wrapped(task()))
-    for carried in (find(f"Job aborted: {told.value} at java"), from_document(to_document(error))):
+        list(encode_task_errors(task()))
+    for carried in (decode_error(f"Job aborted: {told.value} at java"), error_from_json(error_to_json(error))):
         assert carried is not None
         assert (carried.problem, carried.next_step, carried.facts) == (error.problem, error.next_step, error.facts)
 
 
 def test_keys_that_no_text_holds_stay_where_they_are() -> None:
     error = RecordNotFoundError("no record.", table="state", keys=(b"\0", object()))
-    assert from_document(to_document(error)).facts == {"table": "state"}
+    assert error_from_json(error_to_json(error)).facts == {"table": "state"}
 
 
 def test_an_error_in_other_words_is_about_the_same_things() -> None:
@@ -90,7 +90,7 @@ def test_neither_text_nor_field_holds_a_password() -> None:
 
 def test_facts_of_another_release_are_passed_over() -> None:
     document = {"error": "NoSuchError", "problem": "no.", "next_step": "", "facts": {"moon": 1}}
-    assert (type(from_document(document)), from_document(document).facts) == (AdjunctError, {})
+    assert (type(error_from_json(document)), error_from_json(document).facts) == (AdjunctError, {})
     assert ConfigurationError("no.", argument="key").argument == "key"
     about = {"argument", "setting", "application", "dataset", "stream", "table", "operator", "column"}
     outside = {"system", "topic", "backend", "url", "key", "module", "package"}

@@ -34,9 +34,9 @@ from dagster_adjunct.resources.errors import (
     TableAccessError,
     TransientError,
 )
-from dagster_adjunct.resources.file_errors import file_error, telling_file_errors
+from dagster_adjunct.resources.file_errors import file_error, translate_file_errors
 from dagster_adjunct.resources.files.tree import FoundFile, open_tree
-from dagster_adjunct.resources.spark.errors import adjunct_error
+from dagster_adjunct.resources.spark.errors import find_adjunct_error
 from dagster_adjunct.resources.streams.lake.export import export_records
 from dagster_adjunct.sources import FileSource
 from dagster_adjunct.upkeep import compact_dataset, forget, rebuild_dataset, repartition_dataset, repartition_stream
@@ -66,7 +66,7 @@ def no_room(bytes_a_file: int = 30_000) -> Iterator[None]:
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
 def test_a_full_or_failing_disk_may_pass(number: int) -> None:
-    with pytest.raises(StoreUnavailableError, match=os.strerror(number)) as told, telling_file_errors("/data", "it"):
+    with pytest.raises(StoreUnavailableError, match=os.strerror(number)) as told, translate_file_errors("/data", "it"):
         raise OSError(number, "what the library says")
     assert isinstance(told.value, TransientError)
     assert told.value.url == "/data"
@@ -190,10 +190,10 @@ def test_an_sqlite_file_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_full_disk_of_sparks_own_is_told(said: str) -> None:
-    told = adjunct_error(PythonException(f"Job aborted due to stage failure\n{said}\n\tat java.base/x"))
+    told = find_adjunct_error(PythonException(f"Job aborted due to stage failure\n{said}\n\tat java.base/x"))
     assert isinstance(told, StoreUnavailableError)
     assert "spark.local.dir" in told.next_step
     assert told.url == ("/tmp/blockmgr-1/0e" if "blockmgr" in said else None)
-    assert isinstance(adjunct_error(OSError(errno.ENOSPC, "No space left on device")), StoreUnavailableError)
-    other: AdjunctError | None = adjunct_error(FileNotFoundError(errno.ENOENT, "of a user's function"))
+    assert isinstance(find_adjunct_error(OSError(errno.ENOSPC, "No space left on device")), StoreUnavailableError)
+    other: AdjunctError | None = find_adjunct_error(FileNotFoundError(errno.ENOENT, "of a user's function"))
     assert other is None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
-from dagster_adjunct.resources.spark.tuning import FEW_ROWS, interpreted_if_few, interpreted_plans
+from dagster_adjunct.resources.spark.tuning import FEW_ROWS, interpret_small_plans, use_interpreted_plans
 
 WHOLE, EACH = "spark.sql.codegen.wholeStage", "spark.sql.codegen.factoryMode"
 COMPILED, INTERPRETED = {WHOLE: "true", EACH: "FALLBACK"}, {WHOLE: "false", EACH: "NO_CODEGEN"}
@@ -31,9 +31,9 @@ class Session:
 
 def test_plans_are_interpreted_meanwhile_and_compiled_again_after_it() -> None:
     session: Any = Session(**COMPILED)
-    with interpreted_plans(session):
+    with use_interpreted_plans(session):
         assert session.conf == INTERPRETED
-        with interpreted_plans(session):
+        with use_interpreted_plans(session):
             assert session.conf == INTERPRETED
         assert session.conf == INTERPRETED
     assert session.conf == COMPILED
@@ -44,7 +44,7 @@ def test_an_error_comes_through_also_where_the_session_has_died_of_it(*, dead: b
     session: Any = Session(**COMPILED)
 
     def batch() -> None:
-        with interpreted_plans(session):
+        with use_interpreted_plans(session):
             session.conf.dead = dead
             raise ValueError("the batch")
 
@@ -55,21 +55,21 @@ def test_an_error_comes_through_also_where_the_session_has_died_of_it(*, dead: b
 
 def test_a_session_with_other_settings_keeps_them() -> None:
     session: Any = Session(**COMPILED | {EACH: "CODEGEN_ONLY"})
-    with interpreted_plans(session):
+    with use_interpreted_plans(session):
         assert session.conf == COMPILED | {EACH: "CODEGEN_ONLY"}
     assert session.conf == COMPILED | {EACH: "CODEGEN_ONLY"}
 
 
 def test_only_for_few_rows_a_session_is_asked_for() -> None:
     session: Any = Session(**COMPILED)
-    with interpreted_if_few(lambda: session, FEW_ROWS):
+    with interpret_small_plans(lambda: session, FEW_ROWS):
         assert session.conf == INTERPRETED
 
     def never() -> Any:
         raise AssertionError("no session is needed")
 
     for rows in (None, FEW_ROWS + 1):
-        with interpreted_if_few(never, rows):
+        with interpret_small_plans(never, rows):
             pass
-    with interpreted_if_few(IN_PROCESS, 1):
+    with interpret_small_plans(IN_PROCESS, 1):
         pass

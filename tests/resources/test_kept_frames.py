@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_adjunct.resources.spark.tuning import KeptFrames
+from dagster_adjunct.resources.spark.tuning import PersistedFrames
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,7 +43,7 @@ def test_no_frame_is_planned_anew_when_those_that_it_reads_are_let_go(
     spark: SparkSession, plans: list[list[str]]
 ) -> None:
     spark.catalog.clearCache()  # what other tests of the session have left
-    kept = KeptFrames()
+    kept = PersistedFrames()
     first = kept.keep(spark.range(3))
     second = kept.keep(first.selectExpr("id + 1 AS id"))
     kept.keep(second.selectExpr("id * 2 AS id"))
@@ -59,7 +59,7 @@ def test_no_frame_is_planned_anew_when_those_that_it_reads_are_let_go(
 
 
 def test_a_frame_that_is_kept_is_computed_once(spark: SparkSession) -> None:
-    kept = KeptFrames()
+    kept = PersistedFrames()
     frame = kept.keep(spark.range(2).selectExpr("uuid() AS once"))
 
     assert frame.collect() == frame.collect()

@@ -8,7 +8,7 @@ import traceback
 import pytest
 from pydantic import ValidationError
 
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, StoreUnavailableError, without_passwords
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, StoreUnavailableError, redact_passwords
 from dagster_adjunct.resources.objects.lake import LakeSettings, open_lake
 from dagster_adjunct.resources.objects.s3_store import S3Request, asking
 from dagster_adjunct.resources.objects.store import S3Options
@@ -25,7 +25,7 @@ from dagster_adjunct.resources.objects.store import S3Options
     ],
 )
 def test_errors_show_urls_without_their_logins(text: str, shown: str) -> None:
-    assert without_passwords(text) == shown
+    assert redact_passwords(text) == shown
     error = pickle.loads(pickle.dumps(AdjunctError(text, text)))
     assert (error.problem, error.next_step, str(error)) == (shown, shown, f"{shown} {shown}")
 

@@ -11,7 +11,7 @@ import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.spark.session import check_java, session_config
-from dagster_adjunct.resources.spark.tuning import end_jvm, is_quick, quick_options
+from dagster_adjunct.resources.spark.tuning import is_quick, quick_jvm_options, stop_jvm
 
 
 @pytest.fixture
@@ -39,23 +39,23 @@ class Jvm:
 
 
 def test_the_first_jvm_leaves_its_classes_to_the_next_whole_or_not_at_all(java: str, tmp_path: Path) -> None:
-    assert "Archive" not in quick_options(java)  # who does not end its JVM leaves nothing half written
-    first = quick_options(java, keep_classes=True)
-    end_jvm(Jvm(first, cut_off=True), first)
-    assert "ArchiveClassesAtExit" in quick_options(java, keep_classes=True)
+    assert "Archive" not in quick_jvm_options(java)  # who does not end its JVM leaves nothing half written
+    first = quick_jvm_options(java, keep_classes=True)
+    stop_jvm(Jvm(first, cut_off=True), first)
+    assert "ArchiveClassesAtExit" in quick_jvm_options(java, keep_classes=True)
     assert list(tmp_path.glob("cache/**/*.*")) == []
-    end_jvm(Jvm(first), first)
+    stop_jvm(Jvm(first), first)
     (kept,) = tmp_path.glob("cache/**/*.jsa")
     for keep in (True, False):
-        assert f"-XX:SharedArchiveFile={kept}" in quick_options(java, keep_classes=keep)
-    end_jvm(None, quick_options(java))  # nothing to wait for
+        assert f"-XX:SharedArchiveFile={kept}" in quick_jvm_options(java, keep_classes=keep)
+    stop_jvm(None, quick_jvm_options(java))  # nothing to wait for
 
 
 def test_another_java_has_classes_of_its_own(java: str) -> None:
-    first = quick_options(java, keep_classes=True)
-    end_jvm(Jvm(first), first)
+    first = quick_jvm_options(java, keep_classes=True)
+    stop_jvm(Jvm(first), first)
     os.utime(java, ns=(1, 1))  # replaced
-    assert "SharedArchiveFile" not in quick_options(java)
+    assert "SharedArchiveFile" not in quick_jvm_options(java)
 
 
 def test_it_is_a_choice_of_the_environment_or_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:

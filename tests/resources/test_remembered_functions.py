@@ -9,7 +9,7 @@ import pytest
 from py4j.clientserver import ClientServerConnection
 from pyspark.sql import functions as F
 
-from dagster_adjunct.resources.spark.tuning import remember_functions
+from dagster_adjunct.resources.spark.tuning import cache_jvm_functions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,8 +37,8 @@ def test_a_column_takes_one_request_to_the_jvm_and_is_the_same(
 
 @pytest.mark.spark
 def test_what_spark_has_not_is_refused_as_before_and_sessions_may_share_it(spark: SparkSession) -> None:
-    remember_functions(spark)
-    remember_functions(spark.newSession())
+    cache_jvm_functions(spark)
+    cache_jvm_functions(spark.newSession())
     jvm: Any = spark.sparkContext._jvm
     with pytest.raises(Exception, match="no_such does not exist in the JVM"):
         jvm.functions.no_such  # noqa: B018 - asking is the point

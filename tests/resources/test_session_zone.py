@@ -11,7 +11,7 @@ from dagster_adjunct import Application, advance_dataset, run_application, unbou
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.in_process import session_of, starter_of
+from dagster_adjunct.resources.spark.in_process import resolve_session, session_factory
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ def applied(root: Path, spark: Any) -> None:
 @pytest.mark.parametrize(
     "used",
     [
-        lambda _, spark: session_of(spark),
-        lambda _, spark: session_of(lambda: spark),
-        lambda _, spark: starter_of(spark),
-        lambda _, spark: starter_of(lambda: spark)(),
+        lambda _, spark: resolve_session(spark),
+        lambda _, spark: resolve_session(lambda: spark),
+        lambda _, spark: session_factory(spark),
+        lambda _, spark: session_factory(lambda: spark)(),
         advanced,
         applied,
     ],
@@ -65,4 +65,4 @@ def test_a_session_in_another_time_zone_is_refused(
         used(tmp_path / "lake", elsewhere)
     assert f'spark.conf.set("{ZONE}", "UTC")' in str(caught.value)
     elsewhere.conf.set(ZONE, "Etc/UTC")
-    assert session_of(elsewhere) is elsewhere
+    assert resolve_session(elsewhere) is elsewhere

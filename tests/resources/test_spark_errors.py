@@ -16,7 +16,7 @@ from dagster_adjunct.resources.errors import (
     TransientError,
 )
 from dagster_adjunct.resources.objects.s3_store import StoreBusyError, UploadGoneError
-from dagster_adjunct.resources.spark.errors import adjunct_error, find, wrapped
+from dagster_adjunct.resources.spark.errors import decode_error, encode_task_errors, find_adjunct_error
 
 
 class OwnError(TableAccessError):
@@ -39,8 +39,8 @@ def test_an_error_of_a_task_stays_transient_or_permanent_whatever_its_own_class(
         raise raised("it was slow.", "Run it again.")
 
     with pytest.raises(RuntimeError) as told:
-        list(wrapped(task()))
-    translated = find(f"org.apache.spark.SparkException: Job aborted: {told.value}")
+        list(encode_task_errors(task()))
+    translated = decode_error(f"org.apache.spark.SparkException: Job aborted: {told.value}")
     assert translated is not None
     assert (type(translated), translated.problem, translated.next_step) == (kind, "it was slow.", "Run it again.")
     assert isinstance(translated, base)
@@ -73,18 +73,20 @@ CUT = "Premature end of Content-Length delimited message body (expected: 4,841; 
 )
 def test_a_read_that_the_network_broke_off_is_transient_and_names_the_file(cause: str) -> None:
     inner = "Caused by: java.lang.RuntimeException: wrapped\n\tat a.B.c(B.java:1)\n"
-    translated = adjunct_error(Py4JJavaError(f"{READ}{inner}Caused by: {cause}\n\tat a.B.c(B.java:1)\n"))
+    translated = find_adjunct_error(Py4JJavaError(f"{READ}{inner}Caused by: {cause}\n\tat a.B.c(B.java:1)\n"))
     assert isinstance(translated, StoreUnavailableError)
     assert translated.problem == f"Spark's read of {FILE} was broken off: {cause.split(': ', 1)[1]}."
     assert translated.url == FILE
 
 
 def test_a_damaged_file_and_missing_credentials_are_not_taken_for_a_broken_network() -> None:
-    damaged = adjunct_error(Py4JJavaError(f"{READ}Caused by: java.io.EOFException: too short\n\tat a.B.c(B.java:1)\n"))
+    damaged = find_adjunct_error(
+        Py4JJavaError(f"{READ}Caused by: java.io.EOFException: too short\n\tat a.B.c(B.java:1)\n")
+    )
     assert isinstance(damaged, ManifestMismatchError)
     assert damaged.url == FILE
     message = "software.amazon.awssdk.core.exception.SdkClientException: Unable to load credentials"
-    assert adjunct_error(Py4JJavaError(f"{READ}Caused by: {message}\n")) is None
+    assert find_adjunct_error(Py4JJavaError(f"{READ}Caused by: {message}\n")) is None
 
 
 @pytest.mark.parametrize("met", ["java.io.EOFException", "java.net.SocketException: Connection reset"])
@@ -95,7 +97,7 @@ def test_a_worker_that_was_killed_is_transient_and_is_no_fault_of_the_store(met:
         "(localhost executor driver): org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). "
         f"Consider setting 'x' to 'true'.\n\tat a.B.c(B.java:1)\nCaused by: {met}\n\tat a.B.d(B.java:2)\n"
     )
-    translated = adjunct_error(Py4JJavaError(lost))
+    translated = find_adjunct_error(Py4JJavaError(lost))
     assert type(translated) is TransientError
     assert translated.problem.startswith("a Python worker of Spark ended in the middle of its task")
 
@@ -107,11 +109,11 @@ def test_a_plan_that_is_too_deep_for_the_jvm_says_what_to_do(before: str) -> Non
     message = (
         f"An error occurred while calling o9.select.\n{before}java.lang.StackOverflowError\n\tat a.B.c(B.java:1)\n"
     )
-    translated = adjunct_error(Py4JJavaError(message))
+    translated = find_adjunct_error(Py4JJavaError(message))
     assert isinstance(translated, PlanningError)
     assert "nested deeper" in translated.problem
     assert "spark.driver.extraJavaOptions and spark.executor.extraJavaOptions: -Xss" in translated.next_step
     assert (
-        adjunct_error(Py4JJavaError(message.replace("java.lang.StackOverflowError", "a.B: java.lang.StackOver")))
+        find_adjunct_error(Py4JJavaError(message.replace("java.lang.StackOverflowError", "a.B: java.lang.StackOver")))
         is None
     )

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.user_code import check_plain_function, failure_of
+from dagster_adjunct.resources.user_code import check_plain_function, function_failed_error
 
 
 def with_a_connection(function: Callable[[Any, object], Any]) -> Callable[[Any], Any]:
@@ -82,6 +82,6 @@ def test_where_none_of_the_function_s_lines_failed_its_own_is_told() -> None:
         list(numbers({"text": "1x"}))
     error = caught.value.with_traceback(None)
     for function in (numbers, functools.partial(numbers)):
-        told = failure_of("flat-map-2", "numbers()", function, error)
+        told = function_failed_error("flat-map-2", "numbers()", function, error)
         assert (told.file, told.line) == (__file__, defined)
-    assert failure_of("flat-map-2", "loads()", dict, error).line is None
+    assert function_failed_error("flat-map-2", "loads()", dict, error).line is None

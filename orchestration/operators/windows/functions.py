@@ -27,9 +27,9 @@ from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
 from dagster_adjunct.resources.schemas.schema import Field, Schema, exact_array
 from dagster_adjunct.resources.schemas.values import first_unreadable
-from dagster_adjunct.resources.spark.errors import wrapped
+from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.spark.map_arrow import apply_in_arrow
-from dagster_adjunct.resources.user_code import failure_of
+from dagster_adjunct.resources.user_code import function_failed_error
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -134,7 +134,7 @@ class WindowCall:
         try:
             value = made.value_of(records)
         except Exception as error:  # noqa: BLE001 - it is a user's function
-            failed = failure_of(self.operator, made.words(), made.function, error, sensitive=self.sensitive)
+            failed = function_failed_error(self.operator, made.words(), made.function, error, sensitive=self.sensitive)
             raise failed from (None if self.sensitive else error)
         kind = self.made.to_arrow().field(name).type
         try:
@@ -168,6 +168,6 @@ def _task(operator: str, call: Callable[[pa.Table], pa.Table]) -> Callable[[Any]
     shipped = shipped_function(operator, call)
 
     def task(records: pa.Table) -> pa.Table:
-        return next(wrapped(map(shipped.here(), [records])))
+        return next(encode_task_errors(map(shipped.here(), [records])))
 
     return task

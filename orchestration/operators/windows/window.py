@@ -44,9 +44,9 @@ from dagster_adjunct.resources.common import check_name
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Field
-from dagster_adjunct.resources.spark.errors import refusal
+from dagster_adjunct.resources.spark.errors import raise_error_column
 from dagster_adjunct.resources.streams.system import TOMBSTONE
-from dagster_adjunct.resources.user_code import MASKED, SHOWN
+from dagster_adjunct.resources.user_code import MASKED, MAX_VALUE_CHARS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -125,14 +125,16 @@ def _value(name: str, made: Aggregation, windows: Windows, operator: str, masked
         return value.alias(name)
 
     def shown(source: str, part: Column) -> Column:
-        return F.lit(MASKED) if source.lower() in masked else F.substring(part.cast("string"), 1, SHOWN)
+        return F.lit(MASKED) if source.lower() in masked else F.substring(part.cast("string"), 1, MAX_VALUE_CHARS)
 
     words = [F.lit(f"{operator}: {made.words()} as {name} is "), shown(made.columns[0], F.expr(exact))]
     words.append(F.lit(f", which is no {made.returns_of(kind)}: in the window from "))
     words += [F.col(START).cast("string"), F.lit(" to "), F.col(END).cast("string"), F.lit(" UTC of ")]
     for place, key in enumerate(windows.by):
         words += [F.lit(f"{', ' if place else ''}{key} = "), shown(key, column(key))]
-    refused = refusal(OperatorFailedError, F.concat(*words, F.lit(".")), _next_step(made, kind), operator=operator)
+    refused = raise_error_column(
+        OperatorFailedError, F.concat(*words, F.lit(".")), _next_step(made, kind), operator=operator
+    )
     too_large = F.col(CLOSING) & value.isNull() & F.expr(exact).isNotNull()
     return F.when(too_large, refused.cast(str(made.returns_of(kind)))).otherwise(value).alias(name)
 

@@ -24,7 +24,7 @@ from functools import lru_cache
 
 from pydantic import Field, ValidationError
 
-from dagster_adjunct.resources.common import StoredDocument, first_problem
+from dagster_adjunct.resources.common import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.errors import AdjunctError, PreconditionFailedError, TransientError
 from dagster_adjunct.resources.key_value.segment import TOKEN_BYTES, VERSION_BYTES, ReplyLostError
 from dagster_adjunct.resources.key_value_backends.objects.runs import Columns, Versioned, damaged
@@ -194,7 +194,7 @@ def read_pointer(data: bytes, where: str, before: SegmentState | None = None) ->
     try:
         levels = _read_levels(stored_levels)
     except ValidationError as error:
-        raise damaged(where, first_problem(error)) from None
+        raise damaged(where, first_validation_problem(error)) from None
     log = data[at + size :]
     recent, tokens, known = {}, {}, 0
     if before is not None and before.levels.flushed == levels.flushed and log.startswith(before.log):

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from dagster_adjunct.resources.errors import AdjunctError, OffsetOutOfRangeError
 from dagster_adjunct.resources.schemas.values import MICROS
-from dagster_adjunct.resources.spark.errors import wrapped
+from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.streams.kafka.client import (
     TOPIC,
     BrokerRefusals,
@@ -314,7 +314,7 @@ class _TopicReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, _TaskRanges)
-        return wrapped(record_batches(self.plan, partition.ranges))
+        return encode_task_errors(record_batches(self.plan, partition.ranges))
 
 
 def shares(ranges: Sequence[TopicRange]) -> list[tuple[TopicRange, ...]]:

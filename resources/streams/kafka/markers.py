@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from dagster_adjunct.resources.common import first_problem
+from dagster_adjunct.resources.common import first_validation_problem
 from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, is_marker, read_ranges
 from dagster_adjunct.resources.streams.kafka.task_producer import END_OF_DATASET
@@ -56,7 +56,7 @@ def marker_in(message: Message, ssp: SystemStreamPartition) -> Marker:
     except ValidationError as error:
         raise MalformedDocumentError(
             f"{ssp}: the end-of-dataset marker at offset {message.offset()} says {(header or b'')[:200]!r}: "
-            f"{first_problem(error)}.",
+            f"{first_validation_problem(error)}.",
             'Write markers as {"version": "v7"}, and with "rows", "checksum", "valid_from" and "partitions" as they '
             "are known.",
             stream=ssp.qualified_stream,

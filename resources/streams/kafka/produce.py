@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import ValidationError
 
-from dagster_adjunct.resources.common import StoredDocument, check_name, first_problem
+from dagster_adjunct.resources.common import StoredDocument, check_name, first_validation_problem
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, ProducerConflictError
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
 from dagster_adjunct.resources.schemas.records import ArrowFrame, table_of
-from dagster_adjunct.resources.spark.errors import unwrapped, wrapped
+from dagster_adjunct.resources.spark.errors import encode_task_errors, translate_spark_errors
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.streams.kafka.client import BrokerRefusals, new_client
 from dagster_adjunct.resources.streams.kafka.formats import Raw
@@ -273,7 +273,7 @@ def _parsed(text: str, target: Target) -> TransactionMark:
     except ValidationError as error:
         raise MalformedDocumentError(
             f"{target}: the mark of its producer reads {text[:200]!r}, which is none of this release of Adjunct "
-            f"({first_problem(error)}).",
+            f"({first_validation_problem(error)}).",
             "Append with the version that wrote it, or a newer one; or reset the offsets of that group.",
             stream=str(target),
         ) from error
@@ -456,9 +456,9 @@ def _collected(
             arrays = [pa.array(list(values), kind) for values, kind in zip(columns, kinds, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, names)
 
-        yield from wrapped(told())
+        yield from encode_task_errors(told())
 
-    with unwrapped():
+    with translate_spark_errors():
         rows = map_in_arrow(frame, task, _SPANS).collect()
     if not rows:
         return None

@@ -18,7 +18,7 @@ from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Field, Schema, conform, widens
-from dagster_adjunct.resources.spark.errors import wrapped
+from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.streams.kafka.formats import (
     FAIL,
     SHOWN,
@@ -193,7 +193,7 @@ def encode(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
         yield from map(encoder(topic, stream), batches)
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
-        return wrapped(made(batches))
+        return encode_task_errors(made(batches))
 
     return frame.select(*casts, *[F.col(name) for name in around]).mapInArrow(run, ", ".join(ddl))
 

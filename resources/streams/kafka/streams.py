@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
-from dagster_adjunct.resources.common import StoredDocument, check_name, first_problem
+from dagster_adjunct.resources.common import StoredDocument, check_name, first_validation_problem
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     InvalidNameError,
@@ -25,7 +25,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.schemas.records import ArrowFrame
-from dagster_adjunct.resources.spark.in_process import session_of
+from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.streams.kafka.client import TOPIC, KafkaAdmin, TopicDescription, Value, check_client
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, count_records, first_at
 from dagster_adjunct.resources.streams.kafka.formats import Format, Raw
@@ -275,7 +275,7 @@ class DeclaredTopics:
             return _Created.model_validate(stored)
         except ValidationError as error:
             raise MalformedDocumentError(
-                f"{self._where}: the entry of stream {stream!r} can't be read ({first_problem(error)}).",
+                f"{self._where}: the entry of stream {stream!r} can't be read ({first_validation_problem(error)}).",
                 "Upgrade dagster-adjunct if a newer version wrote it; otherwise restore the lake's metadata.",
                 stream=self._qualified(stream),
             ) from None
@@ -415,7 +415,7 @@ class KafkaStreams(NumberedOffsets):
                 argument="epochs",
                 system=self.name,
             )
-        spark = session_of(spark)
+        spark = resolve_session(spark)
         facts, wanted = self._ranges(ranges)
         stream = f"{self.name}.{facts.stream}"
         return records_frame(spark, KafkaRead(self.settings, facts.declared, stream, tuple(wanted)))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.file_errors import telling_file_errors
+from dagster_adjunct.resources.file_errors import translate_file_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +48,7 @@ def export_records(parts: Iterable[pa.Table], target: Path, *, records_per_file:
 
 
 def _telling(target: Path) -> AbstractContextManager[None]:
-    return telling_file_errors(target.absolute().parent, f"--to {target}")
+    return translate_file_errors(target.absolute().parent, f"--to {target}")
 
 
 def check_target(target: Path, records_per_file: int | None) -> None:

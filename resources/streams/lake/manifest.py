@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 from pydantic import Field, ValidationError, field_serializer, field_validator, model_validator
 
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation, bucket_file_name
-from dagster_adjunct.resources.common import StoredDocument, first_problem
+from dagster_adjunct.resources.common import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError
 from dagster_adjunct.resources.objects.commit_log import PageRef, is_deleted, read_page, write_page
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -454,7 +454,7 @@ def _validated(kind: type[P], body: Any, where: str) -> P:
         return kind.model_validate(body)
     except ValidationError as error:
         raise MalformedDocumentError(
-            f"{where} is malformed: {first_problem(error)}.",
+            f"{where} is malformed: {first_validation_problem(error)}.",
             "Restore this object from a backup or an older object version; the records themselves are untouched.",
             document=where,
         ) from None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, ValidationError
 
-from dagster_adjunct.resources.common import StoredDocument, check_name, first_problem, stream_within
+from dagster_adjunct.resources.common import StoredDocument, check_name, first_validation_problem, unqualify_stream_name
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -179,7 +179,7 @@ def read_new(
     stream was made anew or has another number of partitions now.
     """
     check_name("reader", reader)
-    streams, stream = LakeStreams(lake), stream_within(LAKE, stream)
+    streams, stream = LakeStreams(lake), unqualify_stream_name(LAKE, stream)
     if start not in ("oldest", "upcoming") or on_lost not in ("fail", "oldest"):
         raise ConfigurationError(
             f"reader {reader!r}: start={start!r}, on_lost={on_lost!r}: expected 'oldest' or 'upcoming', and 'fail' or "
@@ -229,7 +229,7 @@ def read_new(
 
 def list_readers(lake: Lake, stream: str) -> list[ReaderInfo]:
     """Return the named readers of a lake stream, by name. Two requests for each, and one list."""
-    stream = stream_within(LAKE, stream)
+    stream = unqualify_stream_name(LAKE, stream)
     _, state = LakeStreams(lake).state(stream)
     folder = f"{lake.stream_prefix(stream)}/readers/"
     names = {key.removesuffix("/CURRENT") for key in _keys(lake, folder) if key.endswith("/CURRENT")}
@@ -243,7 +243,7 @@ def list_readers(lake: Lake, stream: str) -> list[ReaderInfo]:
 
 def forget_reader(lake: Lake, stream: str, reader: str) -> bool:
     """Remove a named reader and its history; return whether it was there. A batch of it that is open can't commit."""
-    stream = stream_within(LAKE, stream)
+    stream = unqualify_stream_name(LAKE, stream)
     log = _log(lake, stream, reader)
     there = lake.store.head(log.pointer_key) is not None
     lake.store.delete(log.pointer_key)  # first: what is without a pointer is no reader
@@ -310,7 +310,7 @@ def _parse(commit: Commit, lake: Lake) -> ReaderPosition:
         return ReaderPosition.model_validate(body)
     except ValidationError as error:
         raise MalformedDocumentError(
-            f"the position {commit.manifest_key!r} in {lake.url} is malformed: {first_problem(error)}.",
+            f"the position {commit.manifest_key!r} in {lake.url} is malformed: {first_validation_problem(error)}.",
             "Restore this object from a backup, or forget the reader and begin anew; the stream is untouched.",
             document=commit.manifest_key,
         ) from None

@@ -27,7 +27,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.commit_log import Swept, commit_deletion, is_deleted, objects_of, older_than
 from dagster_adjunct.resources.schemas.records import ArrowFrame, table_of
 from dagster_adjunct.resources.schemas.schema import Schema, evolved, refused_changes
-from dagster_adjunct.resources.spark.in_process import session_of
+from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.streams.lake.append import Append, NewMarker, decide_append, written
 from dagster_adjunct.resources.streams.lake.lineage import (
     WithoutPosition,
@@ -140,7 +140,7 @@ class LakeReads(StreamStates, NumberedOffsets):
         """
         from dagster_adjunct.resources.streams.lake.read import read_frame
 
-        spark = session_of(spark)
+        spark = resolve_session(spark)
         latest = check_epochs(epochs)
         stream, state, segments, spans = self._found(ranges)
         prefix = self.lake.stream_prefix(stream)

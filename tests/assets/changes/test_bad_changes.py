@@ -16,7 +16,7 @@ from dagster_adjunct.assets.sources.change_stream import DEAD_LETTERS, send_dead
 from dagster_adjunct.assets.unbounded.engine import engine_of
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, ProducerConflictError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from tests.assets.changes.changing import VALUES, changes_of, dataset, rows_of, send, stream
 from tests.assets.conftest import World
 
@@ -33,7 +33,7 @@ def split(world: World, spec: AdjunctDataset) -> tuple[Any, Any]:
 def test_a_bad_change_fails_the_job_and_is_named(either: World) -> None:
     stream(either, RECORDS, [(1, "c", b"\x01"), (2, "x", b"\x02"), (3, "y", None)])
     changes = changes_of(either, dataset(changes=OperationColumn()))
-    with pytest.raises(BadChangeError) as caught, unwrapped():
+    with pytest.raises(BadChangeError) as caught, translate_spark_errors():
         rows_of(engine_of(either.spark).decoder.refuse_problems(changes, "table"))
     assert caught.value.problem == (
         "dataset 'table': the change at offset 1 of partition 0 can't be applied: unknown operation 'x'."

@@ -48,7 +48,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
@@ -608,7 +608,7 @@ def test_envelopes_keep_what_is_not_known_and_what_is_not_named(sparkling: World
     update = advance(*(envelope("u", id=n, a=[PLACEHOLDER], b=10 * n) for n in ids), envelope("u", id=1, b=None))
     assert update == {1: ("a1", None)} | {n: (f"a{n}", 10 * n) for n in ids if n > 1}
     assert advance(envelope("u", id=2, a="z")) == update | {2: ("z", 20)}
-    with pytest.raises(BadChangeError), unwrapped():
+    with pytest.raises(BadChangeError), translate_spark_errors():
         advance(envelope("u", id=99, b=1))
     table.release()
 

@@ -28,7 +28,7 @@ from dagster_adjunct.resources.errors import (
     StaleDatasetError,
 )
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.streams.lake.manifest import Retention, all_segments
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import StreamInfo, SystemStreamPartition
@@ -372,7 +372,7 @@ def test_a_change_that_can_not_be_applied_is_named(runs: Runs) -> None:
     runs.start()
     with (
         pytest.raises(BadChangeError, match=r"dataset 'table': the change at offset 0 .* null key column 'k'"),
-        unwrapped(),
+        translate_spark_errors(),
     ):
         runs.batch()
 

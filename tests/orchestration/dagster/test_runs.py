@@ -15,7 +15,7 @@ from dagster_adjunct import Application, Lake, LakeStreams, SparkResource, build
 from dagster_adjunct.errors import PermanentError, TransientError
 from dagster_adjunct.plans import ExecutionPlan
 from dagster_adjunct.resources.errors import NullKeyError
-from dagster_adjunct.resources.spark.errors import adjunct_error
+from dagster_adjunct.resources.spark.errors import find_adjunct_error
 from tests.faulty_store import Fault, FaultyStore
 from tests.kept_processes import program
 from tests.orchestration.dagster import small
@@ -196,11 +196,11 @@ def test_an_error_of_ours_is_found_in_what_spark_reports() -> None:
         "dagster_adjunct.resources.errors.NullKeyError: dataset 'items': a record has no item. "
         "Deliver it with its key.\n"
     )
-    error = adjunct_error(PythonException(text))
+    error = find_adjunct_error(PythonException(text))
     assert isinstance(error, NullKeyError)
     assert str(error) == "dataset 'items': a record has no item. Deliver it with its key."
-    assert adjunct_error(PythonException("ValueError: something else")) is None
-    assert adjunct_error(ValueError("dagster_adjunct.resources.errors.NullKeyError: not from Spark")) is None
+    assert find_adjunct_error(PythonException("ValueError: something else")) is None
+    assert find_adjunct_error(ValueError("dagster_adjunct.resources.errors.NullKeyError: not from Spark")) is None
     assert issubclass(NullKeyError, PermanentError)
     assert not issubclass(NullKeyError, TransientError)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from dagster_adjunct.resources.sql.spark_functions import KNOWN
+from dagster_adjunct.resources.sql.spark_functions import SPARK_FUNCTIONS
 
 FLAT = {
     "a": "tinyint", "b": "smallint", "c": "int", "d": "bigint", "f": "float", "g": "double", "h": "decimal(10,2)",
@@ -26,7 +26,9 @@ _LEAVES = [
     "/* s */ s",
 ]  # fmt: skip
 # What stops a program, or looks into its files, is not called.
-_FUNCTIONS = sorted(name for name in KNOWN if "reflect" not in name and "java" not in name and "raise" not in name)
+_FUNCTIONS = sorted(
+    name for name in SPARK_FUNCTIONS if "reflect" not in name and "java" not in name and "raise" not in name
+)
 _SHAPES = """
 ({}) | -{} | ~{} | not {} | ! {} | {} is null | {} is not null | isnull({}) | {} is true | {} <=> null | abs({})
 sign({}) | round({}) | round({}, 1) | floor({}) | ceil({}) | sqrt({}) | exp({}) | ln({}) | log({}) | cbrt({})

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.sql.checking import checked_expression
+from dagster_adjunct.resources.sql.checking import check_expression
 
 COLUMNS = ("visitor", "shop", "spent", "address", "a b", "user")
 TYPES = {"visitor": "string", "shop": "string", "spent": "double", "address": None, "a b": "int", "user": "string"}
 
 
 def check(text: str, **more: object) -> str | None:
-    return checked_expression("map-2", text, COLUMNS, TYPES, **more)  # type: ignore[arg-type]
+    return check_expression("map-2", text, COLUMNS, TYPES, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,6 @@ def test_a_column_stands_before_a_name_that_was_given_before_whatever_its_case()
 
 
 def test_without_columns_only_what_is_certain_is_refused() -> None:
-    assert checked_expression("map-2", "anything + 1", None) is None
+    assert check_expression("map-2", "anything + 1", None) is None
     with pytest.raises(PlanningError, match="no expression of Spark SQL: '\\(' is not closed"):
-        checked_expression("map-2", "upper(anything", None)
+        check_expression("map-2", "upper(anything", None)

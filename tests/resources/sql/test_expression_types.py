@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_adjunct.resources.sql.parser import parsed
-from dagster_adjunct.resources.sql.types import type_of
+from dagster_adjunct.resources.sql.parser import parse_expression
+from dagster_adjunct.resources.sql.types import expression_type
 
 TYPES = {
     "a": "tinyint",
@@ -38,4 +38,4 @@ TYPES = {
     ],
 )  # fmt: skip
 def test_the_type_of_an_expression(text: str, kind: str | None) -> None:
-    assert type_of(parsed(text), TYPES) == kind
+    assert expression_type(parse_expression(text), TYPES) == kind

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.sql.checking import check_of_one_record, checked_condition, checked_expression
-from dagster_adjunct.resources.sql.spark_functions import OVER_RECORDS, SEVERAL_RECORDS
+from dagster_adjunct.resources.sql.checking import check_condition, check_expression, check_single_record
+from dagster_adjunct.resources.sql.spark_functions import AGGREGATE_FUNCTIONS, GENERATOR_FUNCTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,10 +32,10 @@ TYPES = {"n": "int", "s": "string", "b": "boolean", "d": "date", "xs": None}
 )
 def test_what_is_not_of_one_record_is_refused(text: str, message: str) -> None:
     with pytest.raises(PlanningError, match="map-2: ") as raised:
-        check_of_one_record("map-2", text)
+        check_single_record("map-2", text)
     assert message in raised.value.problem
     with pytest.raises(PlanningError):
-        checked_condition(
+        check_condition(
             "filter-2", f"({text.removesuffix(' as item').removesuffix(' as total')}) is null", tuple(TYPES)
         )
 
@@ -53,12 +53,12 @@ def test_what_is_not_of_one_record_is_refused(text: str, message: str) -> None:
     ],
 )  # fmt: skip
 def test_what_is_of_one_record_is_not(text: str) -> None:
-    check_of_one_record("map-2", text)
+    check_single_record("map-2", text)
 
 
 def test_a_condition_has_no_window() -> None:
     with pytest.raises(PlanningError, match=r"filter-2: the condition .* takes row_number\(\) over other records"):
-        checked_condition("filter-2", "row_number() over (partition by s order by d) = 1", tuple(TYPES))
+        check_condition("filter-2", "row_number() over (partition by s order by d) = 1", tuple(TYPES))
 
 
 @pytest.mark.parametrize(
@@ -71,20 +71,20 @@ def test_a_condition_has_no_window() -> None:
 )
 def test_what_is_no_truth_is_refused(text: str, message: str) -> None:
     with pytest.raises(PlanningError) as raised:
-        checked_expression("map-2", text, tuple(TYPES), TYPES)
+        check_expression("map-2", text, tuple(TYPES), TYPES)
     assert message in raised.value.problem
 
 
 @pytest.mark.parametrize("text", ["b and s", "b and xs", "exists(xs, n -> n or b)", "not (n in (1)) and n is not null"])
 def test_what_may_be_a_truth_is_not(text: str) -> None:
-    checked_expression("map-2", text, tuple(TYPES), TYPES)
+    check_expression("map-2", text, tuple(TYPES), TYPES)
 
 
 @pytest.mark.parametrize("text", ["n > 1;", "n; n"])
 def test_a_statement_is_no_expression(text: str) -> None:
     with pytest.raises(PlanningError, match="';' ends a statement"):
-        checked_condition("filter-2", text, tuple(TYPES), TYPES)
-    checked_condition("filter-2", "s = 'a;b'", tuple(TYPES), TYPES)
+        check_condition("filter-2", text, tuple(TYPES), TYPES)
+    check_condition("filter-2", "s = 'a;b'", tuple(TYPES), TYPES)
 
 
 @pytest.mark.spark
@@ -93,6 +93,6 @@ def test_these_are_sparks_own_groups(spark: SparkSession) -> None:
     groups: dict[str, set[str]] = {}
     for info in utilities.listBuiltinFunctionInfos():
         groups.setdefault(info.getGroup(), set()).add(info.getName())
-    assert groups["agg_funcs"] | groups["window_funcs"] | {"schema_of_variant_agg"} == OVER_RECORDS
+    assert groups["agg_funcs"] | groups["window_funcs"] | {"schema_of_variant_agg"} == AGGREGATE_FUNCTIONS
     tables = {"collations", "sql_keywords"}  # stand in FROM only
-    assert groups["generator_funcs"] - tables <= SEVERAL_RECORDS
+    assert groups["generator_funcs"] - tables <= GENERATOR_FUNCTIONS

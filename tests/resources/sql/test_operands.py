@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.sql.checking import checked_condition, checked_expression
+from dagster_adjunct.resources.sql.checking import check_condition, check_expression
 from tests.resources.sql.test_spark_agrees import analysed
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def shapes(text: str) -> list[str]:
 
 def refused(text: str, types: dict[str, str | None] | None = None) -> str | None:
     try:
-        checked_expression("map-1", text, tuple(TYPES), TYPES if types is None else types)
+        check_expression("map-1", text, tuple(TYPES), TYPES if types is None else types)
     except PlanningError as error:
         return error.problem
     return None
@@ -95,4 +95,4 @@ def test_what_is_not_known_is_not_judged() -> None:
 
 def test_all_columns_are_no_condition() -> None:
     with pytest.raises(PlanningError, match=r"the condition '\*' is all columns: expected boolean"):
-        checked_condition("filter-2", "*", tuple(TYPES), TYPES)
+        check_condition("filter-2", "*", tuple(TYPES), TYPES)

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from dagster_adjunct.resources.sql.parser import functions_of_others, parsed, struct_fields
+from dagster_adjunct.resources.sql.parser import parse_expression, struct_fields, unknown_functions
 
 
 def named(text: str) -> list[str]:
-    return [str(name) for name in parsed(text).columns]
+    return [str(name) for name in parse_expression(text).columns]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def named(text: str) -> list[str]:
 def test_the_column_that_an_expression_is_and_the_name_that_it_gives(
     text: str, column: str | None, name: str | None
 ) -> None:
-    expression = parsed(text)
+    expression = parse_expression(text)
     assert (expression.column, expression.name) == (column, name)
 
 
@@ -64,23 +64,23 @@ def test_the_columns_that_an_expression_names(text: str, columns: list[str]) -> 
 
 
 def test_all_columns_less_some() -> None:
-    assert parsed(" * ").star
-    assert parsed("* except (a, `b c`)").excepted == ("a", "b c")
+    assert parse_expression(" * ").star
+    assert parse_expression("* except (a, `b c`)").excepted == ("a", "b c")
 
 
 def test_the_fields_of_a_struct_that_is_made() -> None:
-    fields = struct_fields(parsed("named_struct('a', x, 'b', upper(y)) as update"))
+    fields = struct_fields(parse_expression("named_struct('a', x, 'b', upper(y)) as update"))
     assert [(name, [str(column) for column in value.columns]) for name, value in fields] == [("a", ["x"]), ("b", ["y"])]
-    assert struct_fields(parsed("upper(y)")) == ()
+    assert struct_fields(parse_expression("upper(y)")) == ()
 
 
 @pytest.mark.parametrize(
     "text", ["a in (select b from c)", "exists (select 1)", "a between 1", "x:y.z", "a b c", "select a"]
 )
 def test_of_what_is_not_understood_nothing_is_known(text: str) -> None:
-    assert parsed(text).unread
-    assert not parsed(text).mistake
-    assert parsed(text).columns == ()
+    assert parse_expression(text).unread
+    assert not parse_expression(text).mistake
+    assert parse_expression(text).columns == ()
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_of_what_is_not_understood_nothing_is_known(text: str) -> None:
     ],
 )
 def test_what_is_not_closed_or_has_no_operand_is_a_mistake(text: str, mistake: str) -> None:
-    assert parsed(text).mistake == mistake
+    assert parse_expression(text).mistake == mistake
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_what_is_not_closed_or_has_no_operand_is_a_mistake(text: str, mistake: s
     ],
 )
 def test_what_has_its_operands_is_no_mistake(text: str) -> None:
-    assert parsed(text).mistake == ""
+    assert parse_expression(text).mistake == ""
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_what_has_its_operands_is_no_mistake(text: str) -> None:
     ],
 )
 def test_a_function_of_sparks_takes_so_many_arguments(text: str, mistake: str) -> None:
-    assert parsed(text).mistake == mistake
+    assert parse_expression(text).mistake == mistake
 
 
 @pytest.mark.parametrize(
@@ -154,12 +154,12 @@ def test_a_function_of_sparks_takes_so_many_arguments(text: str, mistake: str) -
     ],
 )  # fmt: skip
 def test_arguments_of_other_forms_are_not_counted(text: str) -> None:
-    assert not parsed(text).mistake
+    assert not parse_expression(text).mistake
 
 
 @pytest.mark.parametrize("text", ["a = ')'", r"a = 'it\'s ('", 'a = "\'("', "`a)` + 1", "a -- (", "r'\\' || a"])
 def test_brackets_within_texts_names_and_comments_are_none(text: str) -> None:
-    assert not parsed(text).mistake
+    assert not parse_expression(text).mistake
 
 
 def test_the_parser_is_loaded_for_the_first_expression_that_is_more_than_a_name() -> None:
@@ -185,4 +185,4 @@ def test_the_parser_is_loaded_for_the_first_expression_that_is_more_than_a_name(
     ],
 )
 def test_functions_that_are_none_of_sparks(text: str, functions: tuple[str, ...]) -> None:
-    assert functions_of_others(text) == functions
+    assert unknown_functions(text) == functions

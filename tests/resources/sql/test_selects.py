@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.sql.checking import check_select, leaves_to_spark
+from dagster_adjunct.resources.sql.checking import check_select, needs_spark_analysis
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,8 +51,8 @@ def told(text: str) -> str:
 def test_what_is_refused_what_is_taken_and_what_is_left() -> None:
     assert [text for text in REFUSED if not told(text)] == []
     assert [text for text in (*TAKEN, *LEFT) if told(text)] == []
-    assert [text for text in TAKEN if leaves_to_spark(text, "version")] == []
-    assert [text for text in LEFT if not leaves_to_spark(text, "version")] == []
+    assert [text for text in TAKEN if needs_spark_analysis(text, "version")] == []
+    assert [text for text in LEFT if not needs_spark_analysis(text, "version")] == []
 
 
 @pytest.mark.spark

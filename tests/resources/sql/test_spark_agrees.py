@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.sql.checking import checked_expression, checked_list
-from dagster_adjunct.resources.sql.parser import parsed
-from dagster_adjunct.resources.sql.types import differ
+from dagster_adjunct.resources.sql.checking import check_expression, check_expressions
+from dagster_adjunct.resources.sql.parser import parse_expression
+from dagster_adjunct.resources.sql.types import types_differ
 from tests.resources.sql.drawn_expressions import DDL, TYPES, Drawn
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def differences(spark: SparkSession, seed: int, expressions: int, lists: int) ->
     accepted = typed = refused = 0
     for _ in range(expressions):
         text = drawn.item()
-        kind, error = judged(lambda text=text: checked_expression("map-1", text, NAMES, TYPES))  # type: ignore[misc]
+        kind, error = judged(lambda text=text: check_expression("map-1", text, NAMES, TYPES))  # type: ignore[misc]
         schema = analysed(frame, text)
         refused += error is not None
         if schema is None:
@@ -52,11 +52,11 @@ def differences(spark: SparkSession, seed: int, expressions: int, lists: int) ->
         accepted += 1
         typed += kind is not None
         yield from _unlike(text, kind, error, schema)
-        if kind not in (None, "boolean", "void") and parsed(text).alias is None and filters(frame, text):
+        if kind not in (None, "boolean", "void") and parse_expression(text).alias is None and filters(frame, text):
             yield text, kind, "is a condition"
     for _ in range(lists):
         texts = drawn.items()
-        items, error = judged(lambda texts=texts: checked_list("map-1", texts, NAMES, TYPES))  # type: ignore[misc]
+        items, error = judged(lambda texts=texts: check_expressions("map-1", texts, NAMES, TYPES))  # type: ignore[misc]
         schema = analysed(frame, *texts)
         if schema is None:
             continue
@@ -69,7 +69,9 @@ def differences(spark: SparkSession, seed: int, expressions: int, lists: int) ->
         if [name for name in known if name] != schema.names:
             yield texts, known, schema.names
         for item in items:
-            if item.type is not None and differ(schema[str(item.expression.name)].dataType.simpleString(), item.type):
+            if item.type is not None and types_differ(
+                schema[str(item.expression.name)].dataType.simpleString(), item.type
+            ):
                 yield texts, item.type, schema[str(item.expression.name)].dataType.simpleString()
     if accepted < expressions * 0.3 or typed < accepted * 0.5 or refused < expressions * 0.05:
         yield "too little is drawn", accepted, typed, refused
@@ -80,9 +82,9 @@ def _unlike(text: str, kind: str | None, error: PlanningError | None, schema: St
         yield text, str(error), "accepted"
     if len(schema) != 1:
         return
-    if kind is not None and differ(kind, schema[0].dataType.simpleString()):
+    if kind is not None and types_differ(kind, schema[0].dataType.simpleString()):
         yield text, kind, schema[0].dataType.simpleString()
-    name = checked_list("map-1", [text], NAMES)[0].expression.name if error is None else None
+    name = check_expressions("map-1", [text], NAMES)[0].expression.name if error is None else None
     if name is not None and name != schema[0].name:
         yield text, name, schema[0].name
 

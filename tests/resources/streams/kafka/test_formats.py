@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.streams.kafka.avro import Avro, from_avro
 from dagster_adjunct.resources.streams.kafka.consume import _times
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText, Raw, Text, Unfit
@@ -607,5 +607,5 @@ def test_a_format_goes_through_spark_and_a_broker(spark: SparkSession, kafka: Ka
 
 
 def _collected(streams: KafkaStreams, spark: SparkSession, ranges: dict[Any, OffsetRange]) -> list[tuple[str, bool]]:
-    with unwrapped():
+    with translate_spark_errors():
         return [tuple(row) for row in streams.read(spark, ranges).select("tailnum", "__tombstone").collect()]

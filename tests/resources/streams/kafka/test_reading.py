@@ -17,7 +17,7 @@ from dagster_adjunct.resources.errors import (
     TransientError,
 )
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.streams.kafka.consume import LEAST, SPLIT, TopicRange, read_ranges, shares
 from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams, KafkaTopic
 from dagster_adjunct.resources.streams.system import RECORD_META, OffsetRange, SystemStreamPartition
@@ -340,5 +340,5 @@ def test_brokers_that_do_not_answer_are_a_transient_error_for_driver_and_tasks(l
 
 def _collect(frame: object) -> None:
     """Run the frame, with the error of ours that made its job fail, as Adjunct's own functions do."""
-    with unwrapped():
+    with translate_spark_errors():
         frame.collect()  # type: ignore[attr-defined]
