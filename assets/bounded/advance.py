@@ -128,8 +128,8 @@ def _rejected(member: Member, ref: VersionRef) -> str:
     elif isinstance(source, QuerySource):
         again = "compute it again"
     look = f"look at it (adjunct dataset show {name} {ref.id})"
-    force = f"force it with a reason (adjunct dataset force {name} {ref.id} --reason …)"
-    drop = f"drop it (adjunct dataset drop {name} {ref.id} --reason …) and {again}"
+    force = f"accept it with a reason (adjunct dataset accept {name} {ref.id} --reason …)"
+    drop = f"remove it (adjunct dataset remove-version {name} {ref.id} --reason …) and {again}"
     # What was refused before it was built can neither be read nor forced.
     steps = f"{look}, {force}, or {drop}" if ref.document else drop
     return f"version {ref.name!r} is rejected: {ref.reason.rstrip('.')}. Next: {steps}"

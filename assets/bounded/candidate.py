@@ -307,7 +307,7 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersio
         elif spec.extractor is None and entries != records:
             raise DatasetError(
                 f"{what}: the source gave {entries} records where it counts {records}.",
-                "Nothing was published. Compare the stream's files with its manifest: adjunct stream describe.",
+                "Nothing was published. Compare the stream's files with its manifest: adjunct stream show.",
                 dataset=member.spec.name,
                 version=delivery.version,
             )

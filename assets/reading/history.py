@@ -176,7 +176,7 @@ def _check_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion) 
     if spread[0] != spread[1]:
         raise DatasetError(
             f"{what}they have different keys.",
-            "Discard the older versions (adjunct dataset discard), or declare the dataset under a new name.",
+            "Discard the older versions (adjunct dataset expire), or declare the dataset under a new name.",
             dataset=dataset,
             version=old.id,
         )
@@ -185,7 +185,7 @@ def _check_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion) 
         if field.name in now and not widens(field.type, now[field.name]):
             raise DatasetError(
                 f"{what}its column {field.name!r} is {field.type}, and {now[field.name]} there.",
-                "Discard the older versions (adjunct dataset discard), or give the column a new name.",
+                "Discard the older versions (adjunct dataset expire), or give the column a new name.",
                 dataset=dataset,
                 version=old.id,
             )

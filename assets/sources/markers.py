@@ -451,7 +451,7 @@ def _told(manifest: BoundedManifest, name: str, segments: Mapping[MarkedSegment,
     if any(abandoned.name == name for abandoned in manifest.abandoned):
         return f"{again}, because it was abandoned. To publish them, deliver them under a new version name"
     if ref is not None and ref.state == "rejected":
-        drop = f"adjunct dataset drop {manifest.name} {ref.id} --reason …"
+        drop = f"adjunct dataset remove-version {manifest.name} {ref.id} --reason …"
         way = f"To have them judged, deliver them under a new name, or again after {drop}"
         return f"{again}, because the rejected one holds the name. {way}"
     taken = done.markers if done else {}

@@ -233,7 +233,7 @@ def check_goes_back(spec: AdjunctDataset) -> None:
         raise DatasetError(
             f"dataset {spec.name!r} is bounded: what it goes back to are versions, and not positions of its stream.",
             f"Serve an earlier version: adjunct dataset rollback {spec.name} VERSION --reason …; or one that was "
-            f"rejected: adjunct dataset force {spec.name} VERSION --reason …. Other content comes as a new version.",
+            f"rejected: adjunct dataset accept {spec.name} VERSION --reason …. Other content comes as a new version.",
             dataset=spec.name,
         )
     if not spec.following.persistent:

@@ -76,7 +76,7 @@ def _remember(lake: Lake, table: object, *, by: str, check: bool) -> None:
 
 def _gone(lake: Lake, name: str, before: dict[str, Any], now: dict[str, Any]) -> TableNotFoundError:
     there, here = (f"{one.get('table')!r} in {one.get('path')}" for one in (before, now))
-    anew = f"Or have it begin anew: adjunct table forget {name}."
+    anew = f"Or let the next run create it again: adjunct table allow-recreate {name}."
     if here == there:
         return TableNotFoundError(
             f"table {name}: its file or its table is gone ({there}), and applications of {lake.url} have written it. "

@@ -1,4 +1,4 @@
-"""`adjunct kvt get`, `put`, `remove` and `iterate`: the entries of a key-value table."""
+"""`adjunct kv get`, `put`, `remove` and `iterate`: the entries of a key-value table."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def names_in(table: str) -> tuple[str, str]:
     if not slash:
         raise ConfigurationError(
             f"{table!r} names no scope: expected SCOPE/TABLE.",
-            "adjunct kvt scope list shows scopes, and adjunct kvt list SCOPE their tables.",
+            "adjunct kv scope list shows scopes, and adjunct kv list SCOPE their tables.",
             argument="table",
         )
     return scope, name
@@ -447,11 +447,11 @@ _LIMITED = [
 
 
 @click.group()
-def kvt() -> None:
+def kv() -> None:
     """Key-value tables: entries with versions, conditional and atomic writes."""
 
 
-@kvt.group()
+@kv.group()
 def scope() -> None:
     """Scopes, which hold key-value tables."""
 
@@ -490,7 +490,7 @@ def delete_scope(scope: str, lake_url: str | None, json_output: bool) -> None:
     _told({"scope": scope, "deleted": gone}, f"scope {scope} {'deleted' if gone else 'is not there'}.", json_output)
 
 
-@kvt.command()
+@kv.command()
 @table_name
 @click.option("--partitions", type=click.IntRange(1), required=True, help="How many, for ever.")
 @_LIMITED[0]
@@ -527,7 +527,7 @@ def create(
     _told(facts, f"key-value table {table} {'created' if made else 'is there already'}.", json_output)
 
 
-@kvt.command("list")
+@kv.command("list")
 @click.argument("scope", metavar="SCOPE")
 @click.option("--after", metavar="TABLE", help="Go on behind this one.")
 @click.option("--limit", type=click.IntRange(1), help="How many at most.")
@@ -543,7 +543,7 @@ def list_tables(scope: str, after: str | None, limit: int | None, lake_url: str 
     show_items(f"key-value tables of {scope}", columns + ["problem"] * any(one["problem"] for one in tables), tables)
 
 
-@kvt.command()
+@kv.command()
 @table_name
 @lake_url
 @as_json
@@ -559,7 +559,7 @@ def show(table: str, lake_url: str | None, json_output: bool) -> None:
     show_table("segments", ["partition", "location"], [[one["partition"], one["location"]] for one in segments])
 
 
-@kvt.command()
+@kv.command()
 @table_name
 @_LIMITED[0]
 @_LIMITED[1]
@@ -578,7 +578,7 @@ def update(
     _told(facts, f"key-value table {table} {'updated' if changed else 'is so already'}.", json_output)
 
 
-@kvt.command()
+@kv.command()
 @table_name
 @lake_url
 @as_json
@@ -589,26 +589,28 @@ def seal(table: str, lake_url: str | None, json_output: bool) -> None:
     _told({"table": table, "sealed": sealed}, sentence, json_output)
 
 
-@kvt.command()
+@kv.command()
 @table_name
-@click.option("--forget", is_flag=True, help="Only the lake's entry: the backend is not asked, and keeps the table.")
+@click.option(
+    "--unregister", is_flag=True, help="Only the lake's entry: the backend is not asked, and keeps the table."
+)
 @click.option("--yes", is_flag=True, help="Do not ask before.")
 @lake_url
 @as_json
-def delete(table: str, forget: bool, yes: bool, lake_url: str | None, json_output: bool) -> None:
+def delete(table: str, unregister: bool, yes: bool, lake_url: str | None, json_output: bool) -> None:
     """Delete a table with all that it holds, for good."""
     manager, names = manager_in(lake_url), names_in(table)
     if not yes:
-        what = "what the lake knows of it" if forget else "all that it holds"
+        what = "what the lake knows of it" if unregister else "all that it holds"
         click.confirm(f"Delete key-value table {table} and {what} for good?", abort=True, err=True)
-    gone = manager.forget(*names) if forget else manager.delete(*names)
-    done = "forgotten" if forget else "deleted"
+    gone = manager.forget(*names) if unregister else manager.delete(*names)
+    done = "forgotten" if unregister else "deleted"
     sentence = f"key-value table {table} {done if gone else 'is not there'}."
     _told({"table": table, done: gone}, sentence, json_output)
 
 
 for command in (get, put, remove, iterate):
-    kvt.add_command(command)
+    kv.add_command(command)
 
 
 def _told(facts: dict[str, Any], line: str, json_output: bool) -> None:

@@ -1,4 +1,4 @@
-"""`adjunct dataset discard, verify, forget`: what keeps datasets small, whole and lawful."""
+"""`adjunct dataset expire, verify, erase`: what keeps datasets small, whole and lawful."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ COMMANDS = (lag, compact, rebuild)
 @click.option("--by", help="Who does it. Default: the user of this machine.")
 @lake_url
 @as_json
-def discard(
+def expire(
     names: tuple[str, ...],
     keep: str | None,
     grace: str | None,
@@ -330,10 +330,13 @@ def discard(
     lake_url: str | None,
     json_output: bool,
 ) -> None:
-    """Discard versions that the policy lets go, and what failed attempts left. For cron; safe beside readers."""
+    """Delete versions that the retention policy no longer keeps, and what failed builds left.
+
+    For cron; safe while readers and writers work.
+    """
     from dagster_adjunct.assets.declaration.policies import DiscardPolicy
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets
-    from dagster_adjunct.orchestration.maintenance.discard import discard as discard_one
+    from dagster_adjunct.orchestration.maintenance.discard import discard
     from dagster_adjunct.resources.objects.lake import open_lake
 
     lake = open_lake(lake_url, create=False)
@@ -341,7 +344,7 @@ def discard(
     unknown = [name for name in names if name not in there]
     if unknown:
         raise ConfigurationError(
-            f"there is no dataset {unknown[0]!r} to discard in; there are: {', '.join(there) or 'none'}.",
+            f"there is no dataset {unknown[0]!r} to expire versions of; there are: {', '.join(there) or 'none'}.",
             "Check the name and the lake.",
             dataset=unknown[0],
         )
@@ -358,7 +361,7 @@ def discard(
             policy = DiscardPolicy(
                 keep=declared.keep if keep is None else kept, grace=declared.grace if span is None else span
             )
-            reports.append(discard_one(lake, name, policy, by=person, dry_run=dry_run))
+            reports.append(discard(lake, name, policy, by=person, dry_run=dry_run))
         except AdjunctError as error:
             errors.append(error)
     if json_output:
@@ -427,7 +430,7 @@ def verify(name: str, version: str | None, deep: bool, lake_url: str | None, jso
 @explained
 @lake_url
 @as_json
-def forget(
+def erase(
     name: str,
     key: tuple[str, ...],
     keys_from: Path | None,
@@ -437,14 +440,14 @@ def forget(
     lake_url: str | None,
     json_output: bool,
 ) -> None:
-    """Erase entries from all that a dataset stores, and prove it by a search; for good.
+    """Erase entries for good from everything that a dataset stores, and search it to prove that they are gone.
 
     One KEY an entry; with a key of several columns, that many KEYs an entry. Ends with exit code 1 while something
     still holds a key: repeat it then.
     """
     from dagster_adjunct.assets.reading.key_lookup import key_from_text
     from dagster_adjunct.assets.reading.stored_versions import stored_versions
-    from dagster_adjunct.assets.retention.erasure import forget as erase
+    from dagster_adjunct.assets.retention.erasure import forget
     from dagster_adjunct.resources.objects.lake import open_lake
     from dagster_adjunct.resources.schemas.schema import Field
 
@@ -455,7 +458,7 @@ def forget(
     declared = manifest.declaration
     if bool(key) == (keys_from is not None):
         raise ConfigurationError(
-            f"dataset {name!r} is to forget {'keys given twice' if key else 'no keys'}.",
+            f"dataset {name!r} can't erase {'keys given twice' if key else 'no keys'}.",
             "Give KEYs, or a file with --keys-from.",
             dataset=name,
         )
@@ -465,7 +468,7 @@ def forget(
     if not yes:
         asked = f"Erase {len(keys)} key(s) from {manifest.stored_in_words} of {name}, for good?"
         click.confirm(asked, abort=True, err=True)
-    report = erase(lake, name, keys, reason=reason, by=person, roots=partial(_needed, lake, name))
+    report = forget(lake, name, keys, reason=reason, by=person, roots=partial(_needed, lake, name))
     show_report(report, json_output=json_output)
     if not json_output:
         show_line(f"Not erased, because it is not the dataset's: {'; '.join(report.not_erased)}.")
@@ -491,7 +494,7 @@ def _show_discarded(report: DiscardReport) -> None:
         show_table(report.dataset, ["", "what", "name", "why"], rows)
 
 
-UPKEEP_COMMANDS = (discard, verify, forget)
+UPKEEP_COMMANDS = (expire, verify, erase)
 
 
 def _needed(lake: Lake, dataset: str) -> dict[str, str]:

@@ -53,7 +53,7 @@ def list_streams(lake_url: str | None, json_output: bool) -> None:
 @click.argument("name")
 @lake_url
 @as_json
-def describe(name: str, lake_url: str | None, json_output: bool) -> None:
+def show(name: str, lake_url: str | None, json_output: bool) -> None:
     """Show a stream's schema, partitions, offsets, markers, policies and named readers."""
     from dagster_adjunct.resources.streams.lake.readers import list_readers
 
@@ -138,11 +138,11 @@ def maintain(names: tuple[str, ...], lake_url: str | None) -> None:
                 show_line(f"{name}: reader {reader.name} never got {reader.lost:,} offsets that retention has dropped.")
 
 
-@stream.command("forget-reader")
+@stream.command("remove-reader")
 @click.argument("name")
 @click.argument("reader")
 @lake_url
-def forget(name: str, reader: str, lake_url: str | None) -> None:
+def remove_reader(name: str, reader: str, lake_url: str | None) -> None:
     """Remove a named reader; if it reads again, it begins as a new one."""
     from dagster_adjunct.resources.streams.lake.readers import forget_reader, list_readers
 
@@ -154,7 +154,7 @@ def forget(name: str, reader: str, lake_url: str | None) -> None:
             "Check the name.",
             stream=f"lake.{name}",
         )
-    show_line(f"reader {reader} of {name} is forgotten.")
+    show_line(f"reader {reader} of {name} is removed.")
 
 
 def _streams(lake_url: str | None) -> LakeStreams:

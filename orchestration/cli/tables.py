@@ -47,13 +47,13 @@ def get(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool
     fail_if_missing([record])
 
 
-@table.command()
+@table.command("allow-recreate")
 @click.argument("name")
 @click.option("--by", help="Who asks, instead of the user of this machine.")
 @lake_url
 @as_json
-def forget(name: str, by: str | None, lake_url: str | None, json_output: bool) -> None:
-    """Let a table whose file is gone begin anew with the next run that writes it. Deletes nothing."""
+def allow_recreate(name: str, by: str | None, lake_url: str | None, json_output: bool) -> None:
+    """Let the next run create a table again whose file is gone. Deletes nothing."""
     from dagster_adjunct.orchestration.application.table_registry import forget_table
     from dagster_adjunct.resources.objects.lake import open_lake
 
@@ -61,7 +61,7 @@ def forget(name: str, by: str | None, lake_url: str | None, json_output: bool) -
     if json_output:
         show_json({"table": name, "forgotten": True})
     else:
-        show_line(f"Table {name} may begin anew: the next run that writes it makes it where it is declared.")
+        show_line(f"Table {name} may be created again: the next run that writes it creates it where it is declared.")
 
 
 def _typed(key: tuple[str, ...], remote: RemoteTable[Any, Any, Any]) -> tuple[Any, ...]:

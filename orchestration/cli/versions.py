@@ -207,6 +207,7 @@ class Why(TypedDict):
 
 
 def _change_command(
+    action: str,
     *options: Callable[[Any], Any],
 ) -> Callable[[Callable[..., BoundedManifest]], click.Command]:
     """Make a change of a dataset's versions a command with these arguments and options, and show what stands after it.
@@ -215,8 +216,6 @@ def _change_command(
     """
 
     def command_of(change: Callable[..., BoundedManifest]) -> click.Command:
-        action = change.__name__
-
         @explained
         @lake_url
         @as_json
@@ -236,6 +235,7 @@ def _change_command(
 
 
 @_change_command(
+    "pin",
     _VERSION,
     click.option(
         "--expires", metavar="TIME", help="When the pin ends: a duration (2h, 7d) or an ISO time with its zone."
@@ -246,40 +246,41 @@ def pin(store: StoredVersions, why: Why, version: str, expires: str | None) -> B
     return store.pin(version, **why, expires_at=expiry(expires, utc_now()))
 
 
-@_change_command()
+@_change_command("unpin")
 def unpin(store: StoredVersions, why: Why) -> BoundedManifest:
     """Serve again what the last publication or rollback chose."""
     return store.unpin(**why)
 
 
-@_change_command(click.argument("version", required=False))
+@_change_command("rollback", click.argument("version", required=False))
 def rollback(store: StoredVersions, why: Why, version: str | None) -> BoundedManifest:
     """Serve VERSION (without it: the one before) until the next one is published."""
     return store.rollback(version, **why)
 
 
-@_change_command(_VERSION)
-def withdraw(store: StoredVersions, why: Why, version: str) -> BoundedManifest:
+@_change_command("revoke", _VERSION)
+def revoke(store: StoredVersions, why: Why, version: str) -> BoundedManifest:
     """Never serve VERSION again; what was served before it takes its place."""
     return store.withdraw(version, **why)
 
 
 @_change_command(
+    "accept",
     _VERSION,
     click.option("--make-current", is_flag=True, help="Serve it, also where it does not come after what is served."),
 )
-def force(store: StoredVersions, why: Why, version: str, make_current: bool) -> BoundedManifest:
+def accept(store: StoredVersions, why: Why, version: str, make_current: bool) -> BoundedManifest:
     """Publish a rejected VERSION after all; one that is older than what is served is kept beside it."""
     return store.force(version, **why, make_current=make_current)
 
 
-@_change_command(_VERSION)
-def drop(store: StoredVersions, why: Why, version: str) -> BoundedManifest:
-    """Forget a rejected or withdrawn VERSION; the next discard deletes its files."""
+@_change_command("remove-version", _VERSION)
+def remove_version(store: StoredVersions, why: Why, version: str) -> BoundedManifest:
+    """Remove a rejected or withdrawn VERSION from the list; the next `dataset expire` deletes its files."""
     return store.drop(version, **why)
 
 
-@_change_command(_VERSION)
+@_change_command("abandon", _VERSION)
 def abandon(store: StoredVersions, why: Why, version: str) -> BoundedManifest:
     """End VERSION, which can't be completed: its markers close nothing from now on, and the next one can follow."""
     from dagster_adjunct.assets.bounded.advance import abandon_version
@@ -289,7 +290,7 @@ def abandon(store: StoredVersions, why: Why, version: str) -> BoundedManifest:
     return as_bounded(store.require_manifest())
 
 
-CHANGE_COMMANDS = (pin, unpin, rollback, withdraw, force, drop, abandon)
+CHANGE_COMMANDS = (pin, unpin, rollback, revoke, accept, remove_version, abandon)
 
 
 def _show_change(

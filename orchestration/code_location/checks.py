@@ -387,18 +387,14 @@ def rejection_metadata(ref: "VersionRef", served: str | None) -> dict[str, Any]:
 def rejection_warning(dataset: str, ref: "VersionRef", served: str | None) -> str:
     """Return what an operator needs to know of a version that was rejected, and what can be done about it."""
     stays = f"version {served} stays served" if served else "there is no version to serve"
+    rejected = f"dataset {dataset}: version {ref.name!r} ({ref.id}) is rejected, {stays}: {ref.reason}."
+    remove = f"adjunct dataset remove-version {dataset} {ref.id} --reason …"
     if ref.document is None:
-        return (
-            f"dataset {dataset}: version {ref.name!r} ({ref.id}) is rejected, {stays}: {ref.reason}. It was not built; "
-            f"deliver the content again, and forget this one with: adjunct dataset drop {dataset} {ref.id} --reason …"
-        )
+        return f"{rejected} It was not built: deliver the content again, and remove this one: {remove}"
     look = f"adjunct dataset diff {dataset} {served} {ref.id}" if served else f"adjunct dataset items {dataset}"
     look += "" if served else f" --version {ref.id}"
-    return (
-        f"dataset {dataset}: version {ref.name!r} ({ref.id}) is rejected, {stays}: {ref.reason}. Look at it: {look}. "
-        f"Publish it nevertheless: adjunct dataset force {dataset} {ref.id} --reason …; or forget it: "
-        f"adjunct dataset drop {dataset} {ref.id} --reason …"
-    )
+    accept = f"adjunct dataset accept {dataset} {ref.id} --reason …"
+    return f"{rejected} Look at it: {look}. Publish it all the same: {accept}; or remove it: {remove}"
 
 
 def watermark_check_specs(app: "Application", outputs: "Mapping[LineageNode, AssetSpec]") -> dict[str, AssetCheckSpec]:

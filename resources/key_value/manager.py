@@ -118,7 +118,7 @@ def check_scope(snapshot: NamespaceSnapshot, scope: str) -> None:
     if stored is None:
         raise ScopeNotFoundError(
             f"there is no scope {scope!r} of key-value tables.",
-            "Check the name, or create it: create_scope, or adjunct kvt scope create.",
+            "Check the name, or create it: create_scope, or adjunct kv scope create.",
             scope=scope,
         )
     parsed(StoredScope, stored, f"scope {scope!r} of key-value tables")
@@ -515,7 +515,7 @@ class KeyValueTableManager:
         except AdjunctError as error:
             error.add_note(
                 f"Nothing was begun: {name} stays in the state {asked.state.value!r}. Where its backend is gone for "
-                f"good: forget (adjunct kvt delete {name.key} --forget)."
+                f"good: forget (adjunct kv delete {name.key} --unregister)."
             )
             raise
 
@@ -548,7 +548,7 @@ class KeyValueTableManager:
         except AdjunctError as error:
             error.add_note(
                 f"{name} stays in the state {table.state.value!r}, and the same call goes on from there. Where its "
-                f"backend is gone for good: forget (adjunct kvt delete {name.key} --forget)."
+                f"backend is gone for good: forget (adjunct kv delete {name.key} --unregister)."
             )
             raise
 

@@ -428,7 +428,7 @@ def lost_table(table: TableId, label: str) -> TableNotFoundError:
     return TableNotFoundError(
         f"{label} is gone: the lake knows the table, and there is none.",
         "Bring it back from a copy; or give it up and create it anew: "
-        f"adjunct kvt delete {table.scope}/{table.name} --forget.",
+        f"adjunct kv delete {table.scope}/{table.name} --unregister.",
         table=label,
     )
 

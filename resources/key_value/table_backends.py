@@ -214,7 +214,7 @@ class TableBackends:
         except AdjunctError as error:
             error.add_note(
                 f"{name} is stored in the state {table.state.value!r} with the settings {table.backend}. Where they "
-                f"never were right: forget (adjunct kvt delete {name.key} --forget)."
+                f"never were right: forget (adjunct kv delete {name.key} --unregister)."
             )
             raise
 

@@ -98,8 +98,8 @@ def test_a_rejected_version_that_comes_again_with_other_counts_stops_nothing(pla
 def test_a_version_that_was_refused_before_it_was_built_is_not_said_to_be_forceable(plain: World) -> None:
     plain.mark("prices", "v1", [0, 1], {0: 7, 1: 7})
     note = plain.advance(PRICES).note
-    assert "adjunct dataset drop prices" in note
-    assert "adjunct dataset force" not in note
+    assert "adjunct dataset remove-version prices" in note
+    assert "adjunct dataset accept" not in note
 
 
 @pytest.mark.parametrize("drop", [False, True])

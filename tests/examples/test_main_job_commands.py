@@ -50,12 +50,12 @@ def test_streams_are_listed_with_their_records(main_job: FinishedJob) -> None:
 
 
 def test_a_stream_is_described_with_offsets_and_schema(main_job: FinishedJob) -> None:
-    facts = read(main_job, "stream", "describe", "lake.enriched-flights")
+    facts = read(main_job, "stream", "show", "lake.enriched-flights")
     assert [field["name"] for field in facts["schema"]] == list(ENRICHED_COLUMNS)
     assert sum(map(int, facts["upcoming"])) == 336_776
     assert set(map(int, facts["oldest"])) == {0}
-    assert read(main_job, "stream", "describe", "planes")["markers"] == 16
-    text = shown(main_job, "stream", "describe", "enriched-flights")
+    assert read(main_job, "stream", "show", "planes")["markers"] == 16
+    text = shown(main_job, "stream", "show", "enriched-flights")
     assert "plane_year" in text
     assert "336,776" in text
 
@@ -114,7 +114,7 @@ def test_the_plan_is_shown_without_reading_data(main_job: FinishedJob) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("stream", "describe", "nowhere"), "there is no stream 'nowhere'"),
+        (("stream", "show", "nowhere"), "there is no stream 'nowhere'"),
         (("dataset", "show", "nowhere"), "there is no dataset 'nowhere'"),
         (("dataset", "get", "weather", "EWR"), "key of 2 columns"),
         (("table", "get", "nowhere", "k"), "known are aircraft-state"),

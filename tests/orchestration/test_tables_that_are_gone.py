@@ -91,13 +91,13 @@ def test_a_table_that_is_gone_between_runs_is_an_error_until_it_is_back_or_forgo
         with closing(sqlite3.connect(file)) as connection:
             connection.execute("DROP TABLE counts")
     for _ in range(2):
-        with pytest.raises(TableNotFoundError, match="adjunct table forget counts"):
+        with pytest.raises(TableNotFoundError, match="adjunct table allow-recreate counts"):
             run(lake)
     copy.replace(file)
     run(lake)
     assert count(file) == 4
     file.unlink()
-    document(World(lake), "table", "forget", "counts", "--by", "test")
+    document(World(lake), "table", "allow-recreate", "counts", "--by", "test")
     run(lake)
     assert count(file) == 1
 

@@ -201,7 +201,7 @@ def read_new(
     elif problem := _problem(position, state):
         raise OffsetOutOfRangeError(
             f"reader {reader!r} can't go on in lake.{stream}: {problem}.",
-            f"Begin anew: adjunct stream forget-reader {stream} {reader}; or forget_reader in Python.",
+            f"Start over as a new reader: adjunct stream remove-reader {stream} {reader}; or forget_reader in Python.",
             stream=f"lake.{stream}",
         )
     ssps = streams.partitions(stream)

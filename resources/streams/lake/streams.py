@@ -247,7 +247,7 @@ NEW_STREAMS = NewStreams("spark-murmur3", needs_key=True, typed=True)
 
 @dataclass(frozen=True, slots=True)
 class StreamDescription:
-    """A stream as `adjunct stream describe` shows it; sizes in bytes, offsets by partition."""
+    """A stream as `adjunct stream show` shows it; sizes in bytes, offsets by partition."""
 
     info: StreamInfo
     timestamp: str | None

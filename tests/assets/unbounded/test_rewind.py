@@ -443,7 +443,7 @@ def test_a_table_that_is_not_valid_is_not_rewound_but_can_be_built_anew() -> Non
 
 def test_bounded_datasets_and_tables_of_one_run_say_what_to_do_instead(world: World) -> None:
     versions = bounded_dataset("planes", input="lake.planes", key="k", broadcast=True)
-    with pytest.raises(DatasetError, match=r"adjunct dataset rollback planes.*adjunct dataset force planes"):
+    with pytest.raises(DatasetError, match=r"adjunct dataset rollback planes.*adjunct dataset accept planes"):
         rewind(world, versions, {part(0, "planes"): at(0)}, force=True)
     passing = table_of(persistent=False)
     with pytest.raises(DatasetError, match="it lives for one run"):

@@ -42,7 +42,7 @@ def shown(world: World, *arguments: str, columns: int = 80) -> list[str]:
     return result.output.splitlines()
 
 
-@pytest.mark.parametrize("command", ["list", "versions planes", "history planes", "show planes", "discard --dry-run"])
+@pytest.mark.parametrize("command", ["list", "versions planes", "history planes", "show planes", "expire --dry-run"])
 def test_no_id_and_no_time_is_folded_in_80_columns(world: World, command: str) -> None:
     StoredVersions(world.lake, "planes").pin("2013-01-01", reason=REASON, by="ada.lovelace@example.com")
     lines = shown(world, "dataset", *command.split())

@@ -55,11 +55,11 @@ def test_the_latest_results_are_exported_in_files(lake: Lake, tmp_path: Path) ->
 
 def test_readers_are_described_told_of_by_maintain_and_forgotten(lake: Lake) -> None:
     read_new(lake, "s", reader="report", max_records=2).commit()
-    (reader,) = json.loads(run(lake, "describe", "s", "--json"))["readers"]
+    (reader,) = json.loads(run(lake, "show", "s", "--json"))["readers"]
     assert (reader["name"], reader["behind"], reader["lost"]) == ("report", 4, 0)
     LakeStreams(lake).configure("s", retention=Retention(max_age=timedelta(microseconds=1)), compaction=None)
     assert "s: reader report never got 4 offsets that retention has dropped" in run(lake, "maintain", "s")
     with pytest.raises(ConfigurationError, match="no reader 'reports': there are report"):
-        run(lake, "forget-reader", "s", "reports")
-    run(lake, "forget-reader", "s", "report")
-    assert json.loads(run(lake, "describe", "lake.s", "--json"))["readers"] == []
+        run(lake, "remove-reader", "s", "reports")
+    run(lake, "remove-reader", "s", "report")
+    assert json.loads(run(lake, "show", "lake.s", "--json"))["readers"] == []

@@ -128,19 +128,19 @@ def test_a_change_says_which_members_of_the_version_set_moved_with_it(world: Wor
 
 
 def test_withdraw_force_and_drop(world: World) -> None:
-    assert document(world, "withdraw", "planes", "v2", *WHY)["served"] == ids(world)["v1"]
+    assert document(world, "revoke", "planes", "v2", *WHY)["served"] == ids(world)["v1"]
     assert "withdrawn" in refused(world, "rollback", "planes", "v2", *WHY)
-    assert document(world, "force", "planes", "v3", *WHY)["served"] == ids(world)["v3"]
+    assert document(world, "accept", "planes", "v3", *WHY)["served"] == ids(world)["v3"]
     assert served(world) == "v3"
-    document(world, "drop", "planes", "v2", *WHY)
+    document(world, "remove-version", "planes", "v2", *WHY)
     assert set(ids(world)) == {"v1", "v3"}
-    assert "sealed" in refused(world, "drop", "planes", "v1", *WHY)
+    assert "sealed" in refused(world, "remove-version", "planes", "v1", *WHY)
 
 
 def test_an_older_version_that_is_forced_is_kept_beside_and_says_how_to_serve_it(world: World) -> None:
     world.send("planes", [("N1", 1), ("N2", 4)], version="v4")
     world.advance(PLANES)
-    text = printed(world, "force", "planes", "v3", *WHY)
+    text = printed(world, "accept", "planes", "v3", *WHY)
     assert "(v4) is served now" in text
     assert f"kept beside {ids(world)['v4']} (v4)" in text
     assert f"adjunct dataset rollback planes {ids(world)['v3']} --reason …" in text
@@ -149,7 +149,7 @@ def test_an_older_version_that_is_forced_is_kept_beside_and_says_how_to_serve_it
     world.advance(PLANES)
     world.send("planes", [("N1", 1), ("N2", 6)], version="v6")
     world.advance(PLANES)
-    done = document(world, "force", "planes", "v5", "--make-current", *WHY)
+    done = document(world, "accept", "planes", "v5", "--make-current", *WHY)
     assert (done["served"], done["note"]) == (ids(world)["v5"], "")
 
 
@@ -167,7 +167,7 @@ def test_a_dataset_that_can_not_be_read_is_listed_with_the_reason_and_keeps_no_o
     assert key in listed["crews"]["unreadable"]
     text = printed(world, "list")
     assert f"crews is unreadable: dataset 'crews': the manifest {key} can't be read" in text
-    result = commands.invoke(world, "dataset", "discard", "--keep", "1", "--grace", "0m")
+    result = commands.invoke(world, "dataset", "expire", "--keep", "1", "--grace", "0m")
     assert "the manifest" in str(result.exception)
     assert set(ids(world)) == {"v2"}, "it is discarded in the others all the same"
 
@@ -213,18 +213,18 @@ def test_items_and_get_read_any_version(world: World) -> None:
 
 
 def test_discard_goes_by_what_is_declared_or_told_and_lists_before_it_acts(world: World) -> None:
-    (plan,) = document(world, "discard", "planes", "--dry-run")
+    (plan,) = document(world, "expire", "planes", "--dry-run")
     assert plan["discarded"] == [], "the declared policy keeps three, and nothing younger than a day goes"
-    (plan,) = document(world, "discard", "planes", "--keep", "1", "--grace", "0m", "--dry-run")
+    (plan,) = document(world, "expire", "planes", "--keep", "1", "--grace", "0m", "--dry-run")
     assert plan["dry_run"] is True
     assert sorted(version["name"] for version in plan["discarded"]) == ["v1", "v3"]
     assert set(ids(world)) == {"v1", "v2", "v3"}
-    assert "not among the newest 1" in printed(world, "discard", "--keep", "1", "--grace", "0m", "--dry-run")
-    document(world, "discard", "planes", "--keep", "1", "--grace", "0m", "--by", "ada")
+    assert "not among the newest 1" in printed(world, "expire", "--keep", "1", "--grace", "0m", "--dry-run")
+    document(world, "expire", "planes", "--keep", "1", "--grace", "0m", "--by", "ada")
     assert set(ids(world)) == {"v2"}
-    assert "no dataset 'other'" in refused(world, "discard", "other", "--keep", "1")
-    assert "'none'" in refused(world, "discard", "--keep", "none")
-    assert "'soon'" in refused(world, "discard", "--keep", "1", "--grace", "soon")
+    assert "no dataset 'other'" in refused(world, "expire", "other", "--keep", "1")
+    assert "'none'" in refused(world, "expire", "--keep", "none")
+    assert "'soon'" in refused(world, "expire", "--keep", "1", "--grace", "soon")
 
 
 def test_verify_ends_with_an_exit_code_when_an_object_is_damaged(world: World) -> None:
@@ -251,12 +251,12 @@ def test_verify_says_so_where_nothing_is_sealed_that_it_could_check(tmp_path: Pa
 
 def test_forget_erases_keys_from_every_version_after_asking(world: World, tmp_path: Path) -> None:
     asked = CliRunner().invoke(
-        root, ["dataset", "forget", "planes", "N2", *WHY, "--lake", world.lake.url], input="n\n", env={"COLUMNS": "220"}
+        root, ["dataset", "erase", "planes", "N2", *WHY, "--lake", world.lake.url], input="n\n", env={"COLUMNS": "220"}
     )
     assert "Erase 1 key(s) from 3 version(s) of planes, for good?" in asked.output
     assert isinstance(asked.exception, SystemExit)
     assert document(world, "get", "planes", "N2")[0]["entry"] is not None
-    report = document(world, "forget", "planes", "N2", "--yes", *WHY)
+    report = document(world, "erase", "planes", "N2", "--yes", *WHY)
     assert report["complete"] is True
     assert sorted(version["name"] for version in report["rewritten"]) == ["v1", "v2"]
     assert document(world, "get", "planes", "N2", code=NOT_FOUND)[0]["entry"] is None
@@ -264,11 +264,11 @@ def test_forget_erases_keys_from_every_version_after_asking(world: World, tmp_pa
 
     file = tmp_path / "keys.csv"
     file.write_text("N1\n\nN3\n", encoding="utf-8")
-    assert "none of the keys is left" in printed(world, "forget", "planes", "--keys-from", str(file), "--yes", *WHY)
+    assert "none of the keys is left" in printed(world, "erase", "planes", "--keys-from", str(file), "--yes", *WHY)
     assert document(world, "items", "planes")["entries"] == []
     file.write_text("N1,7\n", encoding="utf-8")
-    assert "key 1 has 2 fields" in refused(world, "forget", "planes", "--keys-from", str(file), "--yes", *WHY)
-    assert "no keys" in refused(world, "forget", "planes", "--yes", *WHY)
+    assert "key 1 has 2 fields" in refused(world, "erase", "planes", "--keys-from", str(file), "--yes", *WHY)
+    assert "no keys" in refused(world, "erase", "planes", "--yes", *WHY)
 
 
 def test_a_change_needs_a_reason_and_somebody_who_makes_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def test_a_rejected_version_fails_its_check_and_what_is_downstream_goes_on_with_
     assert "switch took" not in finished.log
     assert "version v2: rejected and kept aside took" in finished.log
     assert rejected["name"] == "v2"
-    assert f"adjunct dataset force items {rejected['id']} --reason" in finished.log
+    assert f"adjunct dataset accept items {rejected['id']} --reason" in finished.log
     assert f"adjunct dataset diff items {first} {rejected['id']}" in finished.log
     assert "report" in finished.made
 

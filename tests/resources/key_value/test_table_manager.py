@@ -246,7 +246,7 @@ def test_a_variable_that_is_not_set_is_told_before_anything_is_stored_and_behind
     monkeypatch.delenv("ADJUNCT_MISTYPED")
     with pytest.raises(ConfigurationError, match="ADJUNCT_MISTYPED") as caught:
         KeyValueTableManager(lake, PostgresSegments(dsn_env="ADJUNCT_RIGHT")).create("plant", "t", FOUR)
-    assert "--forget" in "".join(caught.value.__notes__)
+    assert "--unregister" in "".join(caught.value.__notes__)
 
 
 def test_another_manager_finds_the_backend_of_a_table_by_itself(

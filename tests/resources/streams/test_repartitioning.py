@@ -266,7 +266,7 @@ def test_a_named_reader_at_the_end_goes_on_and_another_one_is_told(streams: Lake
     with read_new(streams.lake, "s", reader="whole") as new:
         assert new.table().column("v").to_pylist() == [77]
         new.commit()
-    with pytest.raises(OffsetOutOfRangeError, match="Begin anew"):
+    with pytest.raises(OffsetOutOfRangeError, match="Start over as a new reader"):
         read_new(streams.lake, "s", reader="behind")
 
 

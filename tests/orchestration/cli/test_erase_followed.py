@@ -1,4 +1,4 @@
-"""`adjunct dataset forget` for the table of a change stream."""
+"""`adjunct dataset erase` for the table of a change stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_key_is_erased_from_every_generation_after_asking(tmp_path: Path) -> N
     spec = table(world, "table")
     send(world, spec, {"a": 1, "b": 2})
     send(world, spec, {"a": 3})
-    command = ["dataset", "forget", "table", "a", "--reason", "request 7", "--by", "ada", "--lake", world.lake.url]
+    command = ["dataset", "erase", "table", "a", "--reason", "request 7", "--by", "ada", "--lake", world.lake.url]
     asked = CliRunner().invoke(root, command, input="n\n", env={"COLUMNS": "220"})
     assert "Erase 1 key(s) from every generation of table, for good?" in asked.output
     assert entries(world, spec) == {"a": 3, "b": 2}
