@@ -25,9 +25,9 @@ from dagster_adjunct.orchestration.application.graph import (
     RemoteTableHandle,
 )
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
-from dagster_adjunct.orchestration.operators.arguments import column_names, partition_count
-from dagster_adjunct.orchestration.operators.event_time import checked_event_time
-from dagster_adjunct.orchestration.operators.inputs import checked_input
+from dagster_adjunct.orchestration.operators.arguments import validate_column_names, validate_partition_count
+from dagster_adjunct.orchestration.operators.event_time import build_event_time
+from dagster_adjunct.orchestration.operators.inputs import build_input
 from dagster_adjunct.orchestration.operators.operator import KeyedTable
 from dagster_adjunct.resources.common import check_name, check_whole_number, find_calling_line, split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError
@@ -80,7 +80,7 @@ class Application:
         self.description = description
         self.owners = (owners,) if isinstance(owners, str) else tuple(owners)
         self.auto_repartition = auto_repartition
-        self.intermediate_partitions = partition_count(
+        self.intermediate_partitions = validate_partition_count(
             f"application {name!r}: intermediate_partitions",
             None if intermediate_partitions == -1 else intermediate_partitions,
         )
@@ -162,8 +162,8 @@ class Application:
         partition without records for `idle_after` is not waited for; left out, each one is. A watermark that is
         `max_watermark_lag` behind the clock is warned of in Dagster.
         """
-        time = checked_event_time(name, event_time, delay, idle_after, max_watermark_lag)
-        spec = checked_input(name, default_offset, reset_offset, on_lost, broadcast, time)
+        time = build_event_time(name, event_time, delay, idle_after, max_watermark_lag)
+        spec = build_input(name, default_offset, reset_offset, on_lost, broadcast, time)
         if name in self._inputs:
             raise PlanningError(
                 f"application {self.name!r} declares the input stream {name!r} twice.",
@@ -185,7 +185,7 @@ class Application:
         """
         split_stream_name(name)
         what = f"output stream {name!r}"
-        if partition_count(f"{what}: partitions", partitions) is None:
+        if validate_partition_count(f"{what}: partitions", partitions) is None:
             raise ConfigurationError(
                 f"{what} has no partitions.", "Write partitions=N.", argument="partitions", stream=name
             )
@@ -195,7 +195,7 @@ class Application:
                 "Keep what the first call returned.",
                 application=self.name,
             )
-        output = OutputStream(self._graph, name, partitions, column_names(f"{what}: key", key), description)
+        output = OutputStream(self._graph, name, partitions, validate_column_names(f"{what}: key", key), description)
         self._graph.refuse_writing(name, "an output stream")
         self._outputs[name] = output
         self._refuse_two_ways(name)
@@ -236,7 +236,7 @@ class Application:
                 self._followed.setdefault(table.stream, []).append(table)
             self._refuse_two_ways(table.stream)
             return dataset
-        remote = RemoteTableHandle(self._graph, table, column_names(f"remote table {name!r}: key", table.key))
+        remote = RemoteTableHandle(self._graph, table, validate_column_names(f"remote table {name!r}: key", table.key))
         if not remote.key:
             raise ConfigurationError(
                 f"remote table {name!r} has no key.", "Name its key columns.", argument="key", table=name
@@ -263,12 +263,12 @@ class Application:
         """
         if name in self._datasets or name in self._remote_tables:
             raise self._twice(name)
-        if partition_count(f"local table {name!r}: partitions", partitions) is None:
+        if validate_partition_count(f"local table {name!r}: partitions", partitions) is None:
             raise ConfigurationError(
                 f"local table {name!r} has no partitions.", "Write partitions=N.", argument="partitions", dataset=name
             )
-        keys = column_names(f"local table {name!r}: key", key)
-        by = column_names(f"local table {name!r}: partition_by", partition_by)
+        keys = validate_column_names(f"local table {name!r}: key", key)
+        by = validate_column_names(f"local table {name!r}: partition_by", partition_by)
         spec = local_table(
             name, application=self.name, key=keys, schema=schema, partitions=partitions, partition_by=by, **options
         )
@@ -403,7 +403,7 @@ def load_application(reference: str) -> Application:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or f"{module_name}.".startswith(f"{error.name}.") is False:
-            raise _broken(module_name, error) from error
+            raise _import_error(module_name, error) from error
         raise ConfigurationError(
             f"module {module_name!r} is not found (from {here}).",
             "Run from the folder that holds it.",
@@ -412,7 +412,7 @@ def load_application(reference: str) -> Application:
     except AdjunctError:
         raise
     except Exception as error:  # whatever a user's module does while it is imported
-        raise _broken(module_name, error) from error
+        raise _import_error(module_name, error) from error
     application = getattr(module, attribute, None)
     if not isinstance(application, Application):
         names = sorted(name for name, value in vars(module).items() if isinstance(value, Application))
@@ -425,7 +425,7 @@ def load_application(reference: str) -> Application:
     return application
 
 
-def _broken(module: str, error: Exception) -> ConfigurationError:
+def _import_error(module: str, error: Exception) -> ConfigurationError:
     """Return the error that names the line of a user's code that can't be imported."""
     if isinstance(error, SyntaxError):
         where, problem = f"{error.filename}, line {error.lineno}", f"{error.msg}: {(error.text or '').strip()}"

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.operator import KeyedTable
 
 
-def dagster_name(name: str) -> str:
+def to_dagster_name(name: str) -> str:
     """Return a name as Dagster takes it: "_" for whatever is no letter, digit or "_", such as "-" and "."."""
     return re.sub(r"\W", "_", name)
 
 
-Unit = tuple["AdjunctDataset", ...]
+DatasetGroup = tuple["AdjunctDataset", ...]
 
 
-def units_of(datasets: Iterable[AdjunctDataset], where: str) -> tuple[Unit, ...]:
+def group_datasets(datasets: Iterable[AdjunctDataset], where: str) -> tuple[DatasetGroup, ...]:
     """Return the datasets in groups that advance together, in order of declaration; `where` is for the error.
 
     Raises ConfigurationError for a version set of which only one member is declared there.
@@ -47,32 +47,32 @@ def units_of(datasets: Iterable[AdjunctDataset], where: str) -> tuple[Unit, ...]
     return tuple(map(tuple, units.values()))
 
 
-def made_by_partition(dataset: AdjunctDataset) -> bool:
+def is_advanced_by_partition(dataset: AdjunctDataset) -> bool:
     """Whether the dataset's versions are made one by one, as they are asked for: it never advances by itself."""
     return dataset.versions is not None and isinstance(dataset.input, QuerySource)
 
 
-def partitions_note(dataset: AdjunctDataset) -> str:
+def describe_partitions(dataset: AdjunctDataset) -> str:
     """Return who makes the versions of a dataset that has them as partitions; "" for any other dataset."""
     if dataset.versions is None:
         return ""
-    job = f"the Dagster job {dagster_name(dataset.name)}_versions"
-    if made_by_partition(dataset):
+    job = f"the Dagster job {to_dagster_name(dataset.name)}_versions"
+    if is_advanced_by_partition(dataset):
         command = f"adjunct dataset advance {dataset.name} MODULE:APP --partition VERSION"
         return (
             f"Dataset {dataset.name} has a version for each partition, made when it is asked for: no run of the "
             f"application makes one. Ask with {job}, or {command}."
         )
-    sensor = f"the sensor {dagster_name(dataset.name)}_new_versions"
+    sensor = f"the sensor {to_dagster_name(dataset.name)}_new_versions"
     return (
         f"Dataset {dataset.name} has its versions as partitions: adjunct run takes in what is delivered, and the "
         f"application's Dagster job, which has no partitions, does not. There {job} does, launched by {sensor}."
     )
 
 
-def advances_alone(dataset: AdjunctDataset) -> bool:
+def is_advanced_by_runs(dataset: AdjunctDataset) -> bool:
     """Whether a run brings the dataset up to date before its batches: it is stored, and not made by partitions."""
-    return not made_by_partition(dataset) and dataset.following.persistent
+    return not is_advanced_by_partition(dataset) and dataset.following.persistent
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,7 +209,7 @@ class Output:
     upstream: tuple[LineageNode, ...]
 
 
-def outputs_of(app: Application) -> tuple[Output, ...]:
+def find_outputs(app: Application) -> tuple[Output, ...]:
     """Return the outputs in order of definition.
 
     What follows an output stream is made of that stream and of what is joined after it, not of what went into
@@ -230,10 +230,10 @@ def outputs_of(app: Application) -> tuple[Output, ...]:
             if not spec.writes_aside:
                 upstream = (target,)
         made_of[operator.id] = upstream
-    return tuple(Output(node, upstream) for node, upstream in _without_cycles(app, outputs).items())
+    return tuple(Output(node, upstream) for node, upstream in _remove_cycles(app, outputs).items())
 
 
-def _without_cycles(
+def _remove_cycles(
     app: Application, outputs: Mapping[LineageNode, Sequence[LineageNode]]
 ) -> dict[LineageNode, tuple[LineageNode, ...]]:
     """Return the outputs without what would make them of themselves.
@@ -244,7 +244,7 @@ def _without_cycles(
     fed = {LineageNode("dataset", operator.spec.feeds) for operator in app.operators if operator.spec.feeds is not None}
     made_from: dict[LineageNode, list[LineageNode]] = {node: [] for node in outputs}
     for dataset in app.datasets:
-        source = source_of(dataset)
+        source = dataset_source(dataset)
         if source is not None:
             made_from[LineageNode("dataset", dataset.name)] = [source]
 
@@ -269,7 +269,7 @@ def _without_cycles(
     }
 
 
-def joins_of(app: Application) -> dict[str, LineageNode]:
+def find_output_joins(app: Application) -> dict[str, LineageNode]:
     """Return the joins whose records reach an output, by their ids, each with the first output that they reach."""
     passed: dict[str, tuple[str, ...]] = {}
     reached: dict[str, LineageNode] = {}
@@ -285,7 +285,7 @@ def joins_of(app: Application) -> dict[str, LineageNode]:
     return reached
 
 
-def unused_datasets(app: Application) -> tuple[LineageNode, ...]:
+def find_unjoined_datasets(app: Application) -> tuple[LineageNode, ...]:
     """Return the datasets that are declared and not joined: no output is made of them, but batches wait for them.
 
     Without those that the application itself feeds, which are made of its outputs, or are some.
@@ -295,20 +295,20 @@ def unused_datasets(app: Application) -> tuple[LineageNode, ...]:
     return tuple(LineageNode("dataset", dataset.name) for dataset in app.datasets if dataset.name not in joined)
 
 
-def source_of(dataset: AdjunctDataset) -> LineageNode | None:
+def dataset_source(dataset: AdjunctDataset) -> LineageNode | None:
     """Return what a dataset is made from: a stream or a folder of files; None for a query, which is no asset."""
     if isinstance(dataset.input, FileSource):
         return LineageNode("files", dataset.input.url)
     return None if dataset.stream is None else LineageNode("stream", dataset.stream)
 
 
-def sources_read(app: Application) -> tuple[LineageNode, ...]:
+def find_sources(app: Application) -> tuple[LineageNode, ...]:
     """Return what the application or one of its datasets reads: streams, files and remote tables, each once."""
-    made_from = [source for source in map(source_of, app.datasets) if source is not None]
-    return _union([LineageNode("stream", stream) for stream in app.inputs], made_from, tables_read(app))
+    made_from = [source for source in map(dataset_source, app.datasets) if source is not None]
+    return _union([LineageNode("stream", stream) for stream in app.inputs], made_from, find_lookup_tables(app))
 
 
-def tables_read(app: Application) -> tuple[LineageNode, ...]:
+def find_lookup_tables(app: Application) -> tuple[LineageNode, ...]:
     """Return the remote tables that records are looked up in."""
     matches = [operator.spec.match for operator in app.operators if operator.spec.match is not None]
     return _union([match.node for match in matches if match.table is not None])

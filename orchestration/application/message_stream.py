@@ -13,42 +13,37 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol, Self
 
 from dagster_adjunct.orchestration.application.graph import DatasetHandle, OutputStream, RemoteTableHandle
-from dagster_adjunct.orchestration.operators.arguments import column_names
-from dagster_adjunct.orchestration.operators.asof_join import checked_asof_join
+from dagster_adjunct.orchestration.operators.arguments import validate_column_names
+from dagster_adjunct.orchestration.operators.asof_join import build_asof_join
 from dagster_adjunct.orchestration.operators.batch_context import TableSend
-from dagster_adjunct.orchestration.operators.event_time import checked_late_records
-from dagster_adjunct.orchestration.operators.functions import checked_flat_map
-from dagster_adjunct.orchestration.operators.inputs import Broadcast, checked_broadcast
-from dagster_adjunct.orchestration.operators.joins import Join, checked_join, checked_join_function
-from dagster_adjunct.orchestration.operators.lookup_join import checked_lookup_join
+from dagster_adjunct.orchestration.operators.event_time import build_late_records
+from dagster_adjunct.orchestration.operators.functions import build_flat_map
+from dagster_adjunct.orchestration.operators.inputs import Broadcast, build_broadcast
+from dagster_adjunct.orchestration.operators.joins import Join, build_join, build_join_function
+from dagster_adjunct.orchestration.operators.lookup_join import build_lookup_join
 from dagster_adjunct.orchestration.operators.records import (
     PartitionBy,
-    checked_filter,
-    checked_map,
-    checked_merge,
-    checked_partition_by,
-    checked_select,
-    checked_with_columns,
-    key_columns,
+    build_filter,
+    build_map,
+    build_merge,
+    build_partition_by,
+    build_select,
+    build_with_columns,
+    parse_key_columns,
 )
-from dagster_adjunct.orchestration.operators.sends import (
-    SendDeadLetters,
-    SendToStream,
-    checked_send_to_local,
-    checked_sink,
-)
+from dagster_adjunct.orchestration.operators.sends import SendDeadLetters, SendToStream, build_send_to_local, build_sink
 from dagster_adjunct.orchestration.operators.stream_join import StreamJoin, checked_stream_join
 from dagster_adjunct.orchestration.operators.table_updates import (
     Columns,
     SendToDataset,
     SendToTable,
-    check_own_key,
-    checked_update,
-    default_of,
-    pairs_of,
-    struct_of,
+    build_update,
+    check_key_unchanged,
+    default_expression,
+    parse_pairs,
+    struct_expression,
 )
-from dagster_adjunct.orchestration.operators.windows.window import checked_window
+from dagster_adjunct.orchestration.operators.windows.window import build_window
 from dagster_adjunct.resources.common import check_name, check_whole_number
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
@@ -69,7 +64,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.schemas.schema import Schema
 
 
-class AppliesOperators:
+class OperatorStream:
     """The records that leave an `operator` of a `graph`."""
 
     __slots__ = ()
@@ -82,7 +77,7 @@ class AppliesOperators:
 
 
 @dataclass(frozen=True, slots=True)
-class ByTime:
+class AsOfOptions:
     """The column that says when a record was (None: the join is not by time), and what else is said of times."""
 
     as_of: str | None = None
@@ -100,7 +95,7 @@ class ByTime:
         return next((name for name, is_given in told if is_given), None)
 
 
-def joined(
+def build_table_join(
     operator: str,
     table: DatasetHandle | RemoteTableHandle,
     *,
@@ -112,7 +107,7 @@ def joined(
     args: Sequence[object],
     function: RecordFunction | None,
     schema: Schema | None,
-    by_time: ByTime,
+    by_time: AsOfOptions,
 ) -> Spec:
     """Return the join that these arguments of `MessageStream.join` ask for; `operator` is the id that it will have."""
     calls = function is not None or schema is not None
@@ -129,7 +124,7 @@ def joined(
                 "Leave it out, or keep what was valid when in a dataset: unbounded_dataset(…, history=…).",
                 argument=by_time.given,
             )
-        return checked_lookup_join(operator, table.name, table.key, on, how, select, prefix, args, min_match_rate)
+        return build_lookup_join(operator, table.name, table.key, on, how, select, prefix, args, min_match_rate)
     if args or isinstance(select, Mapping):
         raise ConfigurationError(
             f"{operator}: args= and types in select= are for remote tables; {table.name!r} is a dataset.",
@@ -143,7 +138,7 @@ def joined(
                 "Join with select=, and call the function behind it: flat_map(function, schema=…).",
                 argument="function",
             )
-        return checked_asof_join(
+        return build_asof_join(
             operator, table.dataset, on, how, select, prefix, min_match_rate,
             as_of=by_time.as_of, before_history=by_time.before_history, on_null_time=by_time.on_null_time,
         )  # fmt: skip
@@ -155,11 +150,11 @@ def joined(
         )
     if calls:
         others = select is not None or bool(prefix)
-        return checked_join_function(operator, table.dataset, on, how, function, schema, min_match_rate, others)
-    return checked_join(operator, table.dataset, on, how, select, prefix, min_match_rate)
+        return build_join_function(operator, table.dataset, on, how, function, schema, min_match_rate, others)
+    return build_join(operator, table.dataset, on, how, select, prefix, min_match_rate)
 
 
-class StreamOverTime(AppliesOperators):
+class EventTimeOperations(OperatorStream):
     """What a stream of records is asked for that have an event time."""
 
     __slots__ = ()
@@ -187,7 +182,7 @@ class StreamOverTime(AppliesOperators):
         them unless given. Where records lie is known after it as before it.
         """
         operator = self.graph.next_id(StreamJoin.kind, name if isinstance(name, str) else "")
-        if not isinstance(right, StreamOverTime):
+        if not isinstance(right, EventTimeOperations):
             raise PlanningError(
                 f"{operator} got {getattr(right, 'name', None) or right!r:.60}: expected records of another stream.",
                 'Give a stream: app.input_stream("…", event_time=…), or what an operator returned; tables take join().',
@@ -195,7 +190,7 @@ class StreamOverTime(AppliesOperators):
             )
         spec = checked_stream_join(operator, name, on, within, how, select, prefix, partition_by)
         for side in (self, right):
-            check_times(self.graph, side.operator, operator)
+            check_event_times(self.graph, side.operator, operator)
         return self.apply(spec, right, name=name)
 
     def window(
@@ -219,8 +214,8 @@ class StreamOverTime(AppliesOperators):
         `name` is what state is kept under, in the table `<application>-<name>`. Records have to lie by the columns
         `partition_by`, some of `by`, and all of it unless given. See `late_records` for what comes too late.
         """
-        check_times(self.graph, self.operator, f"window after {self.operator}")
-        spec = checked_window(self.operator, kind, by, name, aggregates, results, allowed_lateness, partition_by)
+        check_event_times(self.graph, self.operator, f"window after {self.operator}")
+        spec = build_window(self.operator, kind, by, name, aggregates, results, allowed_lateness, partition_by)
         return self.apply(spec, name=name)
 
     def late_records(self) -> Self:
@@ -229,10 +224,10 @@ class StreamOverTime(AppliesOperators):
 
         Their columns are `side` ("left" or "right" of a join), `why`, `event_time`, and `record` as JSON.
         """
-        return self.apply(checked_late_records(self.operator, self.graph.operators[self.operator].spec))
+        return self.apply(build_late_records(self.operator, self.graph.operators[self.operator].spec))
 
 
-def check_times(graph: OperatorGraph, operator: str, what: str) -> None:
+def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
     """Raise PlanningError where records that arrive at `operator` come from an input that says no time, or from an
     output stream, which holds none."""
     waiting, seen = [operator], set()
@@ -260,14 +255,14 @@ def check_times(graph: OperatorGraph, operator: str, what: str) -> None:
             )
 
 
-class OfApplication(Protocol):
+class ApplicationPart(Protocol):
     """What an application has declared, or the records of one of its operators."""
 
     @property
     def graph(self) -> OperatorGraph: ...
 
 
-_CALLS = {
+_DECLARING_CALLS = {
     "dataset or remote table": "app.table(…) or app.local_table(…)",
     "output stream or table": "app.output_stream(…), app.table(…) or app.local_table(…)",
     "output stream": "app.output_stream(…)",
@@ -275,10 +270,10 @@ _CALLS = {
 }
 
 
-def not_declared(passed: object, where: str, expected: str, application: str) -> PlanningError:
+def undeclared_error(passed: object, where: str, expected: str, application: str) -> PlanningError:
     """Return the error for `passed`, where a declared `expected` was expected."""
     problem = f"which application {application!r} has not declared: expected a declared {expected}."
-    calls = f"Pass what {_CALLS[expected]} returned."
+    calls = f"Pass what {_DECLARING_CALLS[expected]} returned."
     operator = getattr(passed, "operator", None)
     if operator is None:
         return PlanningError(
@@ -297,7 +292,7 @@ def not_declared(passed: object, where: str, expected: str, application: str) ->
     )
 
 
-def check_ours(graph: OperatorGraph, target: OfApplication, name: str) -> None:
+def check_same_application(graph: OperatorGraph, target: ApplicationPart, name: str) -> None:
     """Raise PlanningError where `target`, called `name`, is of another application than the operators of `graph`."""
     if target.graph is graph:
         return
@@ -310,7 +305,7 @@ def check_ours(graph: OperatorGraph, target: OfApplication, name: str) -> None:
     )
 
 
-class StreamSends(AppliesOperators):
+class SendOperations(OperatorStream):
     """What writes the records of a stream, beside or before the way on."""
 
     __slots__ = ()
@@ -366,8 +361,8 @@ class StreamSends(AppliesOperators):
         if isinstance(target, DatasetHandle):
             return self._send_to_dataset(target)
         if not isinstance(target, OutputStream):
-            raise not_declared(target, f"send_to after {self.operator}", "output stream or table", self.graph.name)
-        check_ours(self.graph, target, target.name)
+            raise undeclared_error(target, f"send_to after {self.operator}", "output stream or table", self.graph.name)
+        check_same_application(self.graph, target, target.name)
         self._refuse_second_writer(target)
         return self.apply(SendToStream(target.name))
 
@@ -403,9 +398,9 @@ class StreamSends(AppliesOperators):
                     "Send whole records to it with send_to().",
                     operator=self.operator,
                 )
-            raise not_declared(table, f"update after {self.operator}", "remote table", self.graph.name)
+            raise undeclared_error(table, f"update after {self.operator}", "remote table", self.graph.name)
         what = f"update of {table.name} after {self.operator}"
-        update = checked_update(what, table.key, set, add, append, remove, if_missing)
+        update = build_update(what, table.key, set, add, append, remove, if_missing)
         contract = UpdateContract.UPDATE_ONLY if if_missing is None else UpdateContract.UPDATE_WITH_DEFAULTS
         return self._send_to_table(
             "update", table, contract, update, on_null_key, dead_letters, at_most, args, marks_as
@@ -423,7 +418,7 @@ class StreamSends(AppliesOperators):
         they lie, unless `keeps_partitioning=True` promises that the columns by which the records are partitioned are as
         they were.
         """
-        return self.apply(checked_sink(self.operator, function, returns, keeps_partitioning))
+        return self.apply(build_sink(self.operator, function, returns, keeps_partitioning))
 
     def _send_to_table(
         self,
@@ -448,7 +443,7 @@ class StreamSends(AppliesOperators):
             )
         bound = 100 if at_most is None else at_most
         check_whole_number(bound, what, "1 or more", argument="at_most")
-        check_ours(self.graph, target, target.name)
+        check_same_application(self.graph, target, target.name)
         if marks_as is not None:
             check_name("marks", marks_as)
         letters = None if dead_letters is None else bound
@@ -457,8 +452,8 @@ class StreamSends(AppliesOperators):
         if dead_letters is not None:
             if not isinstance(dead_letters, OutputStream):
                 where = f"{method}(dead_letters=) after {self.operator}"
-                raise not_declared(dead_letters, where, "output stream", self.graph.name)
-            check_ours(self.graph, dead_letters, dead_letters.name)
+                raise undeclared_error(dead_letters, where, "output stream", self.graph.name)
+            check_same_application(self.graph, dead_letters, dead_letters.name)
             self._refuse_second_writer(dead_letters)
             sent.apply(SendDeadLetters(dead_letters.name, bound), name=target.name)
         return sent
@@ -474,12 +469,12 @@ class StreamSends(AppliesOperators):
             )
 
     def _send_to_local(self, target: DatasetHandle, deleted: str | None, on_null_key: OnNullKey) -> Self:
-        check_ours(self.graph, target, target.name)
-        spec = checked_send_to_local(self.graph.name, self.operator, target.dataset, deleted, on_null_key)
+        check_same_application(self.graph, target, target.name)
+        spec = build_send_to_local(self.graph.name, self.operator, target.dataset, deleted, on_null_key)
         return self.apply(spec, name=target.name)
 
     def _send_to_dataset(self, target: DatasetHandle) -> Self:
-        check_ours(self.graph, target, target.name)
+        check_same_application(self.graph, target, target.name)
         if target.dataset.stream is None:
             raise PlanningError(
                 f"send_to after {self.operator}: dataset {target.name!r} is made from {target.dataset.input}, and not "
@@ -501,7 +496,7 @@ class StreamSends(AppliesOperators):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MessageStream(StreamOverTime, StreamSends):
+class MessageStream(EventTimeOperations, SendOperations):
     """The records that leave one operator."""
 
     graph: OperatorGraph = field(repr=False)
@@ -513,7 +508,7 @@ class MessageStream(StreamOverTime, StreamSends):
         A DataFrame function may be given instead; it must keep the columns. Nothing is known after it of where records
         lie, unless `keeps_partitioning=True` promises that it leaves them there.
         """
-        return self.apply(checked_filter(self.operator, condition, keeps_partitioning))
+        return self.apply(build_filter(self.operator, condition, keeps_partitioning))
 
     def map(self, *expressions: str | DataFrameFunction, keeps_partitioning: bool = False) -> MessageStream:
         """Return records whose columns are these Spark SQL expressions: "tailnum", "upper(x) as y", "*".
@@ -522,11 +517,11 @@ class MessageStream(StreamOverTime, StreamSends):
         "name as other" and "*"; nothing is known after a function, unless `keeps_partitioning=True`
         promises that it neither changes nor moves the columns by which its records are partitioned.
         """
-        return self.apply(checked_map(self.operator, expressions, keeps_partitioning))
+        return self.apply(build_map(self.operator, expressions, keeps_partitioning))
 
     def select(self, *columns: str) -> MessageStream:
         """Return records with exactly these columns: "tailnum", "dest as faa", or "upper(model) as model"."""
-        return self.apply(checked_select(self.operator, columns))
+        return self.apply(build_select(self.operator, columns))
 
     def with_columns(self, **columns: str) -> MessageStream:
         """Return records with all their columns and these, which are Spark SQL expressions: gross="spent * 1.2".
@@ -534,7 +529,7 @@ class MessageStream(StreamOverTime, StreamSends):
         A column of the same name is replaced, in its place. Where records lie stays known, unless a column by which
         they are partitioned is replaced.
         """
-        return self.apply(checked_with_columns(self.operator, columns))
+        return self.apply(build_with_columns(self.operator, columns))
 
     def flat_map(
         self,
@@ -552,7 +547,7 @@ class MessageStream(StreamOverTime, StreamSends):
         Nothing is known of where these lie, unless `keeps_partitioning=True` promises that the columns by which the
         records are partitioned are as they were.
         """
-        return self.apply(checked_flat_map(self.operator, what, schema, keep_empty, keeps_partitioning))
+        return self.apply(build_flat_map(self.operator, what, schema, keep_empty, keeps_partitioning))
 
     def merge(self, *others: MessageStream) -> MessageStream:
         """Return the records of this stream and of the others, which have the same columns of the same types.
@@ -564,7 +559,7 @@ class MessageStream(StreamOverTime, StreamSends):
             raise ConfigurationError(
                 f"merge after {self.operator} got no other stream.", "Name those to merge with.", argument="others"
             )
-        return self.apply(checked_merge(self.operator, [other.operator for other in others]), *others)
+        return self.apply(build_merge(self.operator, [other.operator for other in others]), *others)
 
     def broadcast(self, *, task: str = "task") -> MessageStream:
         """Return all the records for every task, each with the task's number, from 0, in the column `task`.
@@ -572,7 +567,7 @@ class MessageStream(StreamOverTime, StreamSends):
         They have to fit into memory, those of a batch, once for each of Spark's executors.
         """
         stream = f"{self.graph.name}-{self.graph.next_id(Broadcast.kind)}"
-        return self.apply(checked_broadcast(self.operator, stream, task))
+        return self.apply(build_broadcast(self.operator, stream, task))
 
     def partition_by(self, *columns: str, partitions: int | None = None) -> MessageStream:
         """Return the records spread anew by `columns`: an intermediate stream.
@@ -580,10 +575,10 @@ class MessageStream(StreamOverTime, StreamSends):
         "upper(city) as city_key" is a column of the records from then on. The planner finds the count where
         `partitions` does not give it.
         """
-        names, computed = key_columns(columns)
+        names, computed = parse_key_columns(columns)
         before = self.with_columns(**computed) if computed else self
         stream = f"{self.graph.name}-{self.graph.next_id(PartitionBy.kind)}"
-        return before.apply(checked_partition_by(before.operator, stream, names, partitions))
+        return before.apply(build_partition_by(before.operator, stream, names, partitions))
 
     def join(
         self,
@@ -623,8 +618,8 @@ class MessageStream(StreamOverTime, StreamSends):
         does not declare, {"seats": "int"}; `args` are handed through to the table's function.
         """
         if not isinstance(table, DatasetHandle | RemoteTableHandle):
-            raise not_declared(table, f"join after {self.operator}", "dataset or remote table", self.graph.name)
-        check_ours(self.graph, table, table.name)
+            raise undeclared_error(table, f"join after {self.operator}", "dataset or remote table", self.graph.name)
+        check_same_application(self.graph, table, table.name)
         operator = self.graph.next_id(Join.kind, name or table.name)
         if name is not None:
             check_name("join", name)
@@ -635,8 +630,8 @@ class MessageStream(StreamOverTime, StreamSends):
                     "Give one another name=.",
                     operator=operator,
                 )
-        by_time = ByTime(as_of, before_history, on_null_time)
-        spec = joined(
+        by_time = AsOfOptions(as_of, before_history, on_null_time)
+        spec = build_table_join(
             operator, table, on=on, how=how, select=select, prefix=prefix, min_match_rate=min_match_rate, args=args,
             function=function, schema=schema, by_time=by_time,
         )  # fmt: skip
@@ -648,7 +643,7 @@ class MessageStream(StreamOverTime, StreamSends):
         The other methods are short ways to the operators that there are; `name` ends the operator's id.
         """
         for stream in others:
-            check_ours(self.graph, stream, stream.operator)
+            check_same_application(self.graph, stream, stream.operator)
         inputs = (self.operator, *(stream.operator for stream in others))
         return MessageStream(self.graph, self.graph.add(spec, inputs, name))
 
@@ -664,13 +659,13 @@ def update_message(*, key: str | Sequence[str], update: Columns, default: Column
         stream.map(*update_message(key="tailnum", update={"last_dest": "dest"}, default=["model", "seats"]))
              .send_to(aircraft, UpdateContract.UPDATE_WITH_DEFAULTS)
     """
-    keys = column_names("update_message: key=", key)
+    keys = validate_column_names("update_message: key=", key)
     if not keys:
         raise ConfigurationError(
             "update_message names no key.", "Write key= with the table's key columns.", argument="key"
         )
-    pairs = pairs_of("update_message: update=", update)
-    first = None if default is None else pairs_of("update_message: default=", default, empty=True)
-    check_own_key("update_message: update=", keys, pairs)
-    check_own_key("update_message: default=", keys, first or ())
-    return (*(quoted(name) for name in keys), f"{struct_of(pairs)} as {UPDATE}", *default_of(first))
+    pairs = parse_pairs("update_message: update=", update)
+    first = None if default is None else parse_pairs("update_message: default=", default, empty=True)
+    check_key_unchanged("update_message: update=", keys, pairs)
+    check_key_unchanged("update_message: default=", keys, first or ())
+    return (*(quoted(name) for name in keys), f"{struct_expression(pairs)} as {UPDATE}", *default_expression(first))

@@ -30,29 +30,29 @@ KIND = "table"
 
 
 @contextmanager
-def remembered_tables(lake: Lake, app: Application, *, by: str) -> Iterator[None]:
+def register_tables(lake: Lake, app: Application, *, by: str) -> Iterator[None]:
     """Store the declarations of the application's tables before it runs, and afterwards which of them are there.
 
     Those of unregistered backends stay unknown. TableNotFoundError for a table that was there and now is not, neither
     where it was nor where it is declared: it would begin anew, without what it held.
     """
     for table in app.tables.values():
-        _remember(lake, table, by=by, check=True)
+        _register(lake, table, by=by, check=True)
     try:
         yield
     except BaseException:
         with suppress(AdjunctError):  # what ended the run says more
-            _remember_all(lake, app, by=by)
+            _register_all(lake, app, by=by)
         raise
-    _remember_all(lake, app, by=by)
+    _register_all(lake, app, by=by)
 
 
-def _remember_all(lake: Lake, app: Application, *, by: str) -> None:
+def _register_all(lake: Lake, app: Application, *, by: str) -> None:
     for table in app.tables.values():
-        _remember(lake, table, by=by, check=False)
+        _register(lake, table, by=by, check=False)
 
 
-def _remember(lake: Lake, table: object, *, by: str, check: bool) -> None:
+def _register(lake: Lake, table: object, *, by: str, check: bool) -> None:
     if not isinstance(table, RemoteTable):
         return
     function = table.read_function or table.write_function
@@ -67,14 +67,14 @@ def _remember(lake: Lake, table: object, *, by: str, check: bool) -> None:
     def decide(current: Commit | None) -> dict[str, Any] | None:
         if current is not None and current.body.get("was_there") and exists is False:
             if check:
-                raise _gone(lake, table.name, current.body["function"], description)
+                raise _missing_table_error(lake, table.name, current.body["function"], description)
             return None  # it went while the run was at work: the next one tells
         return None if current is not None and current.body == body else body
 
     log.transact(decide, by=by)
 
 
-def _gone(lake: Lake, name: str, before: dict[str, Any], now: dict[str, Any]) -> TableNotFoundError:
+def _missing_table_error(lake: Lake, name: str, before: dict[str, Any], now: dict[str, Any]) -> TableNotFoundError:
     there, here = (f"{one.get('table')!r} in {one.get('path')}" for one in (before, now))
     anew = f"Or let the next run create it again: adjunct table allow-recreate {name}."
     if here == there:
@@ -92,22 +92,22 @@ def _gone(lake: Lake, name: str, before: dict[str, Any], now: dict[str, Any]) ->
     )
 
 
-def forget_table(lake: Lake, name: str, *, by: str) -> None:
+def reset_table(lake: Lake, name: str, *, by: str) -> None:
     """Let a table that is gone begin anew with the next run that writes it; what there is of it stays as it is."""
 
     def decide(current: Commit | None) -> dict[str, Any]:
         if current is None:
-            raise _unknown(lake, name)
+            raise _unknown_table_error(lake, name)
         return {**current.body, "was_there": False}
 
     _log(lake, name).transact(decide, by=by)
 
 
-def open_table(lake: Lake, name: str) -> RemoteTable[Any, Any, Any]:
+def open_registered_table(lake: Lake, name: str) -> RemoteTable[Any, Any, Any]:
     """Return the table of this name, for reading; it connects when first used."""
     commit = _log(lake, name).current()
     if commit is None:
-        raise _unknown(lake, name)
+        raise _unknown_table_error(lake, name)
     try:
         settings = dict(commit.body["function"])
         # Looking a record up must not make a table.
@@ -121,7 +121,7 @@ def open_table(lake: Lake, name: str) -> RemoteTable[Any, Any, Any]:
         ) from error
 
 
-def _unknown(lake: Lake, name: str) -> ConfigurationError:
+def _unknown_table_error(lake: Lake, name: str) -> ConfigurationError:
     known = sorted({info.key.split("/")[1] for info in lake.store.list("tables/")})
     return ConfigurationError(
         f"no application of {lake.url} has written a table {name!r}; known are {', '.join(known) or 'none'}.",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from pydantic import Field as Default
 from pydantic import PlainSerializer, PlainValidator, ValidationError
 
-from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, VersionsMet
+from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, JoinVersions
 from dagster_adjunct.resources.common import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -111,7 +111,7 @@ class Replay(StoredDocument):
     by: str
     reason: str
     began_at: datetime
-    versions: VersionsMet
+    versions: JoinVersions
     recorded: str | None = None
 
     def words(self) -> str:
@@ -322,7 +322,7 @@ class Intent(StoredDocument):
     lost: dict[Partition, Range] = Default(default_factory=dict)
     replays: dict[Partition, str] = Default(default_factory=dict)
     tasks: int | None = None
-    reading: VersionsMet = AS_OF
+    reading: JoinVersions = AS_OF
     over_time: dict[str, tuple[str, ...]] = Default(default_factory=dict)
     waiting: tuple[Partition, ...] = ()
     cut: bool = False

@@ -82,7 +82,7 @@ def run(
 
     The exit code is 3 where a dataset has refused a version; batches went on with the one served before.
     """
-    from dagster_adjunct.orchestration.application.graph import made_by_partition, partitions_note
+    from dagster_adjunct.orchestration.application.graph import describe_partitions, is_advanced_by_partition
     from dagster_adjunct.orchestration.planner.catalog import systems_for
     from dagster_adjunct.orchestration.step.run import run_application, session_scope
     from dagster_adjunct.resources.objects.lake import open_lake
@@ -124,7 +124,7 @@ def run(
             show_table(name, ["counter", "value"], list(counters.items()))
         where = "caught up" if report.step.caught_up else "stopped at the limit"
         console.print(f"{report.step.batches} batches, {where}.")
-        for note in (partitions_note(dataset) for dataset in app.datasets if made_by_partition(dataset)):
+        for note in (describe_partitions(dataset) for dataset in app.datasets if is_advanced_by_partition(dataset)):
             show_line(note)
     fail_if_rejected(report.datasets)
 

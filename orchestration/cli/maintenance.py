@@ -67,7 +67,7 @@ def advance(
     """
     from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
     from dagster_adjunct.assets.writing.write_generation import Runtime
-    from dagster_adjunct.orchestration.planner.catalog import systems_for, systems_of
+    from dagster_adjunct.orchestration.planner.catalog import open_dataset_systems, systems_for
     from dagster_adjunct.orchestration.step.run import advance_together, apply_startpoints, session_scope
     from dagster_adjunct.resources.objects.lake import open_lake
 
@@ -81,7 +81,7 @@ def advance(
     unit = unit_of(app, name)
     lake = open_lake(lake_url)
     person = who(by)
-    systems = systems_of(unit, lake)
+    systems = open_dataset_systems(unit, lake)
     with session_scope(master=master, lake_url=lake.url, on_start=lines_shown(json_output)) as spark:
         if partition is None:
             shown = stages_shown(json_output)
@@ -121,7 +121,7 @@ def advance_all(
 ) -> tuple[list[AdvanceReport], list[str]]:
     """Bring the datasets of an application up to date; their reports, and the names of those made by partitions."""
     from dagster_adjunct.assets.writing.write_generation import Runtime
-    from dagster_adjunct.orchestration.application.graph import made_by_partition
+    from dagster_adjunct.orchestration.application.graph import is_advanced_by_partition
     from dagster_adjunct.orchestration.planner.catalog import systems_for
     from dagster_adjunct.orchestration.step.run import advance_datasets
 
@@ -129,7 +129,7 @@ def advance_all(
     advanced = advance_datasets(
         Runtime(lake, systems, session_factory(spark), by), app, on_report=on_report, on_stage=on_stage
     )
-    return list(advanced.reports), [dataset.name for dataset in app.datasets if made_by_partition(dataset)]
+    return list(advanced.reports), [dataset.name for dataset in app.datasets if is_advanced_by_partition(dataset)]
 
 
 def stages_shown(json_output: bool) -> OnStage:
@@ -144,7 +144,7 @@ def lines_shown(json_output: bool) -> Callable[[str], None]:
 
 def unit_of(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
     """Return what advances together with the dataset of this name."""
-    from dagster_adjunct.orchestration.application.graph import units_of
+    from dagster_adjunct.orchestration.application.graph import group_datasets
 
     datasets = {dataset.name: dataset for dataset in app.datasets}
     if name not in datasets:
@@ -156,7 +156,7 @@ def unit_of(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
         )
     wanted = datasets[name]
     in_set = [member for member in app.datasets if wanted.version_set and member.version_set == wanted.version_set]
-    return units_of(in_set or [wanted], f"application {app.name!r}")[0]
+    return group_datasets(in_set or [wanted], f"application {app.name!r}")[0]
 
 
 def _check_partitions(unit: Sequence[AdjunctDataset]) -> None:
@@ -298,7 +298,7 @@ def rebuild(
 ) -> None:
     """Build an unbounded dataset anew from its stream's oldest offset, or its bulk snapshot; readers keep the old."""
     from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
-    from dagster_adjunct.orchestration.planner.catalog import systems_of
+    from dagster_adjunct.orchestration.planner.catalog import open_dataset_systems
     from dagster_adjunct.orchestration.step.run import session_scope
     from dagster_adjunct.resources.objects.lake import open_lake
 
@@ -306,7 +306,9 @@ def rebuild(
     lake = open_lake(lake_url, create=False)
     shown = stages_shown(json_output)
     with session_scope(master=master, lake_url=lake.url, on_start=lines_shown(json_output)) as spark:
-        report = rebuild_dataset(lake, systems_of([spec], lake), spec, spark, reason=reason, by=who(by), on_stage=shown)
+        report = rebuild_dataset(
+            lake, open_dataset_systems([spec], lake), spec, spark, reason=reason, by=who(by), on_stage=shown
+        )
     show_report(report, json_output=json_output)
 
 

@@ -11,7 +11,7 @@ import click
 
 from dagster_adjunct.orchestration.application.application import load_application
 from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_line
-from dagster_adjunct.orchestration.planner.render import differences
+from dagster_adjunct.orchestration.planner.render import describe_differences
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def plan(
     older = stored_plan(against)
     # What the lake says of the application is no difference between its plans, of which a stored one says it, too.
     older["notes"] = [note for note in older.get("notes", ()) if note not in told]
-    lines = differences(older, planned.to_json())
+    lines = describe_differences(older, planned.to_json())
     if form == "json":
         found = {"against": str(against), "differences": lines, "notes": told}
         text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"

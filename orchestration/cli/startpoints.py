@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagster_adjunct.orchestration.application.application import load_application
-from dagster_adjunct.orchestration.application.graph import dagster_name
+from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.cli.options import explained, who
 from dagster_adjunct.orchestration.cli.output import (
     as_json,
@@ -22,7 +22,7 @@ from dagster_adjunct.orchestration.cli.output import (
     show_table,
     show_times,
 )
-from dagster_adjunct.orchestration.operators.stream_facts import VERSIONS_MET, VersionsMet
+from dagster_adjunct.orchestration.operators.stream_facts import JOIN_VERSIONS, JoinVersions
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ def startpoint() -> None:
 @click.option("--until-upcoming", is_flag=True, help="A bounded replay, which ends where the stream ends at its start.")
 @click.option(
     "--versions",
-    type=click.Choice(VERSIONS_MET),
+    type=click.Choice(JOIN_VERSIONS),
     help="What a bounded replay meets in datasets: what was valid at each record's time, what is served now, or what "
     "the batches met that read the records first. As-of where joins are as-of, else current.",
 )
@@ -292,7 +292,7 @@ def set_startpoint(
     until_timestamp: str | None,
     until_offset: str | None,
     until_upcoming: bool,
-    versions: VersionsMet | None,
+    versions: JoinVersions | None,
     task: str | None,
     on_unresolved: str,
     force: bool,
@@ -495,7 +495,7 @@ def _tasks(names: Sequence[str]) -> str | None:
 
 
 def _next(app: Application, reference: str) -> str:
-    sensor = dagster_name(f"{app.name}_startpoints")
+    sensor = to_dagster_name(f"{app.name}_startpoints")
     return f"The next run begins there: the sensor {sensor}, if it is on, starts one; else: adjunct run {reference}."
 
 

@@ -32,11 +32,11 @@ def table() -> None:
 @as_json
 def get(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool) -> None:
     """Look one record up by its key, one KEY for each key column. The exit code is 6 where there is none."""
-    from dagster_adjunct.orchestration.application.table_registry import open_table
+    from dagster_adjunct.orchestration.application.table_registry import open_registered_table
     from dagster_adjunct.resources.objects.lake import open_lake
     from dagster_adjunct.resources.tables.table import BlockingTable
 
-    remote = open_table(open_lake(lake_url, create=False), name)
+    remote = open_registered_table(open_lake(lake_url, create=False), name)
     values = _typed(key, remote)
     with BlockingTable(remote) as blocking:
         record = blocking.get(values[0] if len(values) == 1 else values)
@@ -54,10 +54,10 @@ def get(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool
 @as_json
 def allow_recreate(name: str, by: str | None, lake_url: str | None, json_output: bool) -> None:
     """Let the next run create a table again whose file is gone. Deletes nothing."""
-    from dagster_adjunct.orchestration.application.table_registry import forget_table
+    from dagster_adjunct.orchestration.application.table_registry import reset_table
     from dagster_adjunct.resources.objects.lake import open_lake
 
-    forget_table(open_lake(lake_url, create=False), name, by=who(by))
+    reset_table(open_lake(lake_url, create=False), name, by=who(by))
     if json_output:
         show_json({"table": name, "forgotten": True})
     else:

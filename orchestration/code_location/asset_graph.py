@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from dagster import AssetKey, AssetsDefinition, AssetSpec
 
 from dagster_adjunct.orchestration.application.graph import (
-    outputs_of,
-    source_of,
-    sources_read,
-    tables_read,
-    units_of,
-    unused_datasets,
+    dataset_source,
+    find_lookup_tables,
+    find_outputs,
+    find_sources,
+    find_unjoined_datasets,
+    group_datasets,
 )
 from dagster_adjunct.orchestration.code_location.dataset_assets import (
     DatasetAsset,
@@ -51,15 +51,15 @@ class AssetGraph:
         Datasets whose versions are partitions are left out: a job has no partitions for some of its assets only. So are
         those that live for one run: the application's step makes them.
         """
-        for source in sources_read(app):
+        for source in find_sources(app):
             spec = self._spec(app, source, external=True)
             self._read.setdefault(spec.key, spec)
         datasets = {dataset.name: self._add_dataset(app, dataset) for dataset in app.datasets}
         stored = [dataset for dataset in app.datasets if dataset.versions is None and _is_made_alone(dataset)]
         keys = [datasets[dataset.name] for dataset in stored]
         outputs = {
-            output.node: self._spec(app, output.node, [*output.upstream, *unused_datasets(app)])
-            for output in outputs_of(app)
+            output.node: self._spec(app, output.node, [*output.upstream, *find_unjoined_datasets(app)])
+            for output in find_outputs(app)
         }
         for node, spec in outputs.items():
             writer = self._writers.setdefault(spec.key, app.name)
@@ -73,7 +73,7 @@ class AssetGraph:
         self._written[app.name] = [spec.key for spec in outputs.values()]
         if outputs:
             inputs = {stream: self._key(app, LineageNode("stream", stream)) for stream in app.inputs}
-            tables = {node.name: self._key(app, node) for node in tables_read(app)}
+            tables = {node.name: self._key(app, node) for node in find_lookup_tables(app)}
             self._outputs.append(outputs_asset(app, outputs, inputs, datasets, tables, self._preview_rows))
         self._made[app.name] = [*keys, *self._written[app.name]]
         return self._made[app.name]
@@ -90,7 +90,7 @@ class AssetGraph:
         """Return the assets that are made here: datasets, each version set in one, and the applications' outputs."""
         made = []
         stored = (asset.dataset for asset, _ in self._datasets.values() if _is_made_alone(asset.dataset))
-        for unit in units_of(stored, "build_definitions"):
+        for unit in group_datasets(stored, "build_definitions"):
             members = [self._datasets[dataset.name][0] for dataset in unit]
             partitioned = members[0].dataset.versions is not None
             applications = {app.name: app for dataset in unit for app in self._declared_by[dataset.name]}
@@ -114,7 +114,7 @@ class AssetGraph:
 
         Those that this application's job is the first to make.
         """
-        units = units_of((asset.dataset for asset, _ in self._datasets.values()), "build_definitions")
+        units = group_datasets((asset.dataset for asset, _ in self._datasets.values()), "build_definitions")
         delivered = (unit for unit in units if all(map(is_delivered, unit)))
         members = ([self._datasets[dataset.name][0] for dataset in unit] for unit in delivered)
         return [unit for unit in members if self._first_to_make(unit) == application]
@@ -129,7 +129,7 @@ class AssetGraph:
         return [asset for asset in mine if asset.dataset.following.persistent]
 
     def _add_dataset(self, app: "Application", dataset: "AdjunctDataset") -> AssetKey:
-        source = source_of(dataset)
+        source = dataset_source(dataset)
         streams = (
             {} if dataset.stream is None else {dataset.stream: self._key(app, LineageNode("stream", dataset.stream))}
         )

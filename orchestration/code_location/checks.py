@@ -21,7 +21,7 @@ from dagster import (
 )
 
 from dagster_adjunct.assets.validation.validators import rule_of, thresholds_of
-from dagster_adjunct.orchestration.application.graph import dagster_name, joins_of
+from dagster_adjunct.orchestration.application.graph import find_output_joins, to_dagster_name
 from dagster_adjunct.resources.errors import AdjunctError, ValidatorError
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ _BY_TIME = {"before_history": "were of times before its history", "null_times": 
 def join_check_specs(app: "Application", outputs: "Mapping[LineageNode, AssetSpec]") -> dict[str, AssetCheckSpec]:
     """Return the check of each join, by the join's id: on the first output that its records reach."""
     checks = {}
-    joins = joins_of(app)
+    joins = find_output_joins(app)
     for operator, node in joins.items():
         match = app.operator(operator).spec.match
         assert match is not None
@@ -195,7 +195,7 @@ def join_check_specs(app: "Application", outputs: "Mapping[LineageNode, AssetSpe
         named = operator.split("-", 2)[2]
         twice = [join for join in joins if join.split("-", 2)[2] == named][1:]
         checks[operator] = AssetCheckSpec(
-            dagster_name(f"match_rate_{operator if operator in twice else named}"),
+            to_dagster_name(f"match_rate_{operator if operator in twice else named}"),
             asset=outputs[node].key,
             description=f"How many of a run's records meet an entry of {match.node.name} ({operator}): {demanded}.",
             metadata={} if least is None else {"adjunct/min_match_rate": float(least)},
@@ -405,7 +405,7 @@ def watermark_check_specs(app: "Application", outputs: "Mapping[LineageNode, Ass
         declared = source.event_time
         if first is not None and declared is not None and declared.max_lag is not None:
             checks[name] = AssetCheckSpec(
-                dagster_name(f"watermark_lag_{name}"),
+                to_dagster_name(f"watermark_lag_{name}"),
                 asset=first.key,
                 description=f"How far the watermark of {name} is behind the clock: at most {declared.max_lag}.",
                 metadata={"adjunct/max_watermark_lag_seconds": declared.max_lag.total_seconds()},

@@ -32,7 +32,7 @@ from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_AS
 from pydantic import Field
 
 from dagster_adjunct.assets.declaration.policies import natural_order
-from dagster_adjunct.orchestration.application.graph import dagster_name
+from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location.checks import (
     OpRun,
     bootstrap_results,
@@ -178,7 +178,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
     kind, name = ("version_set", set_name) if set_name else ("dataset", datasets[0].name)
 
     @multi_asset(
-        name=dagster_name(f"{kind}_{name}"),
+        name=to_dagster_name(f"{kind}_{name}"),
         specs=[member.spec.replace_attributes(skippable=True) for member in unit],
         check_specs=checks,
         # Makes the checks' outputs optional: a run in which no version was judged has none.
@@ -187,13 +187,13 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
     )
     def advance(context: AssetExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> Results:
         from dagster_adjunct.assets.writing.write_generation import Runtime
-        from dagster_adjunct.orchestration.planner.catalog import systems_for, systems_of
+        from dagster_adjunct.orchestration.planner.catalog import open_dataset_systems, systems_for
         from dagster_adjunct.orchestration.step.run import advance_together, apply_startpoints
 
         keys = {member.dataset.name: member.key for member in unit}
         with clear_failures(context, retry=RETRIED), mistakes_reported(context, keys):
             lake = adjunct_lake.open()
-            run = OpRun(context, lake, systems_of(datasets, lake))
+            run = OpRun(context, lake, open_dataset_systems(datasets, lake))
             reports: dict[str, AdvanceReport] = {}
             if context.selected_asset_keys:
                 observe(run, {name: key for member in unit for name, key in member.streams.items()})
@@ -381,7 +381,7 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
     partitions = partitions_of(dataset)
 
     @multi_asset(
-        name=dagster_name(f"dataset_{dataset.name}"),
+        name=to_dagster_name(f"dataset_{dataset.name}"),
         specs=[member.spec.replace_attributes(skippable=True)],
         check_specs=check_specs(dataset, member.key),
         can_subset=True,
@@ -396,12 +396,12 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
         adjunct_spark: SparkResource,
     ) -> PartitionResults:
         from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-        from dagster_adjunct.orchestration.planner.catalog import systems_of
+        from dagster_adjunct.orchestration.planner.catalog import open_dataset_systems
 
         wanted = sorted(context.partition_keys, key=natural_order)
         with clear_failures(context, retry=RETRIED), mistakes_reported(context, {dataset.name: member.key}):
             lake = adjunct_lake.open()
-            run = OpRun(context, lake, systems_of([dataset], lake))
+            run = OpRun(context, lake, open_dataset_systems([dataset], lake))
             build = _Build(run, member, adjunct_spark, StoredVersions(lake, dataset), config)
             try:
                 if context.selected_asset_keys:
@@ -417,7 +417,7 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
 
 def partition_job(member: DatasetAsset) -> "UnresolvedAssetJobDefinition":
     """Return the job that materialises partitions of one dataset."""
-    name = dagster_name(member.dataset.name)
+    name = to_dagster_name(member.dataset.name)
     return define_asset_job(
         f"{name}_versions",
         selection=[member.key],

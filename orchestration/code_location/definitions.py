@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 
 from dagster import AssetKey, Definitions, ScheduleDefinition, SensorDefinition, define_asset_job, in_process_executor
 
-from dagster_adjunct.orchestration.application.graph import dagster_name, made_by_partition, partitions_note
+from dagster_adjunct.orchestration.application.graph import (
+    describe_partitions,
+    is_advanced_by_partition,
+    to_dagster_name,
+)
 from dagster_adjunct.orchestration.code_location.asset_graph import AssetGraph
 from dagster_adjunct.orchestration.code_location.dataset_assets import partition_job
 from dagster_adjunct.orchestration.code_location.jobs import (
@@ -160,16 +164,16 @@ class _LaunchedRuns:
         for member in graph.partitioned():
             job = partition_job(member)
             parts.jobs.append(job)
-            if not made_by_partition(member.dataset):
+            if not is_advanced_by_partition(member.dataset):
                 parts.sensors.append(new_versions_sensor(member, job))
         return parts
 
 
 def _application_job(app: "Application", own: list[AssetKey]) -> "UnresolvedAssetJobDefinition":
     """Return the job that runs an application as a whole, in one process."""
-    description = "\n\n".join(filter(None, [app.description, *map(partitions_note, app.datasets)]))
+    description = "\n\n".join(filter(None, [app.description, *map(describe_partitions, app.datasets)]))
     return define_asset_job(
-        dagster_name(app.name),
+        to_dagster_name(app.name),
         selection=own,
         description=description or None,
         executor_def=in_process_executor,
@@ -181,10 +185,10 @@ def _refuse_one_name(apps: "Sequence[Application]") -> None:
     """Refuse two applications whose jobs and sensors would have the same names."""
     known: dict[str, Application] = {}
     for app in apps:
-        other = known.setdefault(dagster_name(app.name), app)
+        other = known.setdefault(to_dagster_name(app.name), app)
         if other is not app:
             raise ConfigurationError(
-                f"applications {other.name!r} and {app.name!r} would both have the job {dagster_name(app.name)!r}: "
+                f"applications {other.name!r} and {app.name!r} would both have the job {to_dagster_name(app.name)!r}: "
                 "Dagster writes '-' as '_'.",
                 "Rename one; the same application is given once.",
                 application=app.name,

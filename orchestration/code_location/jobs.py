@@ -24,7 +24,7 @@ from dagster import (
 from pydantic import Field
 
 from dagster_adjunct.assets.exchange.iceberg import IcebergTable
-from dagster_adjunct.orchestration.application.graph import dagster_name
+from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, known_version, uri_of
 from dagster_adjunct.orchestration.code_location.metadata import DATA_VERSION_TAG, clear_failures, served_metadata
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
@@ -152,7 +152,7 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     dataset that fails keeps no other from being compacted.
     """
 
-    @op(name=dagster_name(f"compact_{application}"), pool=f"adjunct/compact/{application}")
+    @op(name=to_dagster_name(f"compact_{application}"), pool=f"adjunct/compact/{application}")
     def compact(
         context: OpExecutionContext, config: CompactConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
     ) -> None:
@@ -173,7 +173,7 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
 
     return job_of(
         compact,
-        dagster_name(f"{application}_compact"),
+        to_dagster_name(f"{application}_compact"),
         application=application,
         description="Merges the deltas of change streams' tables, so that reading them stays cheap.",
     )
@@ -191,7 +191,7 @@ def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mappi
     A dataset that fails keeps no other from being handed over, and one without a version is passed over.
     """
 
-    @op(name=dagster_name(f"iceberg_{application}"), pool=f"adjunct/iceberg/{application}")
+    @op(name=to_dagster_name(f"iceberg_{application}"), pool=f"adjunct/iceberg/{application}")
     def publish(context: OpExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> None:
         from dagster_adjunct.assets.exchange.iceberg import publish_to_iceberg
 
@@ -210,7 +210,7 @@ def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mappi
 
     return job_of(
         publish,
-        dagster_name(f"{application}_iceberg"),
+        to_dagster_name(f"{application}_iceberg"),
         application=application,
         description="Hands what the datasets serve over to their Iceberg tables, compacted before where it has deltas.",
     )
@@ -318,7 +318,7 @@ def startpoint_job(app: "Application") -> JobDefinition:
     What each would do, and what it takes the place of, is in the op's metadata and in the run's log. Nothing is read
     by it: the sensor `<application>_startpoints`, or the next run of the application, applies what was asked for.
     """
-    name = dagster_name(app.name)
+    name = to_dagster_name(app.name)
 
     @op(name=f"startpoint_{name}")
     def act(context: OpExecutionContext, config: StartpointConfig, adjunct_lake: LakeResource) -> None:
@@ -377,7 +377,7 @@ def _request(context: OpExecutionContext, startpoints: "Startpoints", config: St
         context.log.info(note)
     if asked.written:
         name = startpoints.app.name
-        sensor = f"{dagster_name(name)}_startpoints"
+        sensor = f"{to_dagster_name(name)}_startpoints"
         context.log.info(f"asked for; the sensor {sensor}, or the next run of {name}, applies it.")
     else:
         context.log.info("dry run: nothing is written.")
@@ -440,7 +440,7 @@ def discard_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     """Return the job that discards in these datasets by their policies; its report is the op's metadata."""
     declared = {member.dataset.name: member.dataset for member in members}
 
-    @op(name=dagster_name(f"discard_{application}"), pool=f"adjunct/discard/{application}")
+    @op(name=to_dagster_name(f"discard_{application}"), pool=f"adjunct/discard/{application}")
     def discard(context: OpExecutionContext, config: DiscardConfig, adjunct_lake: LakeResource) -> None:
         from dagster_adjunct.orchestration.maintenance.discard import discard_all
 
@@ -454,7 +454,7 @@ def discard_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
 
     return job_of(
         discard,
-        dagster_name(f"{application}_discard"),
+        to_dagster_name(f"{application}_discard"),
         application=application,
         description="Discards versions that the datasets' policies let go, and what failed attempts left.",
     )
@@ -472,7 +472,7 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     """
     known = {member.dataset.name: member for member in members}
 
-    @op(name=dagster_name(f"version_action_{application}"))
+    @op(name=to_dagster_name(f"version_action_{application}"))
     def act(context: OpExecutionContext, config: VersionActionConfig, adjunct_lake: LakeResource) -> None:
         from dagster_adjunct.assets.reading.stored_versions import stored_versions
         from dagster_adjunct.assets.versions.actions import kept_beside
@@ -501,7 +501,7 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
 
     return job_of(
         act,
-        dagster_name(f"{application}_version_action"),
+        to_dagster_name(f"{application}_version_action"),
         application=application,
         description="Pins, unpins, rolls back, withdraws, forces or drops a version of a dataset.",
     )

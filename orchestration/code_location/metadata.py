@@ -30,15 +30,15 @@ from dagster import (
 )
 
 from dagster_adjunct.assets.declaration.extractors import Projection
-from dagster_adjunct.orchestration.application.graph import source_of
+from dagster_adjunct.orchestration.application.graph import dataset_source
 from dagster_adjunct.orchestration.operators.stream_facts import (
+    ColumnSources,
     LineageContext,
     LineageNode,
-    Made,
     Sources,
-    add,
-    sources_of,
-    whole,
+    add_sources,
+    identity_sources,
+    sources_from_sql,
 )
 from dagster_adjunct.resources.backends.columns import describe
 from dagster_adjunct.resources.common import split_stream_name
@@ -80,7 +80,7 @@ def column_schema(schema: Schema, descriptions: Mapping[str, str] | None = None)
     return _table_schema({field.name: field.type for field in schema.fields}, descriptions or {})
 
 
-def lineage_metadata(made: Made, key_of: Callable[[LineageNode], AssetKey | None]) -> dict[str, Any]:
+def lineage_metadata(made: ColumnSources, key_of: Callable[[LineageNode], AssetKey | None]) -> dict[str, Any]:
     """Return which columns of other assets each column is made of, nothing where that is not known."""
     deps = {
         name: [TableColumnDep(key, column) for node, column in sources if (key := key_of(node)) is not None]
@@ -489,50 +489,50 @@ def has_ended(instance: DagsterInstance, run_id: str) -> bool:
     return run is not None and run.is_finished
 
 
-def output_columns(app: Application, plan: ExecutionPlan) -> dict[LineageNode, Made]:
+def output_columns(app: Application, plan: ExecutionPlan) -> dict[LineageNode, ColumnSources]:
     """Return, for each output, the columns of streams and datasets that each of its columns is made of.
 
     A computed column is made of all that its expression names. What a function returns is not known, nor what comes
     after it. A join's condition makes no column.
     """
     planned = {operator.id: operator.columns for operator in plan.operators}
-    made: dict[str, Made] = {}
-    outputs: dict[LineageNode, Made] = {}
+    made: dict[str, ColumnSources] = {}
+    outputs: dict[LineageNode, ColumnSources] = {}
     for operator in app.operators:
         arriving = [made[source] for source in operator.inputs]
         target = operator.spec.target(app)
         if target is not None:
             for columns in arriving:
                 for name, sources in operator.spec.written_columns(columns).items():
-                    add(outputs.setdefault(target, {}), name, sources)
+                    add_sources(outputs.setdefault(target, {}), name, sources)
         context = LineageContext(app, tuple(planned[source] for source in operator.inputs), planned[operator.id])
         made[operator.id] = operator.spec.column_sources(context, arriving)
     return outputs
 
 
-def dataset_columns(dataset: AdjunctDataset, stored: Iterable[str], records: Iterable[str] | None) -> Made:
+def dataset_columns(dataset: AdjunctDataset, stored: Iterable[str], records: Iterable[str] | None) -> ColumnSources:
     """Return which columns of its input each stored column of a dataset is made of; `records` are the input's."""
-    source = source_of(dataset)
+    source = dataset_source(dataset)
     if source is None:
         return {}
     if dataset.extractor is None:
         there = None if records is None else {name.lower() for name in records}
-        return whole(source, [name for name in stored if there is None or name.lower() in there])
+        return identity_sources(source, [name for name in stored if there is None or name.lower() in there])
     if not isinstance(dataset.extractor, Projection) or records is None:
         return {}
-    taken, computed = whole(source, records), dict(dataset.extractor.select)
-    return {name: sources_of(computed.get(name, f"`{name}`"), taken) for name in stored}
+    taken, computed = identity_sources(source, records), dict(dataset.extractor.select)
+    return {name: sources_from_sql(computed.get(name, f"`{name}`"), taken) for name in stored}
 
 
-def origins(outputs: Mapping[LineageNode, Made]) -> dict[LineageNode, Made]:
+def origins(outputs: Mapping[LineageNode, ColumnSources]) -> dict[LineageNode, ColumnSources]:
     """Return the same with the columns of outputs replaced by what these are made of."""
-    traced: dict[LineageNode, Made] = {}
+    traced: dict[LineageNode, ColumnSources] = {}
     for node, made in outputs.items():
         traced[node] = {}
         for name, sources in made.items():
             for source, column in sources:
                 earlier = traced.get(source, {}).get(column) if source != node else None
-                add(traced[node], name, earlier or ((source, column),))
+                add_sources(traced[node], name, earlier or ((source, column),))
     return traced
 
 

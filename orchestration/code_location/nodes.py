@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dagster import AssetKey, FreshnessPolicy
 
 from dagster_adjunct.assets.declaration.sources import FileSource
-from dagster_adjunct.orchestration.application.graph import dagster_name
+from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location.metadata import (
     column_schema,
     dataset_preview,
@@ -33,7 +33,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.stream_facts import Made
+    from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources
     from dagster_adjunct.orchestration.planner.plan import PlannedTable
     from dagster_adjunct.resources.common import CodeLine
     from dagster_adjunct.resources.objects.lake import Lake
@@ -108,7 +108,7 @@ class NodeKind(ABC):
 
     # -- what a run has written
 
-    def output_metadata(self, outputs: Outputs, name: str, columns: Made) -> dict[str, Any]:
+    def output_metadata(self, outputs: Outputs, name: str, columns: ColumnSources) -> dict[str, Any]:
         """Return what it holds after a run that has written it; `columns` are what its columns are made of."""
         return {}
 
@@ -124,7 +124,7 @@ class DatasetNode(NodeKind):
     kind = "dataset"
 
     def asset_key(self, subject: AssetSubject) -> AssetKey:
-        return AssetKey(["datasets", f"{dagster_name(subject.name)}_dataset"])
+        return AssetKey(["datasets", f"{to_dagster_name(subject.name)}_dataset"])
 
     def dagster_kinds(self, subject: AssetSubject) -> set[str]:
         return {"spark", "parquet"}
@@ -140,7 +140,7 @@ class DatasetNode(NodeKind):
     def declared_at(self, app: Application, name: str) -> CodeLine | None:
         return app.dataset(name).declared_at
 
-    def output_metadata(self, outputs: Outputs, name: str, columns: Made) -> dict[str, Any]:
+    def output_metadata(self, outputs: Outputs, name: str, columns: ColumnSources) -> dict[str, Any]:
         """Return what a local table holds, with the version that its materialisation has under VERSION."""
         from dagster_adjunct.assets.reading.dataset import open_dataset
         from dagster_adjunct.assets.reading.stored_versions import StoredVersions
@@ -180,7 +180,7 @@ class FilesNode(NodeKind):
 
     def asset_key(self, subject: AssetSubject) -> AssetKey:
         path = subject.name.partition("://")[2] or subject.name
-        return AssetKey(["files", *(dagster_name(part) for part in path.split("/") if part not in ("", "."))])
+        return AssetKey(["files", *(to_dagster_name(part) for part in path.split("/") if part not in ("", "."))])
 
     def dagster_kinds(self, subject: AssetSubject) -> set[str]:
         return {subject.storage}
@@ -200,7 +200,7 @@ class RemoteTableNode(NodeKind):
     kind = "table"
 
     def asset_key(self, subject: AssetSubject) -> AssetKey:
-        return AssetKey(["tables", dagster_name(subject.name)])
+        return AssetKey(["tables", to_dagster_name(subject.name)])
 
     def dagster_kinds(self, subject: AssetSubject) -> set[str]:
         return {subject.storage or "table"}
@@ -211,7 +211,7 @@ class RemoteTableNode(NodeKind):
     def declared_metadata(self, app: Application, name: str) -> dict[str, Any]:
         return table_metadata(app.tables[name])
 
-    def output_metadata(self, outputs: Outputs, name: str, columns: Made) -> dict[str, Any]:
+    def output_metadata(self, outputs: Outputs, name: str, columns: ColumnSources) -> dict[str, Any]:
         sends = [table for table in outputs.tables if table.table == name]
         planned = {
             "adjunct/order": "; ".join(dict.fromkeys(f"{send.order}: {send.why}" for send in sends)),
@@ -230,7 +230,7 @@ class SinkNode(NodeKind):
 
     def asset_key(self, subject: AssetSubject) -> AssetKey:
         application, _, function = subject.name.partition("/")
-        return AssetKey(["sinks", dagster_name(application), _NO_WORD.sub("_", function)])
+        return AssetKey(["sinks", to_dagster_name(application), _NO_WORD.sub("_", function)])
 
     def dagster_kinds(self, subject: AssetSubject) -> set[str]:
         return {"python"}
@@ -242,7 +242,7 @@ class StreamNode(NodeKind):
     kind = "stream"
 
     def asset_key(self, subject: AssetSubject) -> AssetKey:
-        return AssetKey([dagster_name(part) for part in split_stream_name(subject.name)])
+        return AssetKey([to_dagster_name(part) for part in split_stream_name(subject.name)])
 
     def dagster_kinds(self, subject: AssetSubject) -> set[str]:
         system = split_stream_name(subject.name)[0]
@@ -255,7 +255,7 @@ class StreamNode(NodeKind):
     def declared_metadata(self, app: Application, name: str) -> dict[str, Any]:
         return output_stream_metadata(app.outputs[name]) if name in app.outputs else {}
 
-    def output_metadata(self, outputs: Outputs, name: str, columns: Made) -> dict[str, Any]:
+    def output_metadata(self, outputs: Outputs, name: str, columns: ColumnSources) -> dict[str, Any]:
         held = stream_metadata(outputs.lake, outputs.systems, name, descriptions_of(outputs.app, columns))
         if held is None:
             return {}
@@ -288,7 +288,7 @@ class AdjunctTranslator:
         return kind_of(subject.kind).asset_key(subject)
 
     def get_group_name(self, subject: AssetSubject) -> str:
-        return subject.group or ("inputs" if subject.external else dagster_name(subject.application))
+        return subject.group or ("inputs" if subject.external else to_dagster_name(subject.application))
 
     def get_owners(self, subject: AssetSubject) -> Sequence[str]:
         return subject.owners

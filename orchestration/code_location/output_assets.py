@@ -18,7 +18,7 @@ from dagster import (
 )
 from pydantic import Field
 
-from dagster_adjunct.orchestration.application.graph import dagster_name
+from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location.checks import (
     OpRun,
     join_check_results,
@@ -94,7 +94,7 @@ def outputs_asset(
     lags = watermark_check_specs(app, outputs)
 
     @multi_asset(
-        name=dagster_name(f"{app.name}_step"),
+        name=to_dagster_name(f"{app.name}_step"),
         specs=[spec.replace_attributes(skippable=True) for spec in outputs.values()],
         check_specs=[*checks.values(), *lags.values()],
         # An asset can be asked for without its checks then, as the UI and sensors do.
@@ -152,10 +152,10 @@ def _run_batches(
 ) -> "tuple[StepReport, ExecutionPlan]":
     """Run the application's step while nobody else runs it; return what it did, and the plan that it had."""
     from dagster_adjunct.assets.writing.write_generation import Runtime
-    from dagster_adjunct.orchestration.application.table_registry import remembered_tables
+    from dagster_adjunct.orchestration.application.table_registry import register_tables
     from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease, checked_wait
     from dagster_adjunct.orchestration.planner.catalog import plan_application
-    from dagster_adjunct.orchestration.planner.notes import order_notes
+    from dagster_adjunct.orchestration.planner.notes import note_table_order
     from dagster_adjunct.orchestration.startpoints.coordinator import hand_out
     from dagster_adjunct.orchestration.startpoints.other_writers import check_first_run
     from dagster_adjunct.orchestration.step.context import StepContext
@@ -177,10 +177,10 @@ def _run_batches(
     with RunLease(op.lake, app.name, run, claim) as lease:
         planned = plan_application(app, op.systems)
         check_first_run(op.lake, app, adopt=config.adopt)
-        for note in order_notes(planned.tables):
+        for note in note_table_order(planned.tables):
             log.warning(note)
         op.tell(planned_event(app))
-        with remembered_tables(op.lake, app, by=run):
+        with register_tables(op.lake, app, by=run):
             for dataset in app.datasets:
                 if dataset.is_owned_by(app.name):  # others have assets of their own, which advance them
                     advance_together(runtime, [dataset])
@@ -241,14 +241,14 @@ def tell_left_out(run: OpRun, app: "Application") -> dict[str, str]:
 
     Loudly where a version is delivered that nobody has built: batches go on without it.
     """
-    from dagster_adjunct.orchestration.application.graph import made_by_partition, partitions_note
+    from dagster_adjunct.orchestration.application.graph import describe_partitions, is_advanced_by_partition
     from dagster_adjunct.orchestration.step.progress import delivered_version
 
     log, waiting = run.context.log, {}
     for dataset in (declared for declared in app.datasets if declared.versions is not None):
-        on_demand = made_by_partition(dataset)
+        on_demand = is_advanced_by_partition(dataset)
         version, awaited = (None, "") if on_demand else delivered_version(run.lake, run.systems, dataset)
-        note = partitions_note(dataset)
+        note = describe_partitions(dataset)
         if version is not None:
             log.warning(f"Version {version} of {dataset.name} is delivered, and this run leaves it out. {note}")
         else:

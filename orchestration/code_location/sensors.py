@@ -20,7 +20,7 @@ from dagster import (
 )
 
 from dagster_adjunct.assets.declaration.sources import QuerySource
-from dagster_adjunct.orchestration.application.graph import dagster_name
+from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Deadline,
     LastRequest,
@@ -207,7 +207,7 @@ def new_records_sensor(
         return RunRequest(run_key=decision.run_key, tags={"adjunct/lag": str(stock.look.lag)})
 
     return job_sensor(
-        f"{dagster_name(app.name)}_new_records",
+        f"{to_dagster_name(app.name)}_new_records",
         job,
         f"Runs {app.name} when its input streams have new records: {rule}.",
         evaluate,
@@ -397,7 +397,7 @@ def restart_sensor(
         )
 
     return job_sensor(
-        f"{dagster_name(app.name)}_restart",
+        f"{to_dagster_name(app.name)}_restart",
         job,
         f"Restarts runs of {app.name} that failed before their commit, up to {MAX_RESTARTS} times in a row.",
         evaluate,
@@ -533,7 +533,7 @@ def startpoint_sensor(app: "Application", job: "LaunchedJob", assets: Collection
         return tick.ask(f"{app.name}:{lake.id}:startpoints", what, ids, tags=tags_of(pending))
 
     return job_sensor(
-        f"{dagster_name(app.name)}_startpoints",
+        f"{to_dagster_name(app.name)}_startpoints",
         job,
         f"Runs {app.name} when somebody has asked for startpoints.",
         evaluate,
@@ -562,7 +562,7 @@ def new_versions_sensor(member: "DatasetAsset", job: "LaunchedJob") -> SensorDef
         return tick.ask(f"{dataset.name}:{tick.lake.id}", what, {"version": version}, partition_key=version)
 
     return job_sensor(
-        f"{dagster_name(dataset.name)}_new_versions",
+        f"{to_dagster_name(dataset.name)}_new_versions",
         job,
         f"Builds versions of {dataset.name} as they are delivered.",
         evaluate,
@@ -592,8 +592,8 @@ def delivered_sensors(
     One run takes all that is delivered: where several of these sensors are on, the first by name launches it for all. A
     run that is launched for new records takes it, too: where the sensor for these is on, it has one look to launch it.
     """
-    by_name = {f"{dagster_name(_name(unit))}_delivered": unit for unit in units}
-    for_records = f"{dagster_name(application)}_new_records"
+    by_name = {f"{to_dagster_name(_name(unit))}_delivered": unit for unit in units}
+    for_records = f"{to_dagster_name(application)}_new_records"
 
     def evaluate(tick: Tick, mine: str) -> RunRequest | Skip:
         lake, unit, cursor = tick.lake, by_name[mine], tick.recall(DeliveredCursor)
@@ -638,8 +638,8 @@ def _name(unit: "Sequence[DatasetAsset]") -> str:
 
 
 def _delivered(lake: "Lake", unit: "Sequence[DatasetAsset]") -> tuple[str | None, str]:
-    from dagster_adjunct.orchestration.planner.catalog import systems_of
+    from dagster_adjunct.orchestration.planner.catalog import open_dataset_systems
     from dagster_adjunct.orchestration.step.progress import delivered_to_all
 
     datasets = [member.dataset for member in unit]
-    return delivered_to_all(lake, systems_of(datasets, lake), datasets)
+    return delivered_to_all(lake, open_dataset_systems(datasets, lake), datasets)

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 DataFrameFunction: TypeAlias = "Callable[[DataFrame], DataFrame]"
 OnNullKey = Literal["fail", "skip"]
 _PARTITIONS = 100_000
-LONGEST = timedelta(days=36_525)
+MAX_DURATION = timedelta(days=36_525)
 """What is longer than a hundred years is a mistake, and ends where Spark's times do."""
 
 
-def column_names(what: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
+def validate_column_names(what: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return column names given as one string or several, each once."""
     names = () if value is None else (value,) if isinstance(value, str) else tuple(value)
     for name in names:
@@ -28,13 +28,13 @@ def column_names(what: str, value: str | Sequence[str] | None) -> tuple[str, ...
                 "Correct it.",
                 column=name,
             )
-    double = first_double(names)
+    double = first_duplicate(names)
     if double:
         raise ConfigurationError(f"{what} names column {double!r} twice.", "Name it once.", column=double)
     return names
 
 
-def partition_count(what: str, value: int | None) -> int | None:
+def validate_partition_count(what: str, value: int | None) -> int | None:
     """Return a partition count that can be used, or None."""
     if value is None:
         return None
@@ -45,7 +45,7 @@ def partition_count(what: str, value: int | None) -> int | None:
     return value
 
 
-def first_double(names: Sequence[str]) -> str | None:
+def first_duplicate(names: Sequence[str]) -> str | None:
     """Return the first name that stands twice, None where none does; Spark's column names ignore case."""
     if len(set(map(str.lower, names))) == len(names):
         return None
@@ -57,6 +57,6 @@ def first_double(names: Sequence[str]) -> str | None:
     return None
 
 
-def called(function: Callable[..., object]) -> str:
+def function_label(function: Callable[..., object]) -> str:
     """Return a function as plans show it: "plus_one()"."""
     return f"{getattr(function, '__name__', type(function).__name__)}()"

@@ -15,8 +15,8 @@ from operator import and_
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.assets.versions.version import TOMBSTONE
-from dagster_adjunct.orchestration.operators.columns import Types, require, tie_breakers
-from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME, How, Join, On, checked_join
+from dagster_adjunct.orchestration.operators.columns import Types, require_columns, tie_breakers
+from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME, How, Join, On, build_join
 from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory, Match, OnNullTime
 from dagster_adjunct.orchestration.operators.stream_facts import CURRENT
 from dagster_adjunct.resources.bucketing.write_over_time import FIRST, VALID_FROM, VALID_TO
@@ -65,7 +65,7 @@ class AsOfJoin(Join):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
-        require(
+        require_columns(
             context.operator,
             "the stream",
             (self.as_of,),
@@ -202,7 +202,7 @@ class AsOfJoin(Join):
         )
 
 
-def checked_asof_join(
+def build_asof_join(
     operator: str,
     dataset: AdjunctDataset,
     on: On,
@@ -215,7 +215,7 @@ def checked_asof_join(
     on_null_time: OnNullTime,
 ) -> AsOfJoin:
     """Return the join that a user's arguments ask for; `operator` is the id that it will have."""
-    join = checked_join(operator, dataset, on, how, select, prefix, min_match_rate)
+    join = build_join(operator, dataset, on, how, select, prefix, min_match_rate)
     if not isinstance(as_of, str) or not as_of:
         raise ConfigurationError(
             f"{operator} has as_of={as_of!r}: expected the name of a column of the stream.",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
     from dagster_adjunct.orchestration.operators.columns import Types
     from dagster_adjunct.orchestration.operators.operator import Declarations, KeyedTable
-    from dagster_adjunct.orchestration.operators.stream_facts import VersionsMet
+    from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
     from dagster_adjunct.orchestration.operators.table_updates import Update
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.system import AppendResult, StreamSystem
@@ -108,7 +108,7 @@ class BatchContext(Protocol):
         ...
 
     @property
-    def reading(self) -> VersionsMet:
+    def reading(self) -> JoinVersions:
         """Which entries its joins meet: a join by time meets the current ones where that is "current"."""
         ...
 
@@ -232,11 +232,11 @@ class SinkContext:
 SinkFunction: TypeAlias = "Callable[[Any, SinkContext], Any]"
 
 
-_KEYS = ("string", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "binary")
+_KEY_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "binary")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LookupColumn:
     """A `column` of a table's records, the `name` that it has in the joined record, and its Spark type."""
 
     column: str
@@ -253,29 +253,29 @@ class TableLookup:
 
     table: str
     keys: tuple[str, ...]
-    answers: tuple[Answer, ...]
+    answers: tuple[LookupColumn, ...]
     args: tuple[object, ...] = ()
 
 
-def read_function(table: KeyedTable) -> Any:
+def get_read_function(table: KeyedTable) -> Any:
     return getattr(table, "read_function", None)
 
 
-def column_types(table: KeyedTable) -> dict[str, str] | None:
+def declared_column_types(table: KeyedTable) -> dict[str, str] | None:
     """Return the columns that a table's read function declares, with their types; None where it declares none."""
-    tell = getattr(read_function(table), "column_types", None)
+    tell = getattr(get_read_function(table), "column_types", None)
     declared: dict[str, str] | None = None if tell is None else tell()
     return declared
 
 
 def check_lookup(operator: str, table: KeyedTable, args: tuple[object, ...]) -> None:
     """Raise PlanningError for the first thing that the table can't do, whatever the records hold."""
-    for problem, step in _refusals(table, args):
+    for problem, step in _lookup_problems(table, args):
         raise PlanningError(f"{operator}: table {table.name} {problem}", step, operator=operator)
 
 
-def _refusals(table: KeyedTable, args: tuple[object, ...]) -> Iterator[tuple[str, str]]:
-    function = read_function(table)
+def _lookup_problems(table: KeyedTable, args: tuple[object, ...]) -> Iterator[tuple[str, str]]:
+    function = get_read_function(table)
     if function is None:
         yield "has no read function, and records are looked up in it.", "Declare it with read_function=…."
         return
@@ -294,14 +294,14 @@ def _refusals(table: KeyedTable, args: tuple[object, ...]) -> Iterator[tuple[str
         )
 
 
-def check_key_types(operator: str, table: KeyedTable, on: tuple[tuple[str, str], ...], types: Types) -> None:
+def check_lookup_key_types(operator: str, table: KeyedTable, on: tuple[tuple[str, str], ...], types: Types) -> None:
     """Raise PlanningError where a column of the stream can't be compared with that of the table's key."""
-    declared = column_types(table) or {}
+    declared = declared_column_types(table) or {}
     for stream, entry in on:
         kind = (types or {}).get(stream)
         if kind is None:
             continue
-        if kind not in _KEYS and not kind.startswith("decimal("):
+        if kind not in _KEY_TYPES and not kind.startswith("decimal("):
             raise PlanningError(
                 f"{operator}: the stream's {stream!r} is {kind}, which can't be a key: expected a string, an integer, "
                 "a date, a timestamp, a decimal or binary.",
@@ -320,7 +320,7 @@ def check_key_types(operator: str, table: KeyedTable, on: tuple[tuple[str, str],
             )
 
 
-def check_stored(operator: str, table: KeyedTable, lookup: TableLookup, stored: dict[str, str] | None) -> None:
+def check_stored_columns(operator: str, table: KeyedTable, lookup: TableLookup, stored: dict[str, str] | None) -> None:
     """Raise PlanningError where the store's own columns, where they are known, are not what the lookup takes."""
     for answer in lookup.answers if stored is not None else ():
         if answer.column not in (stored or {}):
@@ -336,13 +336,17 @@ def check_stored(operator: str, table: KeyedTable, lookup: TableLookup, stored: 
             )
 
 
-def answer_types(operator: str, table: KeyedTable, columns: tuple[str, ...], given: dict[str, str]) -> dict[str, str]:
+def lookup_column_types(
+    operator: str, table: KeyedTable, columns: tuple[str, ...], given: dict[str, str]
+) -> dict[str, str]:
     """Return the Spark types of these columns of the table's records: as `given`, else as its function has them."""
-    declared = column_types(table)
-    return {column: _type(operator, table, column, given.get(column), declared) for column in columns}
+    declared = declared_column_types(table)
+    return {column: _lookup_column_type(operator, table, column, given.get(column), declared) for column in columns}
 
 
-def _type(operator: str, table: KeyedTable, column: str, given: str | None, declared: dict[str, str] | None) -> str:
+def _lookup_column_type(
+    operator: str, table: KeyedTable, column: str, given: str | None, declared: dict[str, str] | None
+) -> str:
     if declared is None:
         if given is None:
             raise PlanningError(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.arguments import first_double
+from dagster_adjunct.orchestration.operators.arguments import first_duplicate
 from dagster_adjunct.resources.errors import PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types
 from dagster_adjunct.resources.sql.parser import parse_expression
@@ -46,17 +46,17 @@ EVENT_TIME = "__event_time"
 """When what the record tells of happened, as its input stream is declared; null where the record does not say."""
 BEHIND = "__behind"
 """The watermark of the record's source partition when it arrived, where its time is below that; null elsewhere."""
-AGAIN = "__again"
+REPLAYED = "__again"
 """Whether the application has read the record before: a startpoint went back. What keeps state leaves it out."""
-UNSENT = (ORIGIN, EVENT_TIME, BEHIND, AGAIN)
+BATCH_ONLY = (ORIGIN, EVENT_TIME, BEHIND, REPLAYED)
 """What is known of a record in its batch only."""
 _DIGITS = 10
-_MORE = (*POSITION, TASK, BRANCH, ORDINAL, ORIGIN, EVENT_TIME, BEHIND, AGAIN)
+_OPTIONAL = (*POSITION, TASK, BRANCH, ORDINAL, ORIGIN, EVENT_TIME, BEHIND, REPLAYED)
 
 
-def carried(frame: DataFrame) -> list[str]:
+def list_hidden_columns(frame: DataFrame) -> list[str]:
     """Return the hidden columns that records have and that an operator has to hand on."""
-    return [*RECORD_META, *(name for name in _MORE if name in frame.columns)]
+    return [*RECORD_META, *(name for name in _OPTIONAL if name in frame.columns)]
 
 
 def tie_breakers(frame: DataFrame) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ def tie_breakers(frame: DataFrame) -> tuple[str, ...]:
     return tuple(name for name in (TASK, BRANCH, ORDINAL) if name in frame.columns)
 
 
-def ordinal(frame: DataFrame, number: Column) -> Column:
+def ordinal_column(frame: DataFrame, number: Column) -> Column:
     """Return the ordinals of records that are made of those of `frame`; `number` counts them within one, from 0.
 
     They sort as text in the order of the numbers, those of the record that they are made of first.
@@ -81,7 +81,9 @@ def ordinal_text(before: str | None, number: int) -> str:
     return digits if before is None else f"{before}/{digits}"
 
 
-def check_kept(operator: str, types: Mapping[str, str | None], names: Iterable[str], key: Sequence[str]) -> None:
+def check_state_columns(
+    operator: str, types: Mapping[str, str | None], names: Iterable[str], key: Sequence[str]
+) -> None:
     """Raise PlanningError for columns that state can't have, and for a key that can't be compared exactly."""
     known = {name: types[name] for name in dict.fromkeys((*key, *names)) if types.get(name) is not None}
     what = f"{operator} keeps records until their time, and can't keep these"
@@ -108,7 +110,7 @@ FINAL = "final"
 """The column of results that may be updated: whether one is the last of its window."""
 
 
-def require(operator: str, side: str, needed: tuple[str, ...], columns: Columns, next_step: str) -> None:
+def require_columns(operator: str, side: str, needed: tuple[str, ...], columns: Columns, next_step: str) -> None:
     """Raise PlanningError when `columns` are known and lack one of the needed."""
     missing = [name for name in needed if columns is not None and name not in columns]
     if missing:
@@ -120,7 +122,7 @@ def require(operator: str, side: str, needed: tuple[str, ...], columns: Columns,
         )
 
 
-def check_names(operator: str, names: list[str], next_step: str) -> None:
+def check_new_names(operator: str, names: list[str], next_step: str) -> None:
     """Raise PlanningError when two of the names are the same, or one is of those that carry a record's position."""
     hidden = next((name for name in names if name.startswith("__")), None)
     if hidden is not None:
@@ -131,13 +133,13 @@ def check_names(operator: str, names: list[str], next_step: str) -> None:
             operator=operator,
             column=hidden,
         )
-    double = first_double(names)
+    double = first_duplicate(names)
     if double is not None:
         raise PlanningError(
             f"{operator}: two columns would be called {double!r}.", next_step, operator=operator, column=double
         )
 
 
-def types_of(schema: Schema) -> dict[str, str | None]:
+def types_by_name(schema: Schema) -> dict[str, str | None]:
     """Return the types of a schema's columns by name."""
     return {field.name: field.type for field in schema.fields}

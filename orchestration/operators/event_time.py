@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 ARRIVAL = TIMESTAMP
 """As an event time: when the record was written to its stream."""
-FIRST, LAST = (to_microseconds(moment.replace(tzinfo=UTC)) for moment in (datetime.min, datetime.max))
+MIN_MICROS, MAX_MICROS = (to_microseconds(moment.replace(tzinfo=UTC)) for moment in (datetime.min, datetime.max))
 """The years 1 to 9999, in microseconds since 1970."""
-_KINDS = ("timestamp", "date")
+_TIME_TYPES = ("timestamp", "date")
 _ZERO = timedelta(0)
 
 
@@ -64,7 +64,7 @@ class EventTime:
         kind = check_expression(
             operator, self.expression, columns, types, next_step="Correct event_time, or leave it out for none."
         )
-        if kind is not None and kind not in _KINDS:
+        if kind is not None and kind not in _TIME_TYPES:
             raise self._no_time(operator, kind)
         others, changing = (
             other_records_construct(self.expression),
@@ -88,10 +88,10 @@ class EventTime:
 
         time = F.col(TIMESTAMP) if self.expression == ARRIVAL else F.expr(self.expression)
         kind = records.select(time.alias("time")).dtypes[0][1]
-        if kind not in _KINDS:
+        if kind not in _TIME_TYPES:
             raise self._no_time(operator, kind)
         time = time.cast("timestamp")
-        return F.when(F.unix_micros(time).between(F.lit(FIRST), F.lit(LAST)), time)
+        return F.when(F.unix_micros(time).between(F.lit(MIN_MICROS), F.lit(MAX_MICROS)), time)
 
     def column_name(self, types: Mapping[str, str]) -> str | None:
         """Return the column that is the time as it stands, of records with these types; None where Spark makes it."""
@@ -106,7 +106,7 @@ class EventTime:
         )
 
 
-def checked_event_time(
+def build_event_time(
     stream: str,
     event_time: str | None,
     delay: timedelta,
@@ -143,12 +143,12 @@ def checked_event_time(
             argument="delay",
             stream=stream,
         )
-    _check_more_than_nothing(stream, "idle_after", idle_after)
-    _check_more_than_nothing(stream, "max_watermark_lag", max_lag)
+    _check_positive(stream, "idle_after", idle_after)
+    _check_positive(stream, "max_watermark_lag", max_lag)
     return EventTime(event_time, delay, idle_after, max_lag)
 
 
-def _check_more_than_nothing(stream: str, argument: str, value: timedelta | None) -> None:
+def _check_positive(stream: str, argument: str, value: timedelta | None) -> None:
     if value is not None and (not isinstance(value, timedelta) or value <= _ZERO):
         raise ConfigurationError(
             f"input stream {stream!r} has {argument}={value!r}: expected a timedelta of more than nothing.",
@@ -167,14 +167,14 @@ def _check_more_than_nothing(stream: str, argument: str, value: timedelta | None
 
 _WIDTH = 20
 # Spark leaves out what is null otherwise, and cuts times to milliseconds.
-_AS_IT_IS = {
+_JSON_OPTIONS = {
     "ignoreNullFields": "false",
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
 
 
-def made_records(
+def make_records(
     frame: DataFrame,
     batch: BatchContext,
     *,
@@ -206,7 +206,7 @@ def made_records(
     )
 
 
-def held_back(behind: Column, micros: Column, by: timedelta) -> Column:
+def hold_back_watermark(behind: Column, micros: Column, by: timedelta) -> Column:
     """Return the watermark that a record is behind once an operator holds watermarks back by so much; null for none.
 
     An operator after that judges the record by it, whenever it arrives: how far batches have come says nothing.
@@ -217,24 +217,24 @@ def held_back(behind: Column, micros: Column, by: timedelta) -> Column:
     return F.when(micros < mark, F.timestamp_micros(mark))
 
 
-def as_json(columns: Sequence[Column]) -> Column:
+def to_json_object(columns: Sequence[Column]) -> Column:
     """Return a JSON object of these columns as a text, with nulls, and times to the microsecond."""
     from pyspark.sql import functions as F
 
-    return F.to_json(F.struct(*columns), _AS_IT_IS)
+    return F.to_json(F.struct(*columns), _JSON_OPTIONS)
 
 
-def place_in(frame: DataFrame, batch: BatchContext) -> Column:
+def stored_position_key(frame: DataFrame, batch: BatchContext) -> Column:
     """Return `place_of` for records that are kept from batch to batch: with the batch that they came with.
 
     A stream that is made anew, or repartitioned, has other records at the same positions.
     """
     from pyspark.sql import functions as F
 
-    return F.concat_ws("@", place_of(frame), F.lit(str(batch.number)))
+    return F.concat_ws("@", position_key(frame), F.lit(str(batch.number)))
 
 
-def place_of(frame: DataFrame) -> Column:
+def position_key(frame: DataFrame) -> Column:
     """Return a text that is another one for each record of a batch, and sorts them by their positions."""
     from pyspark.sql import functions as F
 
@@ -245,7 +245,7 @@ def place_of(frame: DataFrame) -> Column:
 
 # Of each record: which input it came by ("left", "right"; "" of an operator with one), why it was left out ("late",
 # "null time", "null key"), its time, and its columns as JSON.
-LATE = {"side": "string", "why": "string", "event_time": "timestamp", "record": "string"}
+LATE_RECORD_COLUMNS = {"side": "string", "why": "string", "event_time": "timestamp", "record": "string"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,16 +267,16 @@ class LateRecords(Spec):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
-        return Flow(flow.stream, tuple(LATE), (), UNKNOWN, context.operator)
+        return Flow(flow.stream, tuple(LATE_RECORD_COLUMNS), (), UNKNOWN, context.operator)
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        return dict(LATE)
+        return dict(LATE_RECORD_COLUMNS)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         from pyspark.sql import functions as F
 
-        return made_records(
-            batch.left_out(operator).select(*LATE, "__place", EVENT_TIME, BEHIND),
+        return make_records(
+            batch.left_out(operator).select(*LATE_RECORD_COLUMNS, "__place", EVENT_TIME, BEHIND),
             batch,
             by=(),
             partitions=1,
@@ -286,7 +286,7 @@ class LateRecords(Spec):
         )
 
 
-def as_late(frame: DataFrame, why: Column, holds_back: timedelta, side: str = "") -> DataFrame:
+def to_late_records(frame: DataFrame, why: Column, holds_back: timedelta, side: str = "") -> DataFrame:
     """Return records as they are handed to `BatchContext.leave_out`; `why` says why each was left out.
 
     `holds_back` is by how much the operator that leaves them out holds watermarks back.
@@ -298,14 +298,14 @@ def as_late(frame: DataFrame, why: Column, holds_back: timedelta, side: str = ""
         F.lit(side).alias("side"),
         why.alias("why"),
         F.col(EVENT_TIME).alias("event_time"),
-        as_json(own).alias("record"),
-        F.concat_ws("/", F.lit(side), place_of(frame)).alias("__place"),
+        to_json_object(own).alias("record"),
+        F.concat_ws("/", F.lit(side), position_key(frame)).alias("__place"),
         F.col(EVENT_TIME),
-        held_back(F.col(BEHIND), F.unix_micros(EVENT_TIME), holds_back).alias(BEHIND),
+        hold_back_watermark(F.col(BEHIND), F.unix_micros(EVENT_TIME), holds_back).alias(BEHIND),
     )
 
 
-def checked_late_records(after: str, spec: Spec) -> LateRecords:
+def build_late_records(after: str, spec: Spec) -> LateRecords:
     """Return the records that the operator `after` leaves out. Raises PlanningError where it leaves out none."""
     if not spec.leaves_out:
         raise PlanningError(

@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
-from dagster_adjunct.orchestration.operators.arguments import called, column_names
+from dagster_adjunct.orchestration.operators.arguments import function_label, validate_column_names
 from dagster_adjunct.orchestration.operators.columns import (
     ORDINAL,
     Types,
-    carried,
-    ordinal,
+    list_hidden_columns,
+    ordinal_column,
     ordinal_text,
     plain_column,
-    require,
+    require_columns,
     split_alias,
-    types_of,
+    types_by_name,
 )
 from dagster_adjunct.orchestration.operators.operator import Spec
 from dagster_adjunct.orchestration.operators.records import WithColumns
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.operators.batch_context import BatchContext
     from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext
-    from dagster_adjunct.orchestration.operators.stream_facts import LineageContext, Made
+    from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext
 
 
-def flow_of_results(
+def flow_after_function(
     operator: str, flow: Flow, function: Callable[..., object], schema: Schema, *, keeps_partitioning: bool
 ) -> Flow:
     """Return the flow behind a function that makes records of `schema`: where they lie is known by promise only.
@@ -70,14 +70,14 @@ def flow_of_results(
         return made
     if not keeps_partitioning:
         return replace(made, partitioned_by=(), partitioner=UNKNOWN, lost_at=operator)
-    side = f"what {called(function)} returns with keeps_partitioning=True"
+    side = f"what {function_label(function)} returns with keeps_partitioning=True"
     next_step = f"The records are partitioned by {', '.join(flow.partitioned_by)}: return these, too."
-    require(operator, side, flow.partitioned_by, made.columns, next_step)
+    require_columns(operator, side, flow.partitioned_by, made.columns, next_step)
     return made
 
 
 @dataclass(frozen=True, slots=True)
-class ShippedFunction:
+class PickledFunction:
     """A function as bytes, and the folders that its module may be imported from in the process that it is of."""
 
     pickled: bytes
@@ -91,7 +91,7 @@ class ShippedFunction:
         return function
 
 
-def shipped_function(operator: str, function: Callable[..., Any]) -> ShippedFunction:
+def pickle_function(operator: str, function: Callable[..., Any]) -> PickledFunction:
     """Return a function as it can travel; ConfigurationError where it can't."""
     from pyspark import cloudpickle
 
@@ -100,12 +100,12 @@ def shipped_function(operator: str, function: Callable[..., Any]) -> ShippedFunc
         pickled = bytes(pickling.dumps(function))
     except Exception as error:  # whatever an object of somebody's says that can't be pickled
         raise ConfigurationError(
-            f"{operator}: {called(function)} can't be sent to tasks: {type(error).__name__}: {error}.",
+            f"{operator}: {function_label(function)} can't be sent to tasks: {type(error).__name__}: {error}.",
             "Have it make what it needs itself, connections and locks above all, at its first call, say.",
             argument="function",
             operator=operator,
         ) from error
-    return ShippedFunction(pickled, tuple(place or str(Path.cwd()) for place in sys.path))
+    return PickledFunction(pickled, tuple(place or str(Path.cwd()) for place in sys.path))
 
 
 Record: TypeAlias = "dict[str, Any]"
@@ -143,7 +143,7 @@ def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> Da
     return map_in_arrow(frame, _task(call, names), StructType([*fields, *made.fields]))
 
 
-def checked_function(what: str, function: object, schema: object, *given: str) -> None:
+def validate_record_function(what: str, function: object, schema: object, *given: str) -> None:
     """Raise ConfigurationError where this is no function of what it is `given`, or nothing says which columns its
     results have."""
     if not callable(function):
@@ -151,30 +151,30 @@ def checked_function(what: str, function: object, schema: object, *given: str) -
     check_plain_function(what, function, "function", *given)
     if not isinstance(schema, Schema) or not schema.fields:
         raise ConfigurationError(
-            f"{what}: nothing says which columns the results of {called(function)} have; schema is {schema!r}.",
+            f"{what}: nothing says which columns the results of {function_label(function)} have; schema is {schema!r}.",
             'Declare them: schema=Schema.of(word="string", length="int").',
             argument="schema",
         )
 
 
 def _task(call: RecordCall, kept: Sequence[str]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    shipped = shipped_function(call.operator, call.function)
-    unshipped = replace(call, function=_not_here)
+    shipped = pickle_function(call.operator, call.function)
+    unshipped = replace(call, function=_placeholder)
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         here = replace(unshipped, function=shipped.here())
-        yield from encode_task_errors(made for batch in batches for made in _made(batch, here, kept))
+        yield from encode_task_errors(made for batch in batches for made in _process_batch(batch, here, kept))
 
     return task
 
 
-def _not_here(record: Record) -> None:
+def _placeholder(record: Record) -> None:
     """Stand for the function on its way to the tasks."""
 
 
-def _made(batch: pa.RecordBatch, call: RecordCall, kept: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _process_batch(batch: pa.RecordBatch, call: RecordCall, kept: Sequence[str]) -> Iterator[pa.RecordBatch]:
     names = batch.schema.names
-    check_given(batch, call.operator, called(call.function), call.stream, call.sensitive)
+    check_readable_records(batch, call.operator, function_label(call.function), call.stream, call.sensitive)
     records = batch.select([name for name in names if not name.startswith("__")]).to_pylist()
     entries = batch.column(call.entry).to_pylist() if call.entry else None
     before = batch.column(ORDINAL).to_pylist() if call.several and ORDINAL in names else [None] * len(records)
@@ -183,18 +183,18 @@ def _made(batch: pa.RecordBatch, call: RecordCall, kept: Sequence[str]) -> Itera
     results: list[Record] = []
     for row, record in enumerate(records):
         arguments = (record,) if entries is None else (record, entries[row])
-        for number, result in enumerate(_told(call, arguments, batch, row)):
+        for number, result in enumerate(_results_or_failure(call, arguments, batch, row)):
             rows.append(row)
             ordinals.append(ordinal_text(before[row], number))
             results.append(result)
             if len(rows) == _ROWS:
-                yield _batch(batch, call, kept, rows, ordinals, results)
+                yield _build_batch(batch, call, kept, rows, ordinals, results)
                 rows, ordinals, results = [], [], []
     if rows:
-        yield _batch(batch, call, kept, rows, ordinals, results)
+        yield _build_batch(batch, call, kept, rows, ordinals, results)
 
 
-def check_given(
+def check_readable_records(
     records: pa.RecordBatch, operator: str, function: str, stream: str | None, sensitive: Collection[str]
 ) -> None:
     """Raise OperatorFailedError for a record that Python can't hold, before a `function` gets it: its column is wrong,
@@ -211,18 +211,20 @@ def check_given(
     raise told.reworded(told.problem, step)
 
 
-def _told(call: RecordCall, arguments: tuple[Any, ...], batch: pa.RecordBatch, row: int) -> Iterator[Record]:
+def _results_or_failure(
+    call: RecordCall, arguments: tuple[Any, ...], batch: pa.RecordBatch, row: int
+) -> Iterator[Record]:
     """Yield the results of one record; what the function raises is told with the record and where it stands."""
     try:
-        yield from _results(call, arguments)
+        yield from _call_function(call, arguments)
     except SchemaMismatchError as error:
-        raise _misfit(call, error.problem, error.next_step, arguments[0], batch, row) from None
+        raise _result_error(call, error.problem, error.next_step, arguments[0], batch, row) from None
     except AdjunctError:
         raise
     except Exception as error:  # noqa: BLE001 - it is a user's function
         raise function_failed_error(
             call.operator,
-            called(call.function),
+            function_label(call.function),
             call.function,
             error,
             record=arguments[0],
@@ -237,7 +239,7 @@ def _position(batch: pa.RecordBatch, row: int, stream: str | None) -> dict[str, 
     return {"stream": stream, "partition": place.get(PARTITION), "offset": offset}
 
 
-def _misfit(
+def _result_error(
     call: RecordCall, problem: str, step: str, record: Record, batch: pa.RecordBatch, row: int
 ) -> OperatorFailedError:
     """Return the error for a result that is not as declared, with the record that it is made of."""
@@ -247,15 +249,15 @@ def _misfit(
     return error.reworded(error.problem, step)
 
 
-def _results(call: RecordCall, arguments: tuple[Any, ...]) -> Iterator[Record]:
+def _call_function(call: RecordCall, arguments: tuple[Any, ...]) -> Iterator[Record]:
     """Yield what the function makes of one record: user code runs here and nowhere else."""
     given = call.function(*arguments)
     if given is None:
         return
     if call.several and (isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__")):
         raise SchemaMismatchError(
-            f"{call.operator}: {called(call.function)} returned {type(given).__name__} for a record: expected any "
-            "number of dictionaries, one for each record that it makes.",
+            f"{call.operator}: {function_label(call.function)} returned {type(given).__name__} for a record: expected "
+            "any number of dictionaries, one for each record that it makes.",
             "Return a list of dictionaries, or yield them.",
             operator=call.operator,
         )
@@ -265,7 +267,7 @@ def _results(call: RecordCall, arguments: tuple[Any, ...]) -> Iterator[Record]:
             columns = "other columns" if call.sensitive else f"the columns {', '.join(map(str, result))}"
             result_columns = columns if isinstance(result, Mapping) and result else repr(type(result))
             raise SchemaMismatchError(
-                f"{call.operator}: a result of {called(call.function)} has {result_columns}; its schema says "
+                f"{call.operator}: a result of {function_label(call.function)} has {result_columns}; its schema says "
                 f"{', '.join(names)}.",
                 "Return a dictionary of exactly these, None where there is no value; or correct schema=.",
                 operator=call.operator,
@@ -273,7 +275,7 @@ def _results(call: RecordCall, arguments: tuple[Any, ...]) -> Iterator[Record]:
         yield dict(result)
 
 
-def _batch(
+def _build_batch(
     batch: pa.RecordBatch,
     call: RecordCall,
     kept: Sequence[str],
@@ -299,9 +301,9 @@ def _batch(
                 .slice(rows[at], 1)
                 .to_pylist()
             )
-            raise _misfit(
+            raise _result_error(
                 call,
-                f"{call.operator}: {called(call.function)} gave column {field.name!r} a value that is no "
+                f"{call.operator}: {function_label(call.function)} gave column {field.name!r} a value that is no "
                 f"{call.made.field(field.name).type}{'' if call.sensitive else f': {error}'}",
                 "Return values of this type, or correct schema=.",
                 record,
@@ -326,7 +328,7 @@ _NUMBER, _ELEMENT = "__number", "__element"
 
 
 @dataclass(frozen=True, slots=True)
-class Elements(Spec):
+class Explode(Spec):
     """A record for each element of an array or map: all columns, and the element as `name`, in place of one so called.
 
     A record without elements is gone, or with `keep_empty` goes on with null.
@@ -364,7 +366,7 @@ class Elements(Spec):
                 return (self._as_columns.types(context, arriving) or {}) | {self.name: kind[6:-1]}
         return self._as_columns.types(context, arriving)
 
-    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
         return self._as_columns.column_sources(context, arriving)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
@@ -388,7 +390,7 @@ class Elements(Spec):
         ]
         if self.name.lower() not in there:
             columns.append(F.col(_ELEMENT).alias(self.name))
-        return made.select(*columns, ordinal(frame, number).alias(ORDINAL))
+        return made.select(*columns, ordinal_column(frame, number).alias(ORDINAL))
 
     def _no_elements(self, operator: str, kind: str) -> PlanningError:
         return PlanningError(
@@ -412,15 +414,15 @@ class FlatMap(Spec):
         return self.keeps_partitioning
 
     def summary(self) -> str:
-        return called(self.function)
+        return function_label(self.function)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
         kept = self.keeps_partitioning
-        return flow_of_results(context.operator, flow, self.function, self.schema, keeps_partitioning=kept)
+        return flow_after_function(context.operator, flow, self.function, self.schema, keeps_partitioning=kept)
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        return types_of(self.schema)
+        return types_by_name(self.schema)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
@@ -434,13 +436,13 @@ class FlatMap(Spec):
                 stream=batch.stream_of(operator),
                 sensitive=batch.sensitive(operator),
             ),
-            carried(frame),
+            list_hidden_columns(frame),
         )
 
 
-def checked_flat_map(
+def build_flat_map(
     after: str, what: str | RecordFunction, schema: Schema | None, keep_empty: bool, keeps_partitioning: bool
-) -> Elements | FlatMap:
+) -> Explode | FlatMap:
     """Return the operator that a user's arguments ask for, behind the operator `after`."""
     called_so = f"flat_map after {after}"
     if isinstance(what, str):
@@ -458,9 +460,9 @@ def checked_flat_map(
                 "Write flat_map(\"split(words, ' ') as word\"), say.",
                 argument="what",
             )
-        column_names(called_so, name)
-        return Elements(expression, name, bool(keep_empty))
-    checked_function(called_so, what, schema, "record")
+        validate_column_names(called_so, name)
+        return Explode(expression, name, bool(keep_empty))
+    validate_record_function(called_so, what, schema, "record")
     assert schema is not None
     if keep_empty:
         raise ConfigurationError(

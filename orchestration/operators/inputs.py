@@ -11,12 +11,18 @@ from dagster_adjunct.orchestration.operators.columns import (
     TASK,
     Columns,
     Types,
-    ordinal,
+    ordinal_column,
     plain_column,
-    types_of,
+    types_by_name,
 )
 from dagster_adjunct.orchestration.operators.operator import Flow, Spec, StreamEdge
-from dagster_adjunct.orchestration.operators.stream_facts import TASK_NUMBER, UNKNOWN, LineageNode, facts_of, whole
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    TASK_NUMBER,
+    UNKNOWN,
+    LineageNode,
+    identity_sources,
+    require_facts,
+)
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.batch_context import BatchContext
     from dagster_adjunct.orchestration.operators.event_time import EventTime
     from dagster_adjunct.orchestration.operators.operator import PlanContext, Role
-    from dagster_adjunct.orchestration.operators.stream_facts import LineageContext, Made
+    from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,7 @@ class Broadcast(Spec):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
-        columns = columns_with_task(context.operator, "the stream", flow.columns, self.task, "broadcast")
+        columns = add_task_column(context.operator, "the stream", flow.columns, self.task, "broadcast")
         return Flow(context.operator, columns, (self.task,), TASK_NUMBER)
 
     def edge(self, context: PlanContext, flow: Flow, partitions: int) -> StreamEdge:
@@ -57,16 +63,16 @@ class Broadcast(Spec):
         (types,) = arriving
         return None if types is None else types | {self.task: "int"}
 
-    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
         (made,) = arriving
         return made
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
-        return for_each_task(frame, self.task, batch.tasks)
+        return copy_for_each_task(frame, self.task, batch.tasks)
 
 
-def columns_with_task(operator: str, what: str, columns: Columns, task: str, method: str) -> Columns:
+def add_task_column(operator: str, what: str, columns: Columns, task: str, method: str) -> Columns:
     """Return the columns with that of the task's number; refuses one that is there."""
     if columns is None:
         return None
@@ -80,7 +86,7 @@ def columns_with_task(operator: str, what: str, columns: Columns, task: str, met
     return (*columns, task)
 
 
-def checked_broadcast(after: str, stream: str, task: str) -> Broadcast:
+def build_broadcast(after: str, stream: str, task: str) -> Broadcast:
     """Return the broadcast that a user's argument asks for, as the stream of this name, behind the operator `after`."""
     if not isinstance(task, str) or plain_column(task) != task or task.startswith("__"):
         raise ConfigurationError(
@@ -91,7 +97,7 @@ def checked_broadcast(after: str, stream: str, task: str) -> Broadcast:
     return Broadcast(stream, task)
 
 
-def for_each_task(records: DataFrame, name: str, tasks: int) -> DataFrame:
+def copy_for_each_task(records: DataFrame, name: str, tasks: int) -> DataFrame:
     """Return all the records once for each task, those of task n in partition n, with its number in the column `name`.
 
     The number is there a second time, hidden: it orders the copies of one record where they come together again, so
@@ -100,7 +106,7 @@ def for_each_task(records: DataFrame, name: str, tasks: int) -> DataFrame:
     from pyspark.sql import functions as F
 
     if TASK in records.columns:
-        records = records.withColumn(ORDINAL, ordinal(records, F.col(TASK))).drop(TASK)
+        records = records.withColumn(ORDINAL, ordinal_column(records, F.col(TASK))).drop(TASK)
     numbers = records.sparkSession.range(0, tasks, 1, tasks).select(F.col("id").cast("int").alias(TASK))
     # The numbers stay where they are, and each of their partitions gets all records.
     return numbers.crossJoin(F.broadcast(records)).select(*records.columns, F.col(TASK).alias(name), TASK)
@@ -146,26 +152,26 @@ class Input(Spec):
         return self.stream if self.broadcast is None else f"{self.stream}, all of it for each {self.broadcast}"
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        facts = facts_of(context.catalog, self.stream, context.operator)
+        facts = require_facts(context.catalog, self.stream, context.operator)
         if self.event_time is not None:
-            known = None if facts.schema is None else types_of(facts.schema)
+            known = None if facts.schema is None else types_by_name(facts.schema)
             self.event_time.check(context.operator, facts.columns, known)
         if self.broadcast is None:
             return Flow(context.operator, facts.columns, facts.key, facts.partitioner if facts.key else UNKNOWN)
         what = f"stream {self.stream}"
-        columns = columns_with_task(context.operator, what, facts.columns, self.broadcast, "input_stream")
+        columns = add_task_column(context.operator, what, facts.columns, self.broadcast, "input_stream")
         return Flow(context.operator, columns, (self.broadcast,), TASK_NUMBER)
 
     def declared_partitions(self, context: PlanContext) -> int | None:
         # A broadcast one is in as many as there are tasks, which the others decide: see `counts.with_broadcast`.
-        facts = facts_of(context.catalog, self.stream, context.operator)
+        facts = require_facts(context.catalog, self.stream, context.operator)
         return facts.partitions if self.broadcast is None else None
 
     def edge(self, context: PlanContext, flow: Flow, partitions: int) -> StreamEdge:
         if self.broadcast is None:
             by, partitioner = flow.partitioned_by, flow.partitioner
         else:
-            facts = facts_of(context.catalog, self.stream, context.operator)
+            facts = require_facts(context.catalog, self.stream, context.operator)
             partitions, by, partitioner = facts.partitions, facts.key, facts.partitioner
         return StreamEdge(self.stream, self.role, partitions, by, partitioner, "input", context.operator)
 
@@ -173,17 +179,17 @@ class Input(Spec):
         facts = context.catalog.get(self.stream)
         if facts is None or facts.schema is None:
             return None
-        return types_of(facts.schema) | ({} if self.broadcast is None else {self.broadcast: "int"})
+        return types_by_name(facts.schema) | ({} if self.broadcast is None else {self.broadcast: "int"})
 
-    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
-        return whole(LineageNode("stream", self.stream), context.after or ())
+    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
+        return identity_sources(LineageNode("stream", self.stream), context.after or ())
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         records = batch.read(self.stream)
-        return records if self.broadcast is None else for_each_task(records, self.broadcast, batch.tasks)
+        return records if self.broadcast is None else copy_for_each_task(records, self.broadcast, batch.tasks)
 
 
-def checked_input(
+def build_input(
     stream: str,
     default_offset: DefaultOffset | None,
     reset_offset: bool,

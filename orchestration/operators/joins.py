@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.sources.changes import stored_schema
-from dagster_adjunct.orchestration.operators.arguments import called, column_names, first_double
+from dagster_adjunct.orchestration.operators.arguments import first_duplicate, function_label, validate_column_names
 from dagster_adjunct.orchestration.operators.columns import (
     Columns,
     Types,
-    check_names,
+    check_new_names,
     plain_column,
-    require,
+    require_columns,
     split_alias,
-    types_of,
+    types_by_name,
 )
-from dagster_adjunct.orchestration.operators.functions import RecordCall, call_in_tasks, checked_function
+from dagster_adjunct.orchestration.operators.functions import RecordCall, call_in_tasks, validate_record_function
 from dagster_adjunct.orchestration.operators.operator import ComparedColumn, Flow, Match, Requirement, Spec
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError, SchemaMismatchError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.batch_context import BatchContext
     from dagster_adjunct.orchestration.operators.functions import RecordFunction
     from dagster_adjunct.orchestration.operators.operator import Declarations, PlanContext
-    from dagster_adjunct.orchestration.operators.stream_facts import Catalog, LineageContext, Made
+    from dagster_adjunct.orchestration.operators.stream_facts import Catalog, ColumnSources, LineageContext
 
 MATCHED = "__matched"
 """True where a joined record has met an entry, null where it has not."""
@@ -43,14 +43,14 @@ On: TypeAlias = str | Sequence[str] | Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Selected:
+class SelectedColumn:
     """A dataset's `column`, and the `name` that it has in the joined record."""
 
     column: str
     name: str
 
 
-def check_how(operator: str, how: str, rate: float | None) -> None:
+def check_join_options(operator: str, how: str, rate: float | None) -> None:
     """Refuse another `how=` than inner or left, and a `min_match_rate=` that is no fraction."""
     if how not in ("inner", "left"):
         raise PlanningError(
@@ -67,14 +67,14 @@ def check_how(operator: str, how: str, rate: float | None) -> None:
         )
 
 
-def key_pairs(
+def pair_key_columns(
     operator: str, kind: Literal["dataset", "table"], name: str, key: Sequence[str], on: On
 ) -> tuple[tuple[str, str], ...]:
     """Return pairs (stream column, key column) in the order of the key of this dataset or table."""
     if isinstance(on, Mapping):
         pairs = [(str(stream), str(entry)) for stream, entry in on.items()]
     else:
-        pairs = [(column, column) for column in column_names(f"{operator}: on=", on)]
+        pairs = [(column, column) for column in validate_column_names(f"{operator}: on=", on)]
     shown = ", ".join(key)
     by_column: dict[str, str] = {}
     for stream, entry in pairs:
@@ -102,11 +102,11 @@ def key_pairs(
             dataset=name if kind == "dataset" else None,
             operator=operator,
         )
-    column_names(f"{operator}: on=", list(by_column.values()))
+    validate_column_names(f"{operator}: on=", list(by_column.values()))
     return tuple((by_column[part], part) for part in key)
 
 
-def selected(operator: str, select: Sequence[str] | None, prefix: str) -> tuple[Selected, ...] | None:
+def parse_selection(operator: str, select: Sequence[str] | None, prefix: str) -> tuple[SelectedColumn, ...] | None:
     """Return what `select` asks for: "year as plane_year" as it says, plain names after `prefix`."""
     if select is None:
         return None
@@ -128,8 +128,8 @@ def selected(operator: str, select: Sequence[str] | None, prefix: str) -> tuple[
                 argument="select",
                 operator=operator,
             )
-        chosen.append(Selected(name, alias or prefix + name))
-    double = first_double([item.name for item in chosen])
+        chosen.append(SelectedColumn(name, alias or prefix + name))
+    double = first_duplicate([item.name for item in chosen])
     if double:
         raise PlanningError(
             f"{operator}: select gives two columns the name {double!r}.",
@@ -152,7 +152,7 @@ class Join(Spec):
     dataset: str
     on: tuple[tuple[str, str], ...]
     how: How
-    select: tuple[Selected, ...] | None
+    select: tuple[SelectedColumn, ...] | None
     prefix: str = ""
     min_match_rate: float | None = None
 
@@ -160,12 +160,12 @@ class Join(Spec):
         """Return the stream's column that is compared with this column of the dataset's key."""
         return next(stream for stream, dataset in self.on if dataset == dataset_column)
 
-    def selection(self, dataset_columns: Iterable[str]) -> tuple[Selected, ...]:
+    def selection(self, dataset_columns: Iterable[str]) -> tuple[SelectedColumn, ...]:
         """Return what the join adds, for a dataset that has these columns."""
         if self.select is not None:
             return self.select
         keys = {dataset for _, dataset in self.on}
-        return tuple(Selected(name, self.prefix + name) for name in dataset_columns if name not in keys)
+        return tuple(SelectedColumn(name, self.prefix + name) for name in dataset_columns if name not in keys)
 
     @property
     def match(self) -> Match:
@@ -190,15 +190,15 @@ class Join(Spec):
 
     def _columns(self, operator: str, dataset: AdjunctDataset, stream: Columns, stored: Columns) -> Columns:
         """Return the columns after it; both sides must have what it names, and no name may come twice."""
-        require(
+        require_columns(
             operator, "the stream", tuple(name for name, _ in self.on), stream,
             f"Correct on=, or join before the column is dropped; the key of dataset {dataset.name} is "
             f"{', '.join(dataset.key)}.",
         )  # fmt: skip
         side = f"dataset {dataset.name} (input {dataset.input})"
-        require(operator, side, tuple(name for _, name in self.on), stored, "Correct the dataset's key=.")
+        require_columns(operator, side, tuple(name for _, name in self.on), stored, "Correct the dataset's key=.")
         if self.select is not None:
-            require(operator, side, tuple(item.column for item in self.select), stored, "Correct select=.")
+            require_columns(operator, side, tuple(item.column for item in self.select), stored, "Correct select=.")
         elif stored is None:
             return None
         added = [item.name for item in self.selection(stored or ())]
@@ -212,7 +212,7 @@ class Join(Spec):
                 dataset=dataset.name,
                 operator=operator,
             )
-        check_names(operator, added, "Rename one with 'column as name'.")
+        check_new_names(operator, added, "Rename one with 'column as name'.")
         return None if stream is None else (*stream, *added)
 
     def compared(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
@@ -227,9 +227,9 @@ class Join(Spec):
 
     def _entry_types(self, context: PlanContext) -> Types:
         dataset = context.app.dataset(self.dataset)
-        records = _records_of(dataset, context.catalog)
+        records = _source_schema(dataset, context.catalog)
         try:
-            return None if records is None else types_of(stored_schema(dataset, records))
+            return None if records is None else types_by_name(stored_schema(dataset, records))
         except AdjunctError:  # which the plan itself tells
             return None
 
@@ -240,7 +240,7 @@ class Join(Spec):
             return None
         return types | {chosen.name: entries.get(chosen.column) for chosen in self.selection(tuple(entries))}
 
-    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
         (made,) = arriving
         node = LineageNode("dataset", self.dataset)
         if self.select is not None:
@@ -310,7 +310,7 @@ class Join(Spec):
                 )
 
 
-def checked_join(
+def build_join(
     operator: str,
     dataset: AdjunctDataset,
     on: On,
@@ -320,12 +320,12 @@ def checked_join(
     min_match_rate: float | None,
 ) -> Join:
     """Return the join that a user's arguments ask for; `operator` is the id that it will have."""
-    check_how(operator, how, min_match_rate)
-    pairs = key_pairs(operator, "dataset", dataset.name, dataset.key, on)
-    return Join(dataset.name, pairs, how, selected(operator, select, prefix), prefix, min_match_rate)
+    check_join_options(operator, how, min_match_rate)
+    pairs = pair_key_columns(operator, "dataset", dataset.name, dataset.key, on)
+    return Join(dataset.name, pairs, how, parse_selection(operator, select, prefix), prefix, min_match_rate)
 
 
-def _records_of(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
+def _source_schema(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
     """Return the columns of the records that a dataset is made from, None where they are not known."""
     if not isinstance(dataset.input, str):
         return dataset.input.schema
@@ -335,7 +335,7 @@ def _records_of(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
 
 def _stored_columns(dataset: AdjunctDataset, catalog: Catalog) -> Columns:
     """Return the columns that a dataset stores; its input must have them where both are known."""
-    records = _records_of(dataset, catalog)
+    records = _source_schema(dataset, catalog)
     if records is None:
         return dataset.columns
     try:
@@ -361,7 +361,7 @@ class JoinFunction(Join):
     made: Schema = field(kw_only=True)
 
     def summary(self) -> str:
-        return f"{Join.summary(self)}, by {called(self.function)}"
+        return f"{Join.summary(self)}, by {function_label(self.function)}"
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         flow = Join.flow(self, context, arriving)
@@ -369,8 +369,8 @@ class JoinFunction(Join):
         taken = next((name for name in self.made.names if name.lower() in there), None)
         if taken is not None:
             raise PlanningError(
-                f"{context.operator}: the stream and {called(self.function)} both bring a column {taken!r}; the "
-                f"stream's columns there are {', '.join(flow.columns or ())}.",
+                f"{context.operator}: the stream and {function_label(self.function)} both bring a column {taken!r}; "
+                f"the stream's columns there are {', '.join(flow.columns or ())}.",
                 "Call it otherwise in schema=, and put it in the place of the other with select() behind the join.",
                 operator=context.operator,
                 column=taken,
@@ -379,7 +379,7 @@ class JoinFunction(Join):
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         types = Join.types(self, context, arriving)
-        return None if types is None else types | types_of(self.made)
+        return None if types is None else types | types_by_name(self.made)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         from pyspark.sql import functions as F
@@ -403,7 +403,7 @@ class JoinFunction(Join):
         )
 
 
-def checked_join_function(
+def build_join_function(
     operator: str,
     dataset: AdjunctDataset,
     on: On,
@@ -421,8 +421,8 @@ def checked_join_function(
             argument="select",
             operator=operator,
         )
-    checked_function(operator, function, schema, "record", "entry")
+    validate_record_function(operator, function, schema, "record", "entry")
     assert function is not None
     assert schema is not None
-    join = checked_join(operator, dataset, on, how, (), "", min_match_rate)
+    join = build_join(operator, dataset, on, how, (), "", min_match_rate)
     return JoinFunction(join.dataset, join.on, join.how, (), "", join.min_match_rate, function=function, made=schema)

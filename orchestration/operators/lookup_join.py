@@ -7,16 +7,23 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.batch_context import (
-    Answer,
+    LookupColumn,
     TableLookup,
-    answer_types,
-    check_key_types,
     check_lookup,
-    column_types,
+    check_lookup_key_types,
+    declared_column_types,
+    lookup_column_types,
 )
-from dagster_adjunct.orchestration.operators.columns import Columns, Types, check_names, require
-from dagster_adjunct.orchestration.operators.joins import How, On, Selected, check_how, key_pairs, selected
-from dagster_adjunct.orchestration.operators.operator import Call, ComparedColumn, Flow, Match, Spec
+from dagster_adjunct.orchestration.operators.columns import Columns, Types, check_new_names, require_columns
+from dagster_adjunct.orchestration.operators.joins import (
+    How,
+    On,
+    SelectedColumn,
+    check_join_options,
+    pair_key_columns,
+    parse_selection,
+)
+from dagster_adjunct.orchestration.operators.operator import ComparedColumn, ExternalCall, Flow, Match, Spec
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Field
@@ -26,7 +33,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.operators.batch_context import BatchContext
     from dagster_adjunct.orchestration.operators.operator import Declarations, KeyedTable, PlanContext
-    from dagster_adjunct.orchestration.operators.stream_facts import LineageContext, Made
+    from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +49,7 @@ class LookupJoin(Spec):
     table: str
     on: tuple[tuple[str, str], ...]
     how: How
-    select: tuple[Selected, ...] | None
+    select: tuple[SelectedColumn, ...] | None
     types_given: tuple[tuple[str, str], ...] = ()
     prefix: str = ""
     args: tuple[object, ...] = ()
@@ -56,10 +63,10 @@ class LookupJoin(Spec):
         on = ", ".join(stream if stream == name else f"{stream} = {name}" for stream, name in self.on)
         return f"{self.how} lookup in table {self.table} on {on}"
 
-    def call(self, app: Declarations) -> Call:
+    def call(self, app: Declarations) -> ExternalCall:
         table = app.tables[self.table]
         kept = "" if getattr(table, "cache", None) is None else ", if the table's cache does not know it"
-        return Call(
+        return ExternalCall(
             "lookup",
             self.table,
             f"each key once a batch{kept}; a batch that is run again has the same answers",
@@ -73,7 +80,7 @@ class LookupJoin(Spec):
         """
         chosen = self.select
         if chosen is None:
-            declared = column_types(table)
+            declared = declared_column_types(table)
             if declared is None:
                 raise PlanningError(
                     f"{operator}: table {table.name} declares no columns, and the join names none.",
@@ -82,9 +89,9 @@ class LookupJoin(Spec):
                     operator=operator,
                 )
             keys = {entry for _, entry in self.on}
-            chosen = tuple(Selected(name, self.prefix + name) for name in declared if name not in keys)
-        types = answer_types(operator, table, tuple(item.column for item in chosen), dict(self.types_given))
-        answers = tuple(Answer(item.column, item.name, types[item.column]) for item in chosen)
+            chosen = tuple(SelectedColumn(name, self.prefix + name) for name in declared if name not in keys)
+        types = lookup_column_types(operator, table, tuple(item.column for item in chosen), dict(self.types_given))
+        answers = tuple(LookupColumn(item.column, item.name, types[item.column]) for item in chosen)
         return TableLookup(self.table, tuple(stream for stream, _ in self.on), answers, self.args)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
@@ -92,7 +99,7 @@ class LookupJoin(Spec):
         table = context.app.tables[self.table]
         check_lookup(context.operator, table, self.args)
         lookup = self.lookup(context.operator, table)
-        require(
+        require_columns(
             context.operator, "the stream", lookup.keys, flow.columns,
             f"Correct on=, or join before the column is dropped; the key of table {self.table} is "
             f"{', '.join(table.key)}.",
@@ -101,7 +108,7 @@ class LookupJoin(Spec):
 
     def _columns(self, operator: str, lookup: TableLookup, stream: Columns) -> Columns:
         added = [answer.name for answer in lookup.answers]
-        check_names(operator, added, "Rename one with 'column as name'.")
+        check_new_names(operator, added, "Rename one with 'column as name'.")
         there = {name.lower() for name in stream or ()}
         taken = next((name for name in added if name.lower() in there), None)
         if taken is not None:
@@ -116,7 +123,7 @@ class LookupJoin(Spec):
 
     def declared_types(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
         (types,) = arriving
-        declared = column_types(context.app.tables[self.table]) or {}
+        declared = declared_column_types(context.app.tables[self.table]) or {}
         return [
             ComparedColumn(stream, (types or {}).get(stream), f"table {self.table}", declared[entry])
             for stream, entry in self.on
@@ -126,13 +133,13 @@ class LookupJoin(Spec):
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         (types,) = arriving
         table = context.app.tables[self.table]
-        check_key_types(context.operator, table, self.on, types)
+        check_lookup_key_types(context.operator, table, self.on, types)
         added: dict[str, str | None] = {
             answer.name: answer.type for answer in self.lookup(context.operator, table).answers
         }
         return None if types is None else types | added
 
-    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
         (made,) = arriving
         node = LineageNode("table", self.table)
         answers = self.lookup(self.kind, context.app.tables[self.table]).answers
@@ -144,15 +151,15 @@ class LookupJoin(Spec):
         types: Types = dict(frame.dtypes)
         columns = tuple(name for name in frame.columns if not name.startswith("__"))
         lookup = self.lookup(operator, table)
-        require(operator, "the stream", lookup.keys, columns, "Correct on=, or add the column with map().")
+        require_columns(operator, "the stream", lookup.keys, columns, "Correct on=, or add the column with map().")
         self._columns(operator, lookup, columns)
-        check_key_types(operator, table, self.on, types)
+        check_lookup_key_types(operator, table, self.on, types)
         joined = batch.looked_up(operator, frame, lookup)
         kept = joined.filter("__matched") if self.how == "inner" else joined
         return kept.drop("__matched")
 
 
-def checked_lookup_join(
+def build_lookup_join(
     operator: str,
     table: str,
     key: Sequence[str],
@@ -164,9 +171,9 @@ def checked_lookup_join(
     min_match_rate: float | None,
 ) -> LookupJoin:
     """Return the lookup that a user's arguments ask for; `operator` is the id that it will have."""
-    check_how(operator, how, min_match_rate)
-    pairs = key_pairs(operator, "table", table, key, on)
-    chosen = selected(operator, list(select) if isinstance(select, Mapping) else select, prefix)
+    check_join_options(operator, how, min_match_rate)
+    pairs = pair_key_columns(operator, "table", table, key, on)
+    chosen = parse_selection(operator, list(select) if isinstance(select, Mapping) else select, prefix)
     types: dict[str, str] = {}
     if isinstance(select, Mapping):
         for item, kind in zip(chosen or (), select.values(), strict=True):

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.columns import Columns, Types
     from dagster_adjunct.orchestration.operators.stream_facts import (
         Catalog,
+        ColumnSources,
         LineageContext,
         LineageNode,
-        Made,
         Partitioner,
     )
     from dagster_adjunct.resources.common import CodeLine
@@ -76,13 +76,13 @@ class Declarations(Protocol):
         ...
 
 
-def schemas_of_fields(spec: object) -> Iterator[Schema]:
+def find_schemas_in_fields(spec: object) -> Iterator[Schema]:
     """Yield the schemas in the fields of an operator that is a dataclass, and in what they hold."""
     for member in fields(spec) if is_dataclass(spec) else ():
-        yield from schemas_in(getattr(spec, member.name))
+        yield from find_schemas(getattr(spec, member.name))
 
 
-def schemas_in(value: object) -> Iterator[Schema]:
+def find_schemas(value: object) -> Iterator[Schema]:
     """Yield the schemas in the fields of a dataclass, and in what these hold: other dataclasses, sequences, mappings.
 
     What is called is left out: functions of users may hold anything.
@@ -90,13 +90,13 @@ def schemas_in(value: object) -> Iterator[Schema]:
     if isinstance(value, Schema):
         yield value
     elif is_dataclass(value) and not callable(value):
-        yield from schemas_of_fields(value)
+        yield from find_schemas_in_fields(value)
     elif isinstance(value, Mapping):
         for element in value.values():
-            yield from schemas_in(element)
+            yield from find_schemas(element)
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
         for element in value:
-            yield from schemas_in(element)
+            yield from find_schemas(element)
 
 
 BeforeHistory = Literal["null", "oldest", "error"]
@@ -190,7 +190,7 @@ class Spec(ABC):
     def declared_schemas(self) -> Sequence[Schema]:
         """The schemas that it was given, as of what a function returns: no failure tells values of columns that one of
         them calls sensitive. Left out, all those in the fields of the dataclass."""
-        return tuple(schemas_of_fields(self))
+        return tuple(find_schemas_in_fields(self))
 
     @property
     def writes(self) -> str | None:
@@ -287,7 +287,7 @@ class Spec(ABC):
         """Whether records are written, and those that arrived go on, from where they lay."""
         return self.writes is not None and self.role is None
 
-    def call(self, app: Declarations) -> Call | None:
+    def call(self, app: Declarations) -> ExternalCall | None:
         """Return what is asked of somebody outside of the batch; None where nothing is."""
         return None
 
@@ -331,7 +331,7 @@ class Spec(ABC):
         """Return the types of the columns that leave; None where they are not known."""
         return None
 
-    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
         """Return what the columns that leave are made of; one that is not known is left out."""
         return {}
 
@@ -339,12 +339,12 @@ class Spec(ABC):
         """Return the types of the columns that are written to the target, of records with these."""
         return arriving
 
-    def written_columns(self, arriving: Made) -> Made:
+    def written_columns(self, arriving: ColumnSources) -> ColumnSources:
         """Return what the columns of the target are made of, written by records with these columns."""
         return arriving
 
 
-class PassesRecords(Spec):
+class PassThroughSpec(Spec):
     """What operators say of columns whose records leave with those that they arrived with."""
 
     __slots__ = ()
@@ -353,7 +353,7 @@ class PassesRecords(Spec):
         (types,) = arriving
         return types
 
-    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
         (made,) = arriving
         return made
 
@@ -413,7 +413,7 @@ class Flow:
     lost_at: str = ""
 
 
-def agreed(context: PlanContext, flows: Sequence[Flow]) -> Flow:
+def merge_flows(context: PlanContext, flows: Sequence[Flow]) -> Flow:
     """Return where the records of several inputs lie together, with the columns of the first.
 
     Where all inputs lie by the same columns with the same hash, the records do so, too, in as many partitions as each
@@ -475,7 +475,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ExternalCall:
     """What an operator asks of somebody outside of a batch: of the table or function `of`, with these guarantees.
 
     `recorded`: the answers are kept for the batch before anything that depends on them is written.

@@ -8,19 +8,29 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, ClassVar
 
-from dagster_adjunct.orchestration.operators.arguments import called, column_names, partition_count
+from dagster_adjunct.orchestration.operators.arguments import (
+    function_label,
+    validate_column_names,
+    validate_partition_count,
+)
 from dagster_adjunct.orchestration.operators.columns import (
     FINAL,
     Columns,
     Types,
-    carried,
-    check_names,
+    check_new_names,
+    list_hidden_columns,
     plain_column,
-    require,
+    require_columns,
     split_alias,
 )
-from dagster_adjunct.orchestration.operators.operator import Flow, PassesRecords, Spec, StreamEdge, agreed
-from dagster_adjunct.orchestration.operators.stream_facts import SPARK, UNKNOWN, add, expression_sources, sources_of
+from dagster_adjunct.orchestration.operators.operator import Flow, PassThroughSpec, Spec, StreamEdge, merge_flows
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    SPARK,
+    UNKNOWN,
+    add_sources,
+    sources_from_expression,
+    sources_from_sql,
+)
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.sql.checking import check_condition, check_expression, check_expressions
@@ -35,11 +45,11 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
     from dagster_adjunct.orchestration.operators.batch_context import BatchContext
     from dagster_adjunct.orchestration.operators.operator import PlanContext, Role
-    from dagster_adjunct.orchestration.operators.stream_facts import LineageContext, Made
+    from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext
 
 
 @dataclass(frozen=True, slots=True)
-class Filter(PassesRecords):
+class Filter(PassThroughSpec):
     """The records that meet a Spark SQL condition, or that a DataFrame function lets pass, which leaves their columns
     as they are and may promise that it leaves them where they are, too."""
 
@@ -52,7 +62,7 @@ class Filter(PassesRecords):
         return self.keeps_partitioning
 
     def summary(self) -> str:
-        return self.condition if isinstance(self.condition, str) else called(self.condition)
+        return self.condition if isinstance(self.condition, str) else function_label(self.condition)
 
     @property
     def sql(self) -> Sequence[str]:
@@ -82,11 +92,11 @@ class Filter(PassesRecords):
         if isinstance(self.condition, str):
             return frame.filter(self.condition)
         passed = batch.call(operator, self.condition, frame)
-        _check_columns(operator, self.condition, dict(frame.dtypes), dict(passed.dtypes))
+        _check_columns_unchanged(operator, self.condition, dict(frame.dtypes), dict(passed.dtypes))
         return passed
 
 
-def _check_columns(
+def _check_columns_unchanged(
     operator: str, function: DataFrameFunction, before: Mapping[str, str], after: Mapping[str, str]
 ) -> None:
     """Refuse a function that changes columns: what comes after a filter is planned with those that came to it."""
@@ -99,14 +109,14 @@ def _check_columns(
     if was is not None and made is not None:
         what = f"makes the column {name!r}, which is {was}, {made}"
     raise PlanningError(
-        f"{operator}: {called(function)} {what}: a filter leaves the columns of records as they are.",
+        f"{operator}: {function_label(function)} {what}: a filter leaves the columns of records as they are.",
         "Change columns with map(function), and filter by them behind it.",
         operator=operator,
         column=name,
     )
 
 
-def checked_filter(after: str, condition: str | DataFrameFunction, keeps_partitioning: bool) -> Filter:
+def build_filter(after: str, condition: str | DataFrameFunction, keeps_partitioning: bool) -> Filter:
     """Return the filter that a user's argument asks for, behind the operator `after`."""
     if isinstance(condition, str):
         if not condition.strip():
@@ -142,7 +152,7 @@ class Map(Spec):
         return self.keeps_partitioning
 
     def summary(self) -> str:
-        return called(self.function) if self.function else ", ".join(self.expressions)
+        return function_label(self.function) if self.function else ", ".join(self.expressions)
 
     @property
     def sql(self) -> Sequence[str]:
@@ -172,7 +182,7 @@ class Map(Spec):
                 known = known and item.expression.name is not None
                 result.append(item.expression.name or "")
         named = [name for name in result if name]
-        check_names(operator, named, "List the columns to keep instead of '*', or choose another name.")
+        check_new_names(operator, named, "List the columns to keep instead of '*', or choose another name.")
         return tuple(result) if known else None
 
     def _partitioning(self, partitioned_by: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -222,10 +232,10 @@ class Map(Spec):
                 }
         return result
 
-    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
         (columns,) = arriving
-        made: Made = {}
-        named: Made = {}
+        made: ColumnSources = {}
+        named: ColumnSources = {}
         for expression in map(parse_expression, self.expressions):
             if expression.star:
                 gone = {name.lower() for name in expression.excepted}
@@ -233,9 +243,9 @@ class Map(Spec):
                 continue
             fields = struct_fields(expression) if expression.name in (UPDATE, DEFAULT) else ()
             for name, value in fields:
-                made[f"{expression.name}.{name}"] = expression_sources(value, columns, named)
+                made[f"{expression.name}.{name}"] = sources_from_expression(value, columns, named)
             if expression.name is not None and not fields:
-                made[expression.name] = expression_sources(expression, columns, named)
+                made[expression.name] = sources_from_expression(expression, columns, named)
                 named[expression.name] = made[expression.name]
         return made
 
@@ -246,12 +256,12 @@ class Map(Spec):
         hidden = (
             []
             if any(parse_expression(text).star for text in self.expressions)
-            else [f"`{name}`" for name in carried(frame)]
+            else [f"`{name}`" for name in list_hidden_columns(frame)]
         )
         return frame.selectExpr(*hidden, *self.expressions)
 
 
-def checked_map(after: str, expressions: Sequence[str | DataFrameFunction], keeps_partitioning: bool) -> Map:
+def build_map(after: str, expressions: Sequence[str | DataFrameFunction], keeps_partitioning: bool) -> Map:
     """Return the map that a user's arguments ask for, behind the operator `after`."""
     functions = [item for item in expressions if callable(item)]
     texts = tuple(item for item in expressions if isinstance(item, str))
@@ -297,7 +307,7 @@ class Merge(Spec):
         for source, other in zip(self.inputs[1:], others, strict=True):
             if first.columns is not None and other.columns is not None:
                 self._check_names(context.operator, first.columns, source, other.columns)
-        flow = agreed(context, arriving)
+        flow = merge_flows(context, arriving)
         if flow.partitioner == SPARK or not flow.partitioned_by:
             return flow
         # Another system's client has chosen the partition, and several tasks may read one: nothing lies by it here.
@@ -343,11 +353,11 @@ class Merge(Spec):
                     column=name,
                 )
 
-    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
-        result: Made = {}
+    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
+        result: ColumnSources = {}
         for made in arriving:
             for name, sources in made.items():
-                add(result, name, sources)
+                add_sources(result, name, sources)
         return {name: sources for name, sources in result.items() if all(name in made for made in arriving)}
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
@@ -372,7 +382,7 @@ class Merge(Spec):
         return merged.repartition(partitions, *map(column, by))
 
 
-def checked_merge(after: str, others: Sequence[str]) -> Merge:
+def build_merge(after: str, others: Sequence[str]) -> Merge:
     """Return the merge of the operator `after` and these others."""
     return Merge((after, *others))
 
@@ -381,7 +391,7 @@ _NAMED = re.compile(r"\sas\s", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionBy(PassesRecords):
+class PartitionBy(PassThroughSpec):
     """An intermediate stream: the records spread anew by `columns`. `partitions` None: inferred."""
 
     kind: ClassVar[str] = "partition-by"
@@ -399,7 +409,7 @@ class PartitionBy(PassesRecords):
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
         next_step = 'Name columns that it has; an expression needs a name: partition_by("upper(city) as city_key").'
-        require(context.operator, "the stream", self.columns, flow.columns, next_step)
+        require_columns(context.operator, "the stream", self.columns, flow.columns, next_step)
         return Flow(context.operator, flow.columns, self.columns, SPARK)
 
     def declared_partitions(self, context: PlanContext) -> int | None:
@@ -416,16 +426,16 @@ class PartitionBy(PassesRecords):
         )
 
 
-def checked_partition_by(after: str, stream: str, columns: Sequence[str], partitions: int | None) -> PartitionBy:
+def build_partition_by(after: str, stream: str, columns: Sequence[str], partitions: int | None) -> PartitionBy:
     """Return the intermediate stream of this name that a user's arguments ask for, behind the operator `after`."""
     what = f"partition_by after {after}"
-    names = column_names(what, columns)
+    names = validate_column_names(what, columns)
     if not names:
         raise ConfigurationError(f"{what} names no column.", "Name the columns to partition by.", argument="columns")
-    return PartitionBy(stream, names, partition_count(f"{what}: partitions", partitions))
+    return PartitionBy(stream, names, validate_partition_count(f"{what}: partitions", partitions))
 
 
-def key_columns(columns: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+def parse_key_columns(columns: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the names of the columns to partition by, and the expressions of those that have to be computed first."""
     # A column may be called "loud name": only "as" names an expression here.
     split = [split_alias(item) if _NAMED.search(str(item)) else (item, None) for item in columns]
@@ -440,7 +450,7 @@ class Select(Map):
     kind: ClassVar[str] = "select"
 
 
-def checked_select(after: str, columns: Sequence[str]) -> Select:
+def build_select(after: str, columns: Sequence[str]) -> Select:
     """Return the selection that a user's arguments ask for, behind the operator `after`."""
     if not columns:
         raise ConfigurationError(f"select after {after} names no column.", "Name those to keep.", argument="columns")
@@ -512,9 +522,9 @@ class WithColumns(Spec):
             return types | known
         return {name: types.get(name) for name in columns} | known
 
-    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
         (made,) = arriving
-        given = {name: sources_of(expression, made) for name, expression in self.columns}
+        given = {name: sources_from_sql(expression, made) for name, expression in self.columns}
         replaced = {name.lower() for name in given}
         kept = {name: sources for name, sources in made.items() if name.lower() not in replaced}
         return kept | {name: sources for name, sources in given.items() if sources}
@@ -526,12 +536,12 @@ class WithColumns(Spec):
         return frame.withColumns({name: F.expr(expression) for name, expression in self.columns})
 
 
-def checked_with_columns(after: str, columns: Mapping[str, str]) -> WithColumns:
+def build_with_columns(after: str, columns: Mapping[str, str]) -> WithColumns:
     """Return the columns that a user's arguments ask for, behind the operator `after`."""
     what = f"with_columns after {after}"
     if not columns:
         raise ConfigurationError(f"{what} names no column.", 'Write gross="spent * 1.2", say.', argument="columns")
-    column_names(what, list(columns))
+    validate_column_names(what, list(columns))
     for name, expression in columns.items():
         if not isinstance(expression, str) or not expression.strip():
             raise ConfigurationError(

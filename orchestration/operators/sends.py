@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.assets.declaration.sources import OwnedBy
-from dagster_adjunct.orchestration.operators.arguments import called
-from dagster_adjunct.orchestration.operators.columns import Types, require, types_of
-from dagster_adjunct.orchestration.operators.functions import flow_of_results
+from dagster_adjunct.orchestration.operators.arguments import function_label
+from dagster_adjunct.orchestration.operators.columns import Types, require_columns, types_by_name
+from dagster_adjunct.orchestration.operators.functions import flow_after_function
 from dagster_adjunct.orchestration.operators.operator import (
-    Call,
     ComparedColumn,
     Exchange,
+    ExternalCall,
     Flow,
-    PassesRecords,
+    PassThroughSpec,
     Requirement,
     Spec,
     StreamEdge,
@@ -25,9 +25,9 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     UNKNOWN,
     LineageNode,
     StreamFacts,
-    new_streams_in,
-    partitioner_of_output,
-    whole,
+    identity_sources,
+    new_stream_defaults,
+    output_partitioner,
 )
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
@@ -43,10 +43,12 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.arguments import OnNullKey
     from dagster_adjunct.orchestration.operators.batch_context import BatchContext, SinkFunction
     from dagster_adjunct.orchestration.operators.operator import Declarations, PlanContext, Reason, Role
-    from dagster_adjunct.orchestration.operators.stream_facts import LineageContext, Made
+    from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext
 
 
-def before_stream(operator: str, reason: Reason, stream: StreamFacts, flow: Flow, lying: int) -> Exchange | None:
+def exchange_before_stream(
+    operator: str, reason: Reason, stream: StreamFacts, flow: Flow, lying: int
+) -> Exchange | None:
     """Return the exchange that writing to a stream needs, for records that lie in `lying` partitions."""
     key, partitions = stream.key, stream.partitions
     if not key:
@@ -57,44 +59,45 @@ def before_stream(operator: str, reason: Reason, stream: StreamFacts, flow: Flow
         right = flow.partitioned_by == key and flow.partitioner == SPARK and lying == partitions
     else:
         # The system's own client chooses the partition; only the order of one key's records is ours to keep.
-        right = _one_task_per_key(flow, key)
+        right = _has_one_task_per_key(flow, key)
     if right:
         return None
-    why = f"{stream.name} has {partitions} partitions by ({', '.join(key)}); {_where(flow, lying)}"
+    why = f"{stream.name} has {partitions} partitions by ({', '.join(key)}); {_describe_partitioning(flow, lying)}"
     return Exchange(operator, reason, key, partitions, why)
 
 
-def before_table(operator: str, table: str, key: tuple[str, ...], flow: Flow, lying: int) -> Exchange | None:
+def exchange_before_table(operator: str, table: str, key: tuple[str, ...], flow: Flow, lying: int) -> Exchange | None:
     """Return the exchange that writing to a remote table needs, for records that lie in `lying` partitions."""
-    if _one_task_per_key(flow, key):
+    if _has_one_task_per_key(flow, key):
         return None
-    why = f"records of one {', '.join(key)} have to meet in one task for table {table}; {_where(flow, lying)}"
+    where = _describe_partitioning(flow, lying)
+    why = f"records of one {', '.join(key)} have to meet in one task for table {table}; {where}"
     return Exchange(operator, "remote table", key, lying, why)
 
 
-def before_local(
+def exchange_before_local_table(
     operator: str, table: str, by: tuple[str, ...], partitions: int, flow: Flow, lying: int
 ) -> Exchange | None:
     """Return the exchange that brings records, which lie in `lying` partitions, to the buckets of a local table."""
     if flow.partitioned_by == by and flow.partitioner == SPARK and lying == partitions:
         return None
-    why = f"local table {table} has {partitions} buckets by ({', '.join(by)}); {_where(flow, lying)}"
+    why = f"local table {table} has {partitions} buckets by ({', '.join(by)}); {_describe_partitioning(flow, lying)}"
     return Exchange(operator, "local table", by, partitions, why)
 
 
-def _one_task_per_key(flow: Flow, key: tuple[str, ...]) -> bool:
+def _has_one_task_per_key(flow: Flow, key: tuple[str, ...]) -> bool:
     # A partition of another system's stream may be read by several tasks.
     return bool(flow.partitioned_by) and flow.partitioner == SPARK and set(flow.partitioned_by) <= set(key)
 
 
-def _where(flow: Flow, partitions: int) -> str:
+def _describe_partitioning(flow: Flow, partitions: int) -> str:
     if not flow.partitioned_by:
         since = f" since {flow.lost_at}" if flow.lost_at else ""
         return f"the records are in {partitions} partitions by nothing that is known{since}"
     return f"the records are in {partitions} by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
 
 
-class AppendsToOutput(Spec):
+class OutputStreamSpec(Spec):
     """Begins the output stream `stream`, in whose partitions its records lie from then on."""
 
     __slots__ = ()
@@ -114,7 +117,7 @@ class AppendsToOutput(Spec):
     def appended(self, context: PlanContext, columns: tuple[str, ...] | None, what: str, why: str) -> Flow:
         """Return the records in the output stream; refused where `what` lacks its key, or it exists as another."""
         output = context.app.outputs[self.stream]
-        require(context.operator, what, output.key, columns, why)
+        require_columns(context.operator, what, output.key, columns, why)
         facts = context.catalog.get(output.name)
         if facts is not None and (facts.partitions, facts.key) != (output.partitions, output.key):
             raise PlanningError(
@@ -124,7 +127,7 @@ class AppendsToOutput(Spec):
                 f"stream repartition {split_stream_name(output.name)[1]} --partitions {output.partitions} --reason ….",
                 stream=output.name,
             )
-        needs_key = new_streams_in(context.catalog, output.name).needs_key
+        needs_key = new_stream_defaults(context.catalog, output.name).needs_key
         if facts is None and needs_key and not output.key and output.partitions > 1:
             raise PlanningError(
                 f"{context.operator}: output stream {output.name!r} is declared with {output.partitions} partitions "
@@ -133,7 +136,7 @@ class AppendsToOutput(Spec):
                 operator=context.operator,
                 stream=output.name,
             )
-        partitioner = partitioner_of_output(context.catalog, output.name) if output.key else UNKNOWN
+        partitioner = output_partitioner(context.catalog, output.name) if output.key else UNKNOWN
         return Flow(context.operator, columns, output.key, partitioner)
 
     def declared_partitions(self, context: PlanContext) -> int:
@@ -145,17 +148,17 @@ class AppendsToOutput(Spec):
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         output = context.app.outputs[self.stream]
-        partitioner = partitioner_of_output(context.catalog, output.name)
+        partitioner = output_partitioner(context.catalog, output.name)
         stream = StreamFacts(output.name, output.partitions, output.key, partitioner)
-        return before_stream(context.operator, "output", stream, flow, partitions)
+        return exchange_before_stream(context.operator, "output", stream, flow, partitions)
 
 
 # Of each refused record: the table, what was asked of it ("put", "update", "delete"), key and record as JSON, and why.
-LETTER = {"table": "string", "kind": "string", "key": "string", "record": "string", "problem": "string"}
+DEAD_LETTER_COLUMNS = {"table": "string", "kind": "string", "key": "string", "record": "string", "problem": "string"}
 
 
 @dataclass(frozen=True, slots=True)
-class SendDeadLetters(AppendsToOutput):
+class SendDeadLetters(OutputStreamSpec):
     """What the table of the operator before refused, in the output stream `stream`: at most `at_most` of a batch."""
 
     kind: ClassVar[str] = "dead-letters"
@@ -166,19 +169,21 @@ class SendDeadLetters(AppendsToOutput):
         return f"up to {self.at_most} refused records of a batch to {self.stream}"
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        return self.appended(context, tuple(LETTER), "a dead letter", "Correct the output stream's key=.")
+        return self.appended(context, tuple(DEAD_LETTER_COLUMNS), "a dead letter", "Correct the output stream's key=.")
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
-        letters = Flow(context.operator, tuple(LETTER), (), UNKNOWN)  # they come from the driver, not from partitions
-        return AppendsToOutput.exchange_before(self, context, letters, partitions)
+        letters = Flow(
+            context.operator, tuple(DEAD_LETTER_COLUMNS), (), UNKNOWN
+        )  # they come from the driver, not from partitions
+        return OutputStreamSpec.exchange_before(self, context, letters, partitions)
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        return dict(LETTER)
+        return dict(DEAD_LETTER_COLUMNS)
 
     def written_types(self, arriving: Types) -> Types:
-        return dict(LETTER)
+        return dict(DEAD_LETTER_COLUMNS)
 
-    def written_columns(self, arriving: Made) -> Made:
+    def written_columns(self, arriving: ColumnSources) -> ColumnSources:
         return {}
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
@@ -189,7 +194,7 @@ class SendDeadLetters(AppendsToOutput):
 
 
 @dataclass(frozen=True, slots=True)
-class SendToLocal(PassesRecords):
+class SendToLocal(PassThroughSpec):
     """Records kept by key in a local table with these columns; those that meet the expression `deleted` delete."""
 
     kind: ClassVar[str] = "send-to-table"
@@ -223,7 +228,9 @@ class SendToLocal(PassesRecords):
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
         names = self.schema.names
-        require(context.operator, "the stream", names, flow.columns, f"They are the columns of table {self.table}.")
+        require_columns(
+            context.operator, "the stream", names, flow.columns, f"They are the columns of table {self.table}."
+        )
         if self.deleted is not None:
             check_condition(context.operator, self.deleted, flow.columns)
         return flow
@@ -256,12 +263,14 @@ class SendToLocal(PassesRecords):
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         dataset = context.app.dataset(self.table)
         assert dataset.partitions is not None, "a local table has buckets"
-        return before_local(context.operator, self.table, dataset.partition_by, dataset.partitions, flow, partitions)
+        return exchange_before_local_table(
+            context.operator, self.table, dataset.partition_by, dataset.partitions, flow, partitions
+        )
 
     def written_types(self, arriving: Types) -> Types:
         return None if arriving is None else {name: arriving.get(name) for name in self.schema.names}
 
-    def written_columns(self, arriving: Made) -> Made:
+    def written_columns(self, arriving: ColumnSources) -> ColumnSources:
         return {name: sources for name, sources in arriving.items() if name in self.schema}
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
@@ -274,7 +283,7 @@ class SendToLocal(PassesRecords):
         return frame
 
 
-def checked_send_to_local(
+def build_send_to_local(
     application: str, after: str, table: AdjunctDataset, deleted: str | None, on_null_key: OnNullKey
 ) -> SendToLocal:
     """Return what a user's arguments ask for; `after` is the operator before it."""
@@ -302,7 +311,7 @@ def checked_send_to_local(
 
 
 @dataclass(frozen=True, slots=True)
-class SendToStream(AppendsToOutput, PassesRecords):
+class SendToStream(OutputStreamSpec, PassThroughSpec):
     """Records appended to an output stream."""
 
     kind: ClassVar[str] = "send-to"
@@ -316,9 +325,9 @@ class SendToStream(AppendsToOutput, PassesRecords):
         why = f"They are the key of output {context.app.outputs[self.stream].name}."
         return self.appended(context, flow.columns, "the stream", why)
 
-    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
         (made,) = arriving
-        return whole(LineageNode("stream", self.stream), made)
+        return identity_sources(LineageNode("stream", self.stream), made)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Append to the output stream and go on with what it holds of this batch, where its system can tell."""
@@ -357,34 +366,38 @@ class Sink(Spec):
 
     @property
     def writes(self) -> str:
-        return called(self.function)
+        return function_label(self.function)
 
     def target(self, app: Declarations) -> LineageNode:
-        return LineageNode("sink", f"{app.name}/{called(self.function).removesuffix('()')}")
+        return LineageNode("sink", f"{app.name}/{function_label(self.function).removesuffix('()')}")
 
     def summary(self) -> str:
-        return called(self.function) if self.returns is None else f"what {called(self.function)} returns"
+        return (
+            function_label(self.function) if self.returns is None else f"what {function_label(self.function)} returns"
+        )
 
-    def call(self, app: Declarations) -> Call:
+    def call(self, app: Declarations) -> ExternalCall:
         once = "at least once for each record of a batch"
         if self.returns is None:
-            return Call(
-                "sink", called(self.function), f"{once}, and again where the batch is run again", recorded=False
+            return ExternalCall(
+                "sink", function_label(self.function), f"{once}, and again where the batch is run again", recorded=False
             )
-        return Call("sink", called(self.function), f"{once}; not again once its results are recorded", recorded=True)
+        return ExternalCall(
+            "sink", function_label(self.function), f"{once}; not again once its results are recorded", recorded=True
+        )
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
         if self.returns is None:
             return flow
         kept = self.keeps_partitioning
-        return flow_of_results(context.operator, flow, self.function, self.returns, keeps_partitioning=kept)
+        return flow_after_function(context.operator, flow, self.function, self.returns, keeps_partitioning=kept)
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         (types,) = arriving
-        return types if self.returns is None else types_of(self.returns)
+        return types if self.returns is None else types_by_name(self.returns)
 
-    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
         (made,) = arriving
         return made if self.returns is None else {}
 
@@ -398,7 +411,7 @@ class Sink(Spec):
         return frame
 
 
-def checked_sink(after: str, function: object, returns: object, keeps_partitioning: bool) -> Sink:
+def build_sink(after: str, function: object, returns: object, keeps_partitioning: bool) -> Sink:
     """Return the sink that a user's arguments ask for, behind the operator `after`."""
     what = f"sink after {after}"
     if not callable(function):

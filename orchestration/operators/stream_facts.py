@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from dagster_adjunct.orchestration.operators.arguments import partition_count
+from dagster_adjunct.orchestration.operators.arguments import validate_partition_count
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -35,7 +35,7 @@ class LineageNode:
 
 Sources = tuple[tuple[LineageNode, str], ...]
 """The columns, each of an asset, that one column is made of."""
-Made = dict[str, Sources]
+ColumnSources = dict[str, Sources]
 """Columns by name, each with what it is made of; one that nothing is known of is left out."""
 
 
@@ -49,22 +49,22 @@ class LineageContext:
     after: Columns
 
 
-def whole(node: LineageNode, columns: Iterable[str]) -> Made:
+def identity_sources(node: LineageNode, columns: Iterable[str]) -> ColumnSources:
     """Return columns that are those of `node`, each made of itself."""
     return {name: ((node, name),) for name in columns}
 
 
-def add(made: Made, name: str, sources: Sources) -> None:
+def add_sources(made: ColumnSources, name: str, sources: Sources) -> None:
     """Say in `made` that a column is made of these, too."""
     made[name] = tuple(dict.fromkeys((*made.get(name, ()), *sources)))
 
 
-def sources_of(expression: str, columns: Mapping[str, Sources]) -> Sources:
+def sources_from_sql(expression: str, columns: Mapping[str, Sources]) -> Sources:
     """Return what an expression is made of; () where it is not known of every column that it names."""
-    return expression_sources(parse_expression(expression), columns)
+    return sources_from_expression(parse_expression(expression), columns)
 
 
-def expression_sources(
+def sources_from_expression(
     read: Expression, columns: Mapping[str, Sources], aliases: Mapping[str, Sources] | None = None
 ) -> Sources:
     """Return what an expression is made of that has been read; see `sources_of`.
@@ -112,7 +112,7 @@ class StreamFacts:
     size: int | None = None
 
     def __post_init__(self) -> None:
-        if partition_count(f"partitions of stream {self.name!r}", self.partitions) is None:
+        if validate_partition_count(f"partitions of stream {self.name!r}", self.partitions) is None:
             raise ConfigurationError(f"stream {self.name!r} has no partition count.", "Give it one.", stream=self.name)
 
     @property
@@ -124,7 +124,7 @@ class StreamFacts:
 Catalog: TypeAlias = Mapping[str, StreamFacts]
 
 
-class FoundStreams(dict[str, StreamFacts]):
+class StreamCatalog(dict[str, StreamFacts]):
     """A catalog that also holds why the systems don't have some streams: where they looked.
 
     `size_of` says how many bytes a stream holds; it is asked only where an application is refused. `new_streams` is
@@ -144,21 +144,21 @@ class FoundStreams(dict[str, StreamFacts]):
         self.new_streams = dict(new_streams)
 
 
-def facts_of(catalog: Catalog, stream: str, what: str) -> StreamFacts:
+def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:
     """Return the facts of a stream that has to exist; `what` says in the error who needs it."""
     facts = catalog.get(stream)
     if facts is None:
-        missing = catalog.missing.get(stream) if isinstance(catalog, FoundStreams) else None
+        missing = catalog.missing.get(stream) if isinstance(catalog, StreamCatalog) else None
         there = ", ".join(sorted(catalog)) or "none"
         raise PlanningError(
             f"{what} reads stream {stream!r}, which does not exist: " + (missing or f"streams there: {there}."),
-            _how_to_have(stream),
+            _how_to_create(stream),
             stream=stream,
         )
     return facts
 
 
-def _how_to_have(stream: str) -> str:
+def _how_to_create(stream: str) -> str:
     system, name = split_stream_name(stream)
     if system != LAKE:
         return "Correct the name, or create the stream first."
@@ -166,39 +166,39 @@ def _how_to_have(stream: str) -> str:
     return f"Correct the name, run first what writes the stream, or create it and append to it: {create}."
 
 
-def bytes_of(catalog: Catalog, stream: str) -> int | None:
+def stream_size(catalog: Catalog, stream: str) -> int | None:
     """Return how many bytes a stream holds, as far as its system tells."""
     facts = catalog.get(stream)
-    if facts is None or facts.size is not None or not isinstance(catalog, FoundStreams):
+    if facts is None or facts.size is not None or not isinstance(catalog, StreamCatalog):
         return None if facts is None else facts.size
     return catalog.size_of(stream)
 
 
-def partitioner_of_output(catalog: Catalog, stream: str) -> Partitioner:
+def output_partitioner(catalog: Catalog, stream: str) -> Partitioner:
     """Return how records of an output stream are (or will be) spread."""
     facts = catalog.get(stream)
     if facts is not None:
         return facts.partitioner
-    return new_streams_in(catalog, stream).partitioner
+    return new_stream_defaults(catalog, stream).partitioner
 
 
-def new_streams_in(catalog: Catalog, stream: str) -> NewStreams:
+def new_stream_defaults(catalog: Catalog, stream: str) -> NewStreams:
     """Return what the system of a stream says of those that it has not made yet.
 
     Facts alone, of which no system was asked, are of a world with the lake: nothing is known of other systems there.
     """
-    by_system = catalog.new_streams if isinstance(catalog, FoundStreams) else {LAKE: NEW_STREAMS}
+    by_system = catalog.new_streams if isinstance(catalog, StreamCatalog) else {LAKE: NEW_STREAMS}
     return by_system.get(split_stream_name(stream)[0], NewStreams())
 
 
 # as-of: joins by time meet the entry that was valid at each record's own time, others what is served now.
 # current: every join meets what is served now; one by time the entry that is current, whatever the record's time.
 # recorded: every join meets the version that the batch met which read the record first; one by time as of its time.
-VersionsMet: TypeAlias = Literal["as-of", "current", "recorded"]
-AS_OF: VersionsMet = "as-of"
-CURRENT: VersionsMet = "current"
-RECORDED: VersionsMet = "recorded"
-VERSIONS_MET: tuple[VersionsMet, ...] = (AS_OF, CURRENT, RECORDED)
+JoinVersions: TypeAlias = Literal["as-of", "current", "recorded"]
+AS_OF: JoinVersions = "as-of"
+CURRENT: JoinVersions = "current"
+RECORDED: JoinVersions = "recorded"
+JOIN_VERSIONS: tuple[JoinVersions, ...] = (AS_OF, CURRENT, RECORDED)
 
 
 _ZERO = timedelta(0)
@@ -206,20 +206,20 @@ _ZERO = timedelta(0)
 
 def watermark_inputs(operators: Iterable[Operator]) -> dict[str, dict[str, timedelta]]:
     """Return, by stateful operator, the input streams above it, and how far what is on the way holds each back."""
-    arriving = _spans(operators, lambda spec: spec.holds_back)
+    arriving = _sum_on_the_way(operators, lambda spec: spec.holds_back)
     return {operator.spec.over_time: spans for operator, spans in arriving if operator.spec.over_time is not None}
 
 
-def needed_for(operators: Iterable[Operator]) -> dict[str, timedelta]:
+def required_retention(operators: Iterable[Operator]) -> dict[str, timedelta]:
     """Return, by input stream, for how long after its time a record may be needed below it."""
     needed: dict[str, timedelta] = {}
-    for operator, spans in _spans(operators, lambda spec: spec.reaches):
+    for operator, spans in _sum_on_the_way(operators, lambda spec: spec.reaches):
         for stream, span in spans.items():
             needed[stream] = max(needed.get(stream, _ZERO), span + operator.spec.keeps_for)
     return needed
 
 
-def _spans(
+def _sum_on_the_way(
     operators: Iterable[Operator], own: Callable[[Spec], timedelta]
 ) -> list[tuple[Operator, dict[str, timedelta]]]:
     """Return each operator with the input streams above it, and the most that those on the way have as their own."""

@@ -10,27 +10,27 @@ from operator import and_
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.unbounded.local_table import StateSpec
-from dagster_adjunct.orchestration.operators.arguments import LONGEST, column_names
+from dagster_adjunct.orchestration.operators.arguments import MAX_DURATION, validate_column_names
 from dagster_adjunct.orchestration.operators.columns import (
-    AGAIN,
     BEHIND,
     EVENT_TIME,
+    REPLAYED,
     Columns,
     Types,
-    check_kept,
-    check_names,
-    require,
+    check_new_names,
+    check_state_columns,
+    require_columns,
 )
 from dagster_adjunct.orchestration.operators.event_time import (
-    LAST,
-    as_late,
-    held_back,
-    made_records,
-    place_in,
-    place_of,
+    MAX_MICROS,
+    hold_back_watermark,
+    make_records,
+    position_key,
+    stored_position_key,
+    to_late_records,
 )
-from dagster_adjunct.orchestration.operators.joins import On, Selected, selected
-from dagster_adjunct.orchestration.operators.operator import ComparedColumn, Flow, Requirement, Spec, agreed
+from dagster_adjunct.orchestration.operators.joins import On, SelectedColumn, parse_selection
+from dagster_adjunct.orchestration.operators.operator import ComparedColumn, Flow, Requirement, Spec, merge_flows
 from dagster_adjunct.resources.common import check_name, to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.quoted_columns import column
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.operators.batch_context import BatchContext, Watermarks
     from dagster_adjunct.orchestration.operators.operator import Declarations, PlanContext
-    from dagster_adjunct.orchestration.operators.stream_facts import LineageContext, Made
+    from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext
 
 # What a stream-stream join does to records: which of them count, which meet, and which have met none in time.
 #
@@ -51,10 +51,10 @@ if TYPE_CHECKING:
 # bound, so that a row is compared with those of two spans only, also where one key has most of the records.
 
 
-WHY = "__why"
+EXCLUSION = "__why"
 """Why a record is not kept: one of the words below; null where it is."""
-READ_AGAIN, DELETED, LATE, NULL_TIME, NULL_KEY = "again", "tombstone", "late", "null time", "null key"
-APART = (NULL_TIME, NULL_KEY)
+REPLAYED_REASON, DELETED, LATE, NULL_TIME, NULL_KEY = "again", "tombstone", "late", "null time", "null key"
+UNMATCHABLE = (NULL_TIME, NULL_KEY)
 """What can meet nothing, and is known to at once."""
 RECORD, AT, EXPIRES = "record$", "at$", "expires$"
 """Of a kept row: which record it was, its event time, and when it is not needed any more."""
@@ -96,7 +96,7 @@ class Side:
     ahead: int
 
 
-def judged(frame: DataFrame, side: Side, watermarks: Watermarks, keeps_for: int) -> DataFrame:
+def classify_join_records(frame: DataFrame, side: Side, watermarks: Watermarks, keeps_for: int) -> DataFrame:
     """Return the records with WHY they are not kept; `keeps_for` microseconds must not lead out of the year 9999.
 
     A record's own partition decides whether it is late, up to the record alone: however batches were cut, it is the
@@ -109,64 +109,66 @@ def judged(frame: DataFrame, side: Side, watermarks: Watermarks, keeps_for: int)
     if watermarks.before is not None:
         late = late | (time < F.lit(to_microseconds(watermarks.before)))
     no_key = reduce(lambda one, other: one | other, [column(name).isNull() for name in side.keys])
-    reasons = [(F.col(AGAIN), READ_AGAIN)] if AGAIN in frame.columns else []
+    reasons = [(F.col(REPLAYED), REPLAYED_REASON)] if REPLAYED in frame.columns else []
     reasons += [
         (F.col(TOMBSTONE), DELETED),
-        (time.isNull() | (time > LAST - keeps_for), NULL_TIME),
+        (time.isNull() | (time > MAX_MICROS - keeps_for), NULL_TIME),
         (no_key, NULL_KEY),
         (late, LATE),
     ]
-    return frame.withColumn(WHY, F.coalesce(*[F.when(condition, F.lit(why)) for condition, why in reasons]))
+    return frame.withColumn(EXCLUSION, F.coalesce(*[F.when(condition, F.lit(why)) for condition, why in reasons]))
 
 
-def kept_rows(frame: DataFrame, side: Side, needed: int, batch: BatchContext) -> DataFrame:
+def select_kept_records(frame: DataFrame, side: Side, needed: int, batch: BatchContext) -> DataFrame:
     """Return the rows to keep of judged records; each is needed so many microseconds from its time on."""
     from pyspark.sql import functions as F
 
     expires = F.timestamp_micros(F.unix_micros(EVENT_TIME) + F.lit(needed))
-    return frame.where(F.col(WHY).isNull()).select(
+    return frame.where(F.col(EXCLUSION).isNull()).select(
         *[column(name) for name in side.columns],
-        place_in(frame, batch).alias(RECORD),
+        stored_position_key(frame, batch).alias(RECORD),
         F.col(EVENT_TIME).alias(AT),
         expires.alias(EXPIRES),
     )
 
 
-def apart_rows(frame: DataFrame, side: Side) -> DataFrame:
+def unmatchable_results(frame: DataFrame, side: Side) -> DataFrame:
     """Return results of the judged records that can meet nothing."""
     from pyspark.sql import functions as F
 
-    named = [column(name).alias(_own(side, name)) for name in side.columns]
-    return frame.where(F.col(WHY).isin(*APART)).select(
+    named = [column(name).alias(_side_column(side, name)) for name in side.columns]
+    return frame.where(F.col(EXCLUSION).isin(*UNMATCHABLE)).select(
         *named,
         F.lit(side.name).alias(KIND),
-        place_of(frame).alias(FIRST),
+        position_key(frame).alias(FIRST),
         F.lit("apart").alias(SECOND),
         F.unix_micros(EVENT_TIME).alias(TIME),
         F.col(BEHIND).alias(LIMIT),
     )
 
 
-def matches(left: DataFrame, right: DataFrame, sides: tuple[Side, Side], bound: Bound, since: int | None) -> DataFrame:
+def match_rows(
+    left: DataFrame, right: DataFrame, sides: tuple[Side, Side], bound: Bound, since: int | None
+) -> DataFrame:
     """Return the pairs that this batch makes: its new rows of the left with all of the right, and of the right with the
     older ones of the left. No new row is from before `since`."""
     from pyspark.sql import functions as F
 
-    lefts, rights = (_named(rows, side) for rows, side in zip((left, right), sides, strict=True))
+    lefts, rights = (_prefix_columns(rows, side) for rows, side in zip((left, right), sides, strict=True))
     if since is not None:
         lefts = lefts.where(_at(sides[0]) >= since - bound.after)
         rights = rights.where(_at(sides[1]) >= since - bound.before)
     new_left = _spread(lefts.where(_new(sides[0])), [_first_span(sides[0], bound), _next_span(sides[0], bound)])
     any_right = rights.withColumn(_SPAN, _span(_at(sides[1]), bound))
     old_left = lefts.where(~_new(sides[0])).withColumn(_SPAN, _first_span(sides[0], bound))
-    met = [_met(new_left, any_right, sides, bound, "inner")]
-    met += [_met(old_left, _spread_right(rights.where(_new(sides[1])), sides[1], bound), sides, bound, "inner")]
+    met = [_join_spans(new_left, any_right, sides, bound, "inner")]
+    met += [_join_spans(old_left, _spread_right(rights.where(_new(sides[1])), sides[1], bound), sides, bound, "inner")]
     both = [
         pairs.withColumns(
             {
                 KIND: F.lit(BOTH),
-                FIRST: F.col(_own(sides[0], RECORD)),
-                SECOND: F.col(_own(sides[1], RECORD)),
+                FIRST: F.col(_side_column(sides[0], RECORD)),
+                SECOND: F.col(_side_column(sides[1], RECORD)),
                 TIME: F.greatest(_at(sides[0]), _at(sides[1])),
             }
         )
@@ -175,7 +177,7 @@ def matches(left: DataFrame, right: DataFrame, sides: tuple[Side, Side], bound: 
     return both[0].unionByName(both[1])
 
 
-def unmatched(
+def find_unmatched(
     left: DataFrame, right: DataFrame, sides: tuple[Side, Side], bound: Bound, of: Side, watermarks: Watermarks
 ) -> DataFrame:
     """Return the rows of one side that have met nothing when the watermark passed the last time of a partner."""
@@ -183,23 +185,32 @@ def unmatched(
 
     assert watermarks.after is not None, "nothing has passed"
     until = to_microseconds(watermarks.after) - of.ahead
-    lefts, rights = (_named(rows, side) for rows, side in zip((left, right), sides, strict=True))
+    lefts, rights = (_prefix_columns(rows, side) for rows, side in zip((left, right), sides, strict=True))
     since = None if watermarks.before is None else to_microseconds(watermarks.before) - of.ahead
     # A row's last partner is `ahead` later than it; the watermark has passed that where it is above.
     passed = _at(of) < F.lit(until)
     passed = passed if since is None else passed & (_at(of) >= F.lit(since))
     if of is sides[0]:
         spread = _spread_right(_around(rights, sides[1], since, until, bound.before, bound.after), sides[1], bound)
-        alone = _met(lefts.where(passed).withColumn(_SPAN, _first_span(of, bound)), spread, sides, bound, "left_anti")
+        alone = _join_spans(
+            lefts.where(passed).withColumn(_SPAN, _first_span(of, bound)), spread, sides, bound, "left_anti"
+        )
     else:
         near = _around(lefts, sides[0], since, until, bound.after, bound.before)
         spread = _spread(near, [_first_span(sides[0], bound), _next_span(sides[0], bound)])
-        alone = _met(rights.where(passed).withColumn(_SPAN, _span(_at(of), bound)), spread, sides, bound, "left_anti")
-    return alone.withColumns({KIND: F.lit(of.name), FIRST: F.col(_own(of, RECORD)), SECOND: F.lit(""), TIME: _at(of)})
+        alone = _join_spans(
+            rights.where(passed).withColumn(_SPAN, _span(_at(of), bound)), spread, sides, bound, "left_anti"
+        )
+    return alone.withColumns(
+        {KIND: F.lit(of.name), FIRST: F.col(_side_column(of, RECORD)), SECOND: F.lit(""), TIME: _at(of)}
+    )
 
 
-def as_results(
-    parts: Sequence[DataFrame], sides: tuple[Side, Side], types: Sequence[dict[str, str]], added: Sequence[Selected]
+def combine_results(
+    parts: Sequence[DataFrame],
+    sides: tuple[Side, Side],
+    types: Sequence[dict[str, str]],
+    added: Sequence[SelectedColumn],
 ) -> DataFrame:
     """Return all results with the columns of the left and those `added` of the right, null where there is no row.
 
@@ -213,13 +224,13 @@ def as_results(
         there = set(part.columns)
 
         def value(side: Side, name: str, kind: str, there: set[str] = there) -> Column:
-            own = _own(side, name)
+            own = _side_column(side, name)
             return column(own) if own in there else F.lit(None).cast(kind)
 
         keys = dict(zip(left.keys, right.keys, strict=True))
         columns = []
         for name in left.columns:
-            other = name in keys and _own(left, name) not in there
+            other = name in keys and _side_column(left, name) not in there
             key_value = value(right, keys[name], types[0][name]) if other else value(left, name, types[0][name])
             columns.append(key_value.alias(name))
         columns += [value(right, selected.column, types[1][selected.column]).alias(selected.name) for selected in added]
@@ -231,24 +242,24 @@ def as_results(
 # -- rows of one side
 
 
-def _own(side: Side, name: str) -> str:
+def _side_column(side: Side, name: str) -> str:
     return f"__{side.name}_{name}"
 
 
 def _at(side: Side) -> Column:
-    return column(_own(side, AT))
+    return column(_side_column(side, AT))
 
 
 def _new(side: Side) -> Column:
-    return column(_own(side, NEW))
+    return column(_side_column(side, NEW))
 
 
-def _named(rows: DataFrame, side: Side) -> DataFrame:
+def _prefix_columns(rows: DataFrame, side: Side) -> DataFrame:
     """Return kept rows with names that the other side has not; their time in microseconds."""
     from pyspark.sql import functions as F
 
-    named = [column(name).alias(_own(side, name)) for name in (*side.columns, RECORD, NEW)]
-    return rows.select(*named, F.unix_micros(column(AT)).alias(_own(side, AT)))
+    named = [column(name).alias(_side_column(side, name)) for name in (*side.columns, RECORD, NEW)]
+    return rows.select(*named, F.unix_micros(column(AT)).alias(_side_column(side, AT)))
 
 
 def _around(rows: DataFrame, side: Side, since: int | None, until: int, earlier: int, later: int) -> DataFrame:
@@ -288,9 +299,12 @@ def _spread_right(rows: DataFrame, right: Side, bound: Bound) -> DataFrame:
     return _spread(rows, [span, span - bound.width])
 
 
-def _met(one: DataFrame, other: DataFrame, sides: tuple[Side, Side], bound: Bound, how: str) -> DataFrame:
+def _join_spans(one: DataFrame, other: DataFrame, sides: tuple[Side, Side], bound: Bound, how: str) -> DataFrame:
     left, right = sides
-    pairs = [column(_own(left, a)) == column(_own(right, b)) for a, b in zip(left.keys, right.keys, strict=True)]
+    pairs = [
+        column(_side_column(left, a)) == column(_side_column(right, b))
+        for a, b in zip(left.keys, right.keys, strict=True)
+    ]
     one, other = one.withColumnRenamed(_SPAN, "__one"), other.withColumnRenamed(_SPAN, "__other")
     pairs += [column("__one") == column("__other")]
     near = (_at(right) >= _at(left) - bound.before) & (_at(right) <= _at(left) + bound.after)
@@ -317,7 +331,7 @@ class StreamJoin(Spec):
     before: timedelta
     after: timedelta
     how: HowStreams
-    select: tuple[Selected, ...] | None
+    select: tuple[SelectedColumn, ...] | None
     prefix: str = ""
 
     @property
@@ -372,21 +386,23 @@ class StreamJoin(Spec):
         left, right = arriving
         to_left = {theirs: ours for ours, theirs in self.on}
         renamed = tuple(to_left.get(name, name) for name in right.partitioned_by)
-        together = agreed(context, [left, replace(right, partitioned_by=renamed)])
+        together = merge_flows(context, [left, replace(right, partitioned_by=renamed)])
         return replace(together, columns=self._columns(context.operator, left.columns, right.columns))
 
-    def selection(self, columns: Sequence[str]) -> tuple[Selected, ...]:
+    def selection(self, columns: Sequence[str]) -> tuple[SelectedColumn, ...]:
         """Return what is taken of a right side with these columns."""
         if self.select is not None:
             return self.select
         keys = {theirs for _, theirs in self.on}
-        return tuple(Selected(name, self.prefix + name) for name in columns if name not in keys)
+        return tuple(SelectedColumn(name, self.prefix + name) for name in columns if name not in keys)
 
     def _columns(self, operator: str, left: Columns, right: Columns) -> Columns:
-        require(operator, "the left stream", tuple(a for a, _ in self.on), left, "Correct on=.")
-        require(operator, "the right stream", tuple(b for _, b in self.on), right, "Correct on=.")
+        require_columns(operator, "the left stream", tuple(a for a, _ in self.on), left, "Correct on=.")
+        require_columns(operator, "the right stream", tuple(b for _, b in self.on), right, "Correct on=.")
         if self.select is not None:
-            require(operator, "the right stream", tuple(item.column for item in self.select), right, "Correct select=.")
+            require_columns(
+                operator, "the right stream", tuple(item.column for item in self.select), right, "Correct select=."
+            )
         elif right is None:
             return None
         added = [item.name for item in self.selection(right or ())]
@@ -400,7 +416,7 @@ class StreamJoin(Spec):
                 operator=operator,
                 column=taken[0],
             )
-        check_names(operator, added, "Rename one with 'column as name'.")
+        check_new_names(operator, added, "Rename one with 'column as name'.")
         return None if left is None else (*left, *added)
 
     def compared(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
@@ -410,16 +426,16 @@ class StreamJoin(Spec):
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         left, right = arriving
         if left is not None:
-            check_kept(context.operator, left, left, [a for a, _ in self.on])
+            check_state_columns(context.operator, left, left, [a for a, _ in self.on])
         if right is None:
             return None
         added = [chosen.column for chosen in self.selection(tuple(right))]
-        check_kept(context.operator, right, added, [b for _, b in self.on])
+        check_state_columns(context.operator, right, added, [b for _, b in self.on])
         if left is None:
             return None
         return left | {chosen.name: right.get(chosen.column) for chosen in self.selection(tuple(right))}
 
-    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
         left, right = arriving
         chosen = self.selection(tuple(right))
         return left | {selected.name: right[selected.column] for selected in chosen if selected.column in right}
@@ -437,17 +453,17 @@ class StreamJoin(Spec):
         rows = [self._kept(operator, frame, side, watermarks, batch) for frame, side in zip(taken, sides, strict=True)]
         left, right = rows
         since = None if watermarks.before is None else to_microseconds(watermarks.before)
-        parts = [matches(left, right, sides, self.bound, since)]
+        parts = [match_rows(left, right, sides, self.bound, since)]
         outer = [(frame, side) for frame, side in zip(taken, sides, strict=True) if side.outer]
         if watermarks.after is not None:
-            parts += [unmatched(left, right, sides, self.bound, side, watermarks) for _, side in outer]
-        parts += [apart_rows(frame, side) for frame, side in outer]
-        results = as_results(parts, sides, [dict(frame.dtypes) for frame in frames], added)
+            parts += [find_unmatched(left, right, sides, self.bound, side, watermarks) for _, side in outer]
+        parts += [unmatchable_results(frame, side) for frame, side in outer]
+        results = combine_results(parts, sides, [dict(frame.dtypes) for frame in frames], added)
         conditions = {"matched": F.col(KIND) == BOTH, "unmatched": F.col(KIND) != BOTH}
         results = batch.counted(operator, results, conditions)
         return self._made(operator, results, batch)
 
-    def _sides(self, operator: str, frames: Sequence[DataFrame]) -> tuple[tuple[Side, Side], Sequence[Selected]]:
+    def _sides(self, operator: str, frames: Sequence[DataFrame]) -> tuple[tuple[Side, Side], Sequence[SelectedColumn]]:
         """Return both sides, of the right with what is added only, and that."""
         own = [[name for name in frame.columns if not name.startswith("__")] for frame in frames]
         self._columns(operator, tuple(own[0]), tuple(own[1]))
@@ -462,8 +478,8 @@ class StreamJoin(Spec):
                     column=a,
                 )
         chosen = self.selection(own[1])
-        check_kept(operator, types[0], own[0], [a for a, _ in self.on])
-        check_kept(operator, types[1], [selected.column for selected in chosen], [b for _, b in self.on])
+        check_state_columns(operator, types[0], own[0], [a for a, _ in self.on])
+        check_state_columns(operator, types[1], [selected.column for selected in chosen], [b for _, b in self.on])
         keys = [tuple(pair[number] for pair in self.on) for number in (0, 1)]
         added = tuple(dict.fromkeys(item.column for item in chosen if item.column not in keys[1]))
         bound = self.bound
@@ -481,13 +497,13 @@ class StreamJoin(Spec):
         """Return the judged records of one side; what is left out is handed over where somebody wants it."""
         from pyspark.sql import functions as F
 
-        frame = judged(frame, side, watermarks, self.keeps_for // _MICROSECOND)
+        frame = classify_join_records(frame, side, watermarks, self.keeps_for // _MICROSECOND)
         late = batch.late_wanted(operator)
         if side.outer or late:  # they are read more than once
             frame = batch.computed_once(operator, frame)
         if late:
-            gone = frame.where(F.col(WHY).isin(LATE, *(() if side.outer else APART)))
-            batch.leave_out(operator, as_late(gone, F.col(WHY), self.holds_back, side.name))
+            gone = frame.where(F.col(EXCLUSION).isin(LATE, *(() if side.outer else UNMATCHABLE)))
+            batch.leave_out(operator, to_late_records(gone, F.col(EXCLUSION), self.holds_back, side.name))
         return frame
 
     def _kept(
@@ -498,14 +514,14 @@ class StreamJoin(Spec):
 
         counts = {
             LATE: LATE,
-            READ_AGAIN: READ_AGAIN,
+            REPLAYED_REASON: REPLAYED_REASON,
             NULL_TIME: "null_times",
             NULL_KEY: "null_keys",
             DELETED: "tombstones",
         }
-        conditions = {name: F.col(WHY) == why for why, name in counts.items()}
-        counted = batch.counted(operator, frame, conditions | {side.name: F.col(WHY).isNull()})
-        rows = kept_rows(counted, side, self._needed(side), batch)
+        conditions = {name: F.col(EXCLUSION) == why for why, name in counts.items()}
+        counted = batch.counted(operator, frame, conditions | {side.name: F.col(EXCLUSION).isNull()})
+        rows = select_kept_records(counted, side, self._needed(side), batch)
         own = Schema.from_spark(frame.select(*[column(name) for name in side.columns]).schema)
         more = (Field(RECORD, "string"), Field(AT, "timestamp"), Field(EXPIRES, "timestamp"))
         spec = StateSpec(
@@ -531,14 +547,14 @@ class StreamJoin(Spec):
         from pyspark.sql import functions as F
 
         partitions, by = batch.partitions_at(operator), self.partition_by
-        made = made_records(
+        made = make_records(
             results,
             batch,
             by=by,
             partitions=partitions,
             ordinal=F.concat_ws("|", F.col(KIND), F.col(FIRST), F.col(SECOND)),
             event_time=F.timestamp_micros(F.col(TIME)),
-            behind=held_back(F.col(LIMIT), F.col(TIME), self.holds_back),
+            behind=hold_back_watermark(F.col(LIMIT), F.col(TIME), self.holds_back),
         )
         lying = batch.lying_by(operator)
         if not lying:
@@ -548,7 +564,7 @@ class StreamJoin(Spec):
 
 
 Within: TypeAlias = timedelta | tuple[timedelta, timedelta]
-_KINDS = ("inner", "left", "right", "full")
+_JOIN_KINDS = ("inner", "left", "right", "full")
 
 
 def checked_stream_join(
@@ -563,24 +579,24 @@ def checked_stream_join(
 ) -> StreamJoin:
     """Return the join that a user's arguments ask for; `operator` is the id that it will have."""
     check_name("stream join", name)
-    if how not in _KINDS:
+    if how not in _JOIN_KINDS:
         raise PlanningError(
-            f"{operator} has how={how!r}: expected {', '.join(_KINDS[:-1])} or {_KINDS[-1]}.",
+            f"{operator} has how={how!r}: expected {', '.join(_JOIN_KINDS[:-1])} or {_JOIN_KINDS[-1]}.",
             "Choose one of them.",
             operator=operator,
         )
-    before, after = _bound(operator, within)
+    before, after = _validate_within(operator, within)
     if isinstance(on, Mapping):
         pairs = tuple((str(left), str(right)) for left, right in on.items())
     else:
-        pairs = tuple((column, column) for column in column_names(f"{operator}: on=", on))
+        pairs = tuple((column, column) for column in validate_column_names(f"{operator}: on=", on))
     if not pairs:
         raise ConfigurationError(
             f"{operator}: on= names no column.", "Name what is equal in both streams.", argument="on", operator=operator
         )
-    column_names(f"{operator}: on=", [right for _, right in pairs])
+    validate_column_names(f"{operator}: on=", [right for _, right in pairs])
     key = tuple(left for left, _ in pairs)
-    lying = key if partition_by is None else column_names(f"{operator}: partition_by=", partition_by)
+    lying = key if partition_by is None else validate_column_names(f"{operator}: partition_by=", partition_by)
     if not lying or set(lying) - set(key):
         raise ConfigurationError(
             f"{operator} has partition_by={partition_by!r}: expected some of this stream's columns in on= "
@@ -589,13 +605,13 @@ def checked_stream_join(
             argument="partition_by",
             operator=operator,
         )
-    return StreamJoin(name, pairs, lying, before, after, how, selected(operator, select, prefix), prefix)
+    return StreamJoin(name, pairs, lying, before, after, how, parse_selection(operator, select, prefix), prefix)
 
 
-def _bound(operator: str, within: Within) -> tuple[timedelta, timedelta]:
+def _validate_within(operator: str, within: Within) -> tuple[timedelta, timedelta]:
     bound = within if isinstance(within, tuple) else (within, within)
     if len(bound) != 2 or not all(
-        isinstance(distance, timedelta) and timedelta(0) <= distance <= LONGEST for distance in bound
+        isinstance(distance, timedelta) and timedelta(0) <= distance <= MAX_DURATION for distance in bound
     ):
         raise ConfigurationError(
             f"{operator} has within={within!r}: expected a timedelta, or two (before, after), none below 0, and of 100 "

@@ -7,12 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from dagster_adjunct.orchestration.operators.arguments import column_names, first_double
+from dagster_adjunct.orchestration.operators.arguments import first_duplicate, validate_column_names
 from dagster_adjunct.orchestration.operators.batch_context import ChangedColumns
-from dagster_adjunct.orchestration.operators.columns import carried, require
-from dagster_adjunct.orchestration.operators.operator import ComparedColumn, PassesRecords, Requirement
-from dagster_adjunct.orchestration.operators.sends import before_stream, before_table
-from dagster_adjunct.orchestration.operators.stream_facts import LineageNode, StreamFacts, add, facts_of, sources_of
+from dagster_adjunct.orchestration.operators.columns import list_hidden_columns, require_columns
+from dagster_adjunct.orchestration.operators.operator import ComparedColumn, PassThroughSpec, Requirement
+from dagster_adjunct.orchestration.operators.sends import exchange_before_stream, exchange_before_table
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    LineageNode,
+    StreamFacts,
+    add_sources,
+    require_facts,
+    sources_from_sql,
+)
 from dagster_adjunct.resources.backends.columns import Column, Kind, column_of
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.batch_context import BatchContext, TableSend
     from dagster_adjunct.orchestration.operators.columns import Types
     from dagster_adjunct.orchestration.operators.operator import Declarations, Exchange, Flow, KeyedTable, PlanContext
-    from dagster_adjunct.orchestration.operators.stream_facts import Made
+    from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources
     from dagster_adjunct.resources.tables.layers import Capabilities
 
 Columns: TypeAlias = Mapping[str, str] | Sequence[str]
@@ -68,13 +74,13 @@ class Update:
 
     def expressions(self) -> tuple[str, ...]:
         """Return the structs, as `map` takes them."""
-        structs = [f"'{name}', {struct_of(pairs)}" for name, pairs in self.parts.items()]
+        structs = [f"'{name}', {struct_expression(pairs)}" for name, pairs in self.parts.items()]
         # Spark has no struct without fields: a boolean stands for one, where an update only removes columns.
         update = f"named_struct({', '.join(structs)})" if structs else "true"
-        return (f"{update} as {UPDATE}", *default_of(self.if_missing))
+        return (f"{update} as {UPDATE}", *default_expression(self.if_missing))
 
 
-def with_lists(update: Update, frame: DataFrame) -> Update:
+def wrap_appended_values(update: Update, frame: DataFrame) -> Update:
     """Return the update where what is appended are lists: a single value is a list of it, null appends nothing."""
     if not update.append:
         return update
@@ -92,20 +98,20 @@ def _as_list(expression: str) -> str:
     return f"case when ({expression}) is not null then array({expression}) end"
 
 
-def default_of(pairs: Pairs | None) -> tuple[str, ...]:
+def default_expression(pairs: Pairs | None) -> tuple[str, ...]:
     """Return the expression of a default record, for `map`; none where there is no default."""
     if pairs is None:
         return ()
     # Spark has no struct without fields: a boolean says that the default has none.
-    return (f"{struct_of(pairs) if pairs else '(true)'} as {DEFAULT}",)
+    return (f"{struct_expression(pairs) if pairs else '(true)'} as {DEFAULT}",)
 
 
-def struct_of(pairs: Pairs) -> str:
+def struct_expression(pairs: Pairs) -> str:
     """Return the struct of these columns in Spark SQL."""
-    return f"named_struct({', '.join(f'{_text(name)}, {expression}' for name, expression in pairs)})"
+    return f"named_struct({', '.join(f'{_sql_string(name)}, {expression}' for name, expression in pairs)})"
 
 
-def pairs_of(what: str, columns: Columns, *, empty: bool = False) -> Pairs:
+def parse_pairs(what: str, columns: Columns, *, empty: bool = False) -> Pairs:
     """Return columns and their expressions, given as a mapping or as a list of columns that keep their names."""
     if isinstance(columns, str):
         raise ConfigurationError(
@@ -114,7 +120,7 @@ def pairs_of(what: str, columns: Columns, *, empty: bool = False) -> Pairs:
             argument=what.rpartition(" ")[2].rstrip("="),
         )
     pairs = dict(columns) if isinstance(columns, Mapping) else {name: quoted(name) for name in columns}
-    names = column_names(what, list(pairs))
+    names = validate_column_names(what, list(pairs))
     for name in names:
         if not isinstance(pairs[name], str) or not pairs[name].strip():
             raise ConfigurationError(
@@ -129,7 +135,7 @@ def pairs_of(what: str, columns: Columns, *, empty: bool = False) -> Pairs:
     return tuple((name, pairs[name]) for name in names)
 
 
-def checked_update(
+def build_update(
     what: str,
     key: Sequence[str],
     set: Columns | None,
@@ -140,13 +146,13 @@ def checked_update(
 ) -> Update:
     """Return the update that a user's arguments ask for; `what` says in errors where."""
     given = {"set": set, "add": add, "append": append}
-    parts = {name: pairs_of(f"{what}: {name}=", columns, empty=True) for name, columns in given.items() if columns}
-    gone = column_names(f"{what}: remove=", remove)
-    default = None if if_missing is None else pairs_of(f"{what}: if_missing=", if_missing, empty=True)
+    parts = {name: parse_pairs(f"{what}: {name}=", columns, empty=True) for name, columns in given.items() if columns}
+    gone = validate_column_names(f"{what}: remove=", remove)
+    default = None if if_missing is None else parse_pairs(f"{what}: if_missing=", if_missing, empty=True)
     update = Update(remove=gone, if_missing=default, **parts)
     if not update.columns:
         raise ConfigurationError(f"{what} changes nothing.", "Give set=, add=, append= or remove=.", argument="set")
-    double = first_double(update.columns)
+    double = first_duplicate(update.columns)
     if double is not None:
         raise ConfigurationError(
             f"{what} changes column {double!r} twice.",
@@ -160,11 +166,11 @@ def checked_update(
             "Leave it out: the records of another key are other records.",
             argument="set",
         )
-    check_own_key(f"{what}: if_missing=", key, default or ())
+    check_key_unchanged(f"{what}: if_missing=", key, default or ())
     return update
 
 
-def check_own_key(what: str, key: Sequence[str], pairs: Pairs) -> None:
+def check_key_unchanged(what: str, key: Sequence[str], pairs: Pairs) -> None:
     """Refuse columns of a record that give it another key than that of the record that they are made of."""
     for name, expression in pairs:
         if name in key and (parse_expression(expression).column or "").lower() != name.lower():
@@ -178,25 +184,25 @@ def check_own_key(what: str, key: Sequence[str], pairs: Pairs) -> None:
             )
 
 
-def _text(name: str) -> str:
+def _sql_string(name: str) -> str:
     escaped = name.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
 
-_TAKEN_AS = {Kind.INTEGER: (Kind.FLOAT, Kind.DECIMAL)}
-_SUMMED = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL)
-_ADDED = (*_SUMMED, Kind.JSON, Kind.OTHER)
-_WITHOUT_ORDER = (Kind.BOOLEAN, Kind.LIST, Kind.JSON)
+_WIDENS_TO = {Kind.INTEGER: (Kind.FLOAT, Kind.DECIMAL)}
+_NUMBERS = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL)
+_ADDABLE = (*_NUMBERS, Kind.JSON, Kind.OTHER)
+_UNORDERED = (Kind.BOOLEAN, Kind.LIST, Kind.JSON)
 # Of the types that Spark has and columns don't, these may become one of theirs; a struct is an object in JSON.
 _MAY_BE_ANY = re.compile(r"void$|null$|string collate ")
 _NEVER_IN_JSON = re.compile(
     r"(?:^|[<:,])(?:map<|(?:interval|date|timestamp|timestamp_ntz|time|decimal|binary|variant)\b(?!\s*:))"
 )
-_APPENDED = (Kind.LIST, Kind.OTHER)
+_APPENDABLE = (Kind.LIST, Kind.OTHER)
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedSink:
+class TableSink:
     """A table and what is sent to it; facts that a table of another kind does not tell are taken for granted."""
 
     table: KeyedTable
@@ -238,13 +244,13 @@ class CheckedSink:
         return frozenset(self.update.parts) | ({"remove"} if self.update.remove else frozenset())
 
 
-def check_table(operator: str, sink: CheckedSink) -> None:
+def check_sink(operator: str, sink: TableSink) -> None:
     """Raise PlanningError for the first thing that the table can't do, whatever the records hold."""
-    for problem, step in _refusals(sink):
+    for problem, step in _sink_problems(sink):
         raise PlanningError(f"{operator}: {problem}", step, operator=operator)
 
 
-def _refusals(sink: CheckedSink) -> Iterator[tuple[str, str]]:
+def _sink_problems(sink: TableSink) -> Iterator[tuple[str, str]]:
     table, function = f"table {sink.table.name}", sink.function
     if hasattr(sink.table, "write_function") and function is None:
         yield f"{table} has no write function, and records are sent to it.", "Declare it with write_function=…."
@@ -272,10 +278,10 @@ def _refusals(sink: CheckedSink) -> Iterator[tuple[str, str]]:
                 "Leave it out, or choose a store that can: PostgreSQL, SQLite, DynamoDB or Redis.",
             )
     if sink.send.contract is not None:
-        yield from _refused_updates(sink, table, name, can)
+        yield from _update_problems(sink, table, name, can)
 
 
-def _refused_updates(sink: CheckedSink, table: str, name: str, can: Capabilities) -> Iterator[tuple[str, str]]:
+def _update_problems(sink: TableSink, table: str, name: str, can: Capabilities) -> Iterator[tuple[str, str]]:
     if getattr(sink.table, "cache", None) is not None:
         yield (
             f"{table} has a cache, and updates would leave it with records that are no more.",
@@ -314,17 +320,17 @@ def _refused_updates(sink: CheckedSink, table: str, name: str, can: Capabilities
         )
 
 
-def check_columns(operator: str, sink: CheckedSink, types: Types, stored: dict[str, str] | None = None) -> None:
+def check_sink_columns(operator: str, sink: TableSink, types: Types, stored: dict[str, str] | None = None) -> None:
     """Raise PlanningError for columns that the table does not have, or has with other types, as far as known.
 
     `types` are those of the records; the columns within their structs have names like "update.seats". `stored` are the
     table's columns where they are known better than they are declared.
     """
-    for problem, step in _wrong_columns(sink, types, stored):
+    for problem, step in _column_problems(sink, types, stored):
         raise PlanningError(f"{operator}: table {sink.table.name}{problem}", step, operator=operator)
 
 
-def declared_types(sink: CheckedSink, types: Types) -> list[ComparedColumn]:
+def compare_sink_types(sink: TableSink, types: Types) -> list[ComparedColumn]:
     """Return what is written to the table's columns, by their names there, with the types on both sides."""
     columns, known = sink.columns or {}, types or {}
     if sink.update is not None:
@@ -333,8 +339,8 @@ def declared_types(sink: CheckedSink, types: Types) -> list[ComparedColumn]:
             written += [(name, _type(text, types)) for name, text in pairs]
     else:
         unknown = dict.fromkeys(columns) if sink.send.contract is None else {}
-        written = list((_sent(sink, types) or unknown).items())
-    written += [] if sink.send.contract is None else _defaults(sink, types).items()
+        written = list((_sent_types(sink, types) or unknown).items())
+    written += [] if sink.send.contract is None else _default_types(sink, types).items()
     return [
         ComparedColumn(name, kind, f"table {sink.table.name}", columns[name])
         for name, kind in written
@@ -342,19 +348,19 @@ def declared_types(sink: CheckedSink, types: Types) -> list[ComparedColumn]:
     ]
 
 
-def summed_columns(sink: CheckedSink, types: Types) -> frozenset[str]:
+def find_summed_columns(sink: TableSink, types: Types) -> frozenset[str]:
     """Return the columns to which updates add what is a number, by the table's declared columns or by its own type."""
     columns = sink.columns or {}
 
     def number(name: str, text: str) -> bool:
         known = (columns.get(name), _type(text, types))
-        return any(kind is not None and column_of(name, kind).kind in _SUMMED for kind in known)
+        return any(kind is not None and column_of(name, kind).kind in _NUMBERS for kind in known)
 
     return frozenset(name for name, text in (() if sink.update is None else sink.update.add) if number(name, text))
 
 
-def _wrong_columns(sink: CheckedSink, types: Types, stored: dict[str, str] | None) -> Iterator[tuple[str, str]]:
-    sent = _sent(sink, types)
+def _column_problems(sink: TableSink, types: Types, stored: dict[str, str] | None) -> Iterator[tuple[str, str]]:
+    sent = _sent_types(sink, types)
     if sent is None:
         return
     if sink.send.contract is None and any(name.startswith(f"{UPDATE}.") for name in types or ()):
@@ -371,10 +377,10 @@ def _wrong_columns(sink: CheckedSink, types: Types, stored: dict[str, str] | Non
             else "Keep the column.",
         )
     columns = sink.columns if stored is None else stored
-    yield from _unfit_times(sink, sent, columns)
+    yield from _newest_by_problems(sink, sent, columns)
     if columns is None:
         return
-    defaults = {} if sink.send.contract is None else _defaults(sink, types)
+    defaults = {} if sink.send.contract is None else _default_types(sink, types)
     update = sink.update
     added = dict(() if update is None else update.add)
     texts = added if update is None else dict((*update.set, *update.add))
@@ -382,22 +388,22 @@ def _wrong_columns(sink: CheckedSink, types: Types, stored: dict[str, str] | Non
         if name not in columns:
             step = f"{did_you_mean(name, columns)}Correct the name, or add the column to it."
             yield f" has no column {name!r}; it has {', '.join(columns)}.", step
-        elif not _fits(kind, columns[name]) and (name not in added or column_of(name, columns[name]).kind in _ADDED):
+        elif not _fits(kind, columns[name]) and (name not in added or column_of(name, columns[name]).kind in _ADDABLE):
             yield (
                 f" has the column {name!r} as {columns[name]}, and {kind} is sent.",
-                _mended(texts.get(name, name), kind, columns[name]),
+                _suggest_cast(texts.get(name, name), kind, columns[name]),
             )
-    yield from _wrong_members(sink, types, columns)
-    yield from _wrong_elements(sink, types, columns)
-    appended = (*_APPENDED, Kind.JSON) if getattr(sink.function, "appends_to_json", True) else _APPENDED
-    steps = (("add", _ADDED, "Add to a number, or members to JSON."), ("append", appended, "Append to an array."))
+    yield from _member_problems(sink, types, columns)
+    yield from _element_problems(sink, types, columns)
+    appended = (*_APPENDABLE, Kind.JSON) if getattr(sink.function, "appends_to_json", True) else _APPENDABLE
+    steps = (("add", _ADDABLE, "Add to a number, or members to JSON."), ("append", appended, "Append to an array."))
     for part, kinds, step in steps:
         for name, _ in () if sink.update is None else getattr(sink.update, part):
             if column_of(name, columns[name]).kind not in kinds:
                 yield f" has the column {name!r} as {columns[name]}, and an update would {part} to it.", step
 
 
-def _wrong_members(sink: CheckedSink, types: Types, columns: dict[str, str]) -> Iterator[tuple[str, str]]:
+def _member_problems(sink: TableSink, types: Types, columns: dict[str, str]) -> Iterator[tuple[str, str]]:
     """What is added to JSON: a struct, whose members go into the object there."""
     for name, text in () if sink.update is None else sink.update.add:
         kind = (types or {}).get(f"{UPDATE}.{name}") or _type(text, types)
@@ -410,7 +416,7 @@ def _wrong_members(sink: CheckedSink, types: Types, columns: dict[str, str]) -> 
             )
 
 
-def _wrong_elements(sink: CheckedSink, types: Types, columns: dict[str, str]) -> Iterator[tuple[str, str]]:
+def _element_problems(sink: TableSink, types: Types, columns: dict[str, str]) -> Iterator[tuple[str, str]]:
     """What is appended: one element, or an array of them."""
     for name, text in () if sink.update is None else sink.update.append:
         kind, column = (types or {}).get(f"{UPDATE}.{name}") or _type(text, types), column_of(name, columns[name])
@@ -420,12 +426,12 @@ def _wrong_elements(sink: CheckedSink, types: Types, columns: dict[str, str]) ->
         if not _fits_column(appended.element or appended, element):
             yield (
                 f" has the column {name!r} as {columns[name]}, and {kind} is appended to it.",
-                _mended(text, kind, f"{element.type}{element.size}"),
+                _suggest_cast(text, kind, f"{element.type}{element.size}"),
             )
 
 
-def _unfit_times(
-    sink: CheckedSink, sent: dict[str, str | None], columns: dict[str, str] | None
+def _newest_by_problems(
+    sink: TableSink, sent: dict[str, str | None], columns: dict[str, str] | None
 ) -> Iterator[tuple[str, str]]:
     """What newest_by can't go by: a column that updates do not set, and values that have no order."""
     name = sink.newest_by
@@ -437,14 +443,14 @@ def _unfit_times(
             f"Set it with each update: set={{'{name}': …}}.",
         )
     told = sent[name] or (columns or {}).get(name)
-    if told is not None and column_of(name, told).kind in _WITHOUT_ORDER:
+    if told is not None and column_of(name, told).kind in _UNORDERED:
         yield (
             f" keeps what is newest by {name!r}, which is {told}: expected a time, a date, a number or a text.",
             "Name a column whose values grow with time.",
         )
 
 
-def _sent(sink: CheckedSink, types: Types) -> dict[str, str | None] | None:
+def _sent_types(sink: TableSink, types: Types) -> dict[str, str | None] | None:
     """Return what is sent as the table's columns, None where that is not known."""
     if sink.update is not None:
         known = types or {}
@@ -463,7 +469,7 @@ def _sent(sink: CheckedSink, types: Types) -> dict[str, str | None] | None:
     return keys | {name.partition(".")[2]: kind for name, kind in inside.items()}
 
 
-def _defaults(sink: CheckedSink, types: Types) -> dict[str, str | None]:
+def _default_types(sink: TableSink, types: Types) -> dict[str, str | None]:
     if sink.update is not None:
         pairs, known = sink.update.if_missing or (), types or {}
         return {name: known.get(f"{DEFAULT}.{name}") or _type(text, types) for name, text in pairs}
@@ -492,10 +498,10 @@ def _fits_column(sent: Column, declared: Column) -> bool:
         return _fits_column(sent.element, declared.element)
     if ours is Kind.OTHER:
         return _MAY_BE_ANY.match(sent.type) is not None
-    return ours is theirs or theirs in _TAKEN_AS.get(ours, ())
+    return ours is theirs or theirs in _WIDENS_TO.get(ours, ())
 
 
-def _mended(name: str, sent: str | None, declared: str) -> str:
+def _suggest_cast(name: str, sent: str | None, declared: str) -> str:
     """What makes a value of the type of `sent` one that the column takes."""
     kind = column_of("declared", declared).kind
     if kind is Kind.JSON:
@@ -510,7 +516,7 @@ def _mended(name: str, sent: str | None, declared: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class SendToTable(PassesRecords):
+class SendToTable(PassThroughSpec):
     """Records written to a remote table, as `send` says."""
 
     kind: ClassVar[str] = "send-to-table"
@@ -552,13 +558,13 @@ class SendToTable(PassesRecords):
         (flow,) = arriving
         table = self.send.table
         key = context.app.table_key(table)
-        require(context.operator, "the stream", key, flow.columns, f"They are the key of table {table}.")
-        check_table(context.operator, self._sink(context.app))
+        require_columns(context.operator, "the stream", key, flow.columns, f"They are the key of table {table}.")
+        check_sink(context.operator, self._sink(context.app))
         for part, name, expression in self._written:
             where = f"Correct {part}= for column {name!r} of table {table}."
             check_expression(context.operator, expression, flow.columns, next_step=where)
         if self.send.contract is not None and self.send.update is None:
-            require(
+            require_columns(
                 context.operator, "the stream", (UPDATE,), flow.columns,
                 f"With a contract table {table} takes updates: give records their form with "
                 ".map(*update_message(…)), or write stream.update(table, set={…}); or leave the contract out.",
@@ -567,20 +573,20 @@ class SendToTable(PassesRecords):
 
     def declared_types(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
         (types,) = arriving
-        return declared_types(self._sink(context.app), types)
+        return compare_sink_types(self._sink(context.app), types)
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         (types,) = arriving
         for expression in () if types is None else self.sql:
             check_expression(context.operator, expression, tuple(types or ()), types)
-        check_columns(context.operator, self._sink(context.app), types)
+        check_sink_columns(context.operator, self._sink(context.app), types)
         return types
 
     def changed(self, app: Declarations, arriving: Types) -> ChangedColumns | None:
         update = self.send.update
         if update is None:
             return None
-        summed = summed_columns(self._sink(app), arriving)
+        summed = find_summed_columns(self._sink(app), arriving)
         return ChangedColumns(
             frozenset(name for name, _ in update.set) | frozenset(update.remove),
             summed,
@@ -589,22 +595,24 @@ class SendToTable(PassesRecords):
             frozenset(name for name, _ in update.if_missing or ()) - frozenset(app.table_key(self.send.table)),
         )
 
-    def _sink(self, app: Declarations) -> CheckedSink:
-        return CheckedSink(app.tables[self.send.table], self.send)
+    def _sink(self, app: Declarations) -> TableSink:
+        return TableSink(app.tables[self.send.table], self.send)
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         table = self.send.table
-        return before_table(context.operator, table, context.app.table_key(table), flow, partitions)
+        return exchange_before_table(context.operator, table, context.app.table_key(table), flow, partitions)
 
-    def written_columns(self, arriving: Made) -> Made:
+    def written_columns(self, arriving: ColumnSources) -> ColumnSources:
         """Of update messages, a table's columns are those of the update and of the default record."""
-        written: Made = {}
+        written: ColumnSources = {}
         if self.send.update is not None:
             for _, name, expression in self._written:
-                add(written, name, sources_of(expression, arriving))
+                add_sources(written, name, sources_from_sql(expression, arriving))
             return written
         for name, sources in arriving.items():
-            add(written, name.partition(".")[2] if name.startswith((f"{UPDATE}.", f"{DEFAULT}.")) else name, sources)
+            add_sources(
+                written, name.partition(".")[2] if name.startswith((f"{UPDATE}.", f"{DEFAULT}.")) else name, sources
+            )
         return written
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
@@ -615,15 +623,15 @@ class SendToTable(PassesRecords):
         written = frame
         if self.send.update is not None:
             key = [quoted(name) for name in batch.app.table_key(self.send.table)]
-            update = with_lists(self.send.update, frame)
-            hidden = [quoted(name) for name in carried(frame)]
+            update = wrap_appended_values(self.send.update, frame)
+            hidden = [quoted(name) for name in list_hidden_columns(frame)]
             written = frame.selectExpr(*hidden, *key, *update.expressions())
         batch.write(operator, written, self.send)
         return frame
 
 
 @dataclass(frozen=True, slots=True)
-class SendToDataset(PassesRecords):
+class SendToDataset(PassThroughSpec):
     """Records written to the stream that feeds a dataset."""
 
     kind: ClassVar[str] = "send-to-table"
@@ -657,14 +665,14 @@ class SendToDataset(PassesRecords):
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
         key = context.app.dataset(self.table).key
-        require(context.operator, "the stream", key, flow.columns, f"They are the key of table {self.table}.")
+        require_columns(context.operator, "the stream", key, flow.columns, f"They are the key of table {self.table}.")
         return flow
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
-        facts = facts_of(context.catalog, self._fed(context.app), context.operator)
+        facts = require_facts(context.catalog, self._fed(context.app), context.operator)
         key = facts.key or context.app.dataset(self.table).key
         stream = StreamFacts(facts.name, facts.partitions, key, facts.partitioner)
-        return before_stream(context.operator, "dataset", stream, flow, partitions)
+        return exchange_before_stream(context.operator, "dataset", stream, flow, partitions)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Write the records; the dataset takes its changes when it next advances.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.stream_facts import Catalog, FoundStreams, StreamFacts
+from dagster_adjunct.orchestration.operators.stream_facts import Catalog, StreamCatalog, StreamFacts
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 def systems_for(app: Application, lake: Lake) -> dict[str, StreamSystem]:
     """Return the stream systems that an application names, by name."""
-    return _open(_streams(app), lake)
+    return _open_systems(_stream_names(app), lake)
 
 
-def systems_of(datasets: Iterable[AdjunctDataset], lake: Lake) -> dict[str, StreamSystem]:
+def open_dataset_systems(datasets: Iterable[AdjunctDataset], lake: Lake) -> dict[str, StreamSystem]:
     """Return the stream systems that datasets are made from, by name."""
-    return _open((dataset.stream for dataset in datasets if dataset.stream), lake)
+    return _open_systems((dataset.stream for dataset in datasets if dataset.stream), lake)
 
 
 def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catalog:
     """Return the facts of every stream that the application names and that exists."""
     facts: dict[str, StreamFacts] = {}
     missing: dict[str, str] = {}
-    for name in sorted(_streams(app)):
+    for name in sorted(_stream_names(app)):
         system, stream = split_stream_name(name)
         if system not in systems:
             raise ConfigurationError(
@@ -60,19 +60,19 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
         system, name = split_stream_name(stream)
         return systems[system].stored_bytes(name)
 
-    return FoundStreams(facts, missing, size_of, {name: system.new_streams for name, system in systems.items()})
+    return StreamCatalog(facts, missing, size_of, {name: system.new_streams for name, system in systems.items()})
 
 
 def plan_application(app: Application, systems: Mapping[str, StreamSystem]) -> ExecutionPlan:
     """Return the application's plan over the streams as they are now, or raise PlanningError."""
-    return plan(app, read_catalog(app, systems))
+    return build_plan(app, read_catalog(app, systems))
 
 
-def _open(streams: Iterable[str], lake: Lake) -> dict[str, StreamSystem]:
+def _open_systems(streams: Iterable[str], lake: Lake) -> dict[str, StreamSystem]:
     from dagster_adjunct.resources.streams.registry import open_system
 
     return {name: open_system(name, lake) for name in {split_stream_name(stream)[0] for stream in streams}}
 
 
-def _streams(app: Application) -> set[str]:
+def _stream_names(app: Application) -> set[str]:
     return {*app.inputs, *app.outputs, *(dataset.stream for dataset in app.datasets if dataset.stream)}

@@ -20,7 +20,7 @@ from dagster_adjunct.assets.sources.opened_stream import check_order
 from dagster_adjunct.assets.validation.validators import check_validator_columns, left_to_spark, rules_in_sql
 from dagster_adjunct.orchestration.operators.columns import Types
 from dagster_adjunct.orchestration.operators.operator import ComparedColumn, Flow, Operator, PlanContext
-from dagster_adjunct.orchestration.operators.stream_facts import SPARK, new_streams_in
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, new_stream_defaults
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Field, Schema, evolved, refused_changes
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.sql.expression import WindowClause
 
 
-class Refusals:
+class OperatorErrors:
     """Errors of operators, collected in their order."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Refusals:
         try:
             yield
         except PlanningError as error:
-            self._errors.append(placed(error, operator))
+            self._errors.append(add_location(error, operator))
             self._refused.add(operator.id)
 
     def tell(self) -> None:
@@ -88,17 +88,17 @@ class Refusals:
         )
 
 
-def placed(error: PlanningError, operator: Operator) -> PlanningError:
+def add_location(error: PlanningError, operator: Operator) -> PlanningError:
     """Return an error of an operator with the line that made it before its text."""
     if operator.declared_at is None or error.declared_at is not None:
         return error
-    line = shown(operator.declared_at)
+    line = format_place(operator.declared_at)
     told = error.reworded(error.problem, error.next_step, operator=operator.id, declared_at=line)
     told.__cause__ = error.__cause__
     return told
 
 
-def shown(place: CodeLine) -> str:
+def format_place(place: CodeLine) -> str:
     """Return a line as the user knows it: "visits.py:12", from the working directory where it is below that."""
     file = Path(place.file)
     below = file.is_relative_to(Path.cwd())
@@ -110,7 +110,7 @@ def check_datasets(app: Application, catalog: Catalog) -> None:
     order, projection or validators name columns that will not be there, or are of another type."""
     for dataset in app.datasets:
         facts = catalog.get(dataset.input) if isinstance(dataset.input, str) else None
-        records = records_of(dataset, catalog)
+        records = source_schema(dataset, catalog)
         try:
             if records is not None:
                 _check_columns(dataset, records)
@@ -118,12 +118,12 @@ def check_datasets(app: Application, catalog: Catalog) -> None:
                 check_order(dataset, facts.key, facts.partitions, facts.partitioner)
         except AdjunctError as error:
             facts_known = {name: value for name, value in error.facts.items() if name != "operator"}
-            place = None if dataset.declared_at is None else shown(dataset.declared_at)
+            place = None if dataset.declared_at is None else format_place(dataset.declared_at)
             told = {**facts_known, "dataset": dataset.name, "declared_at": place}
             raise PlanningError(error.problem, error.next_step, **told) from None
 
 
-def records_of(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
+def source_schema(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
     """Return the columns of what a dataset is made of, None where its stream declares none."""
     if not isinstance(dataset.input, str):
         return dataset.input.schema
@@ -131,14 +131,14 @@ def records_of(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
     return None if facts is None else facts.schema
 
 
-def extracted_rows(dataset: AdjunctDataset, records: Schema) -> Schema:
+def extractor_schema(dataset: AdjunctDataset, records: Schema) -> Schema:
     """Return the columns that a dataset's extractor gets, of records with these."""
     return schema_of_rows(dataset, records) if dataset.follows_changes and isinstance(dataset.input, str) else records
 
 
 def _check_columns(dataset: AdjunctDataset, records: Schema) -> None:
     if isinstance(dataset.extractor, Projection):
-        _check_projection(dataset, dataset.extractor, extracted_rows(dataset, records))
+        _check_projection(dataset, dataset.extractor, extractor_schema(dataset, records))
     check_validator_columns(dataset, stored_schema(dataset, records))
 
 
@@ -147,7 +147,7 @@ def _check_projection(dataset: AdjunctDataset, projection: Projection, rows: Sch
     types: dict[str, str | None] = {field.name: field.type for field in rows.fields}
     declared = {field.name: field.type for field in Schema.from_ddl(projection.columns, what).fields}
     for name, text in dict(projection.select).items():
-        kind = _checked(what, text, types, f"Correct the projection's column {name!r}.")
+        kind = _check_expression(what, text, types, f"Correct the projection's column {name!r}.")
         if kind is not None and not fits(kind, declared[name]):
             raise PlanningError(
                 f"{what}: the projection declares {name} as {declared[name]}, and {text!r} gives {kind}.",
@@ -156,11 +156,11 @@ def _check_projection(dataset: AdjunctDataset, projection: Projection, rows: Sch
             )
     where = projection.where
     if where is not None and not _names_hidden(where):
-        _checked(what, where, types, "Correct the projection's where=.")
+        _check_expression(what, where, types, "Correct the projection's where=.")
         check_condition(f"{what}: where=", where, tuple(types), types)
 
 
-def _checked(what: str, text: str, types: dict[str, str | None], next_step: str) -> str | None:
+def _check_expression(what: str, text: str, types: dict[str, str | None], next_step: str) -> str | None:
     if _names_hidden(text):
         return None
     check_single_record(what, text)
@@ -179,12 +179,12 @@ def _names_hidden(text: str) -> bool:
 # that widened one of these would be committed, and the dataset could never advance again.
 
 
-def check_fed(app: Application, operator: str, stream: str, stored: Schema, sent: Schema) -> None:
+def check_fed_datasets(app: Application, operator: str, stream: str, stored: Schema, sent: Schema) -> None:
     """Raise PlanningError where a dataset on `stream`, whose columns are `stored`, can't take those that are sent."""
     for dataset in app.datasets:
         if dataset.stream != stream:
             continue
-        refused = _refused(dataset, stored, evolved(stored, sent))
+        refused = _dataset_problems(dataset, stored, evolved(stored, sent))
         if refused:
             raise PlanningError(
                 f"{operator}: dataset {dataset.name!r} can't take what would be sent to its stream {stream}: "
@@ -197,7 +197,7 @@ def check_fed(app: Application, operator: str, stream: str, stored: Schema, sent
             )  # fmt: skip
 
 
-def _refused(dataset: AdjunctDataset, before: Schema, after: Schema) -> list[str]:
+def _dataset_problems(dataset: AdjunctDataset, before: Schema, after: Schema) -> list[str]:
     try:
         entries = stored_schema(dataset, before)
     except AdjunctError:  # which is wrong already, and told of the dataset itself
@@ -208,10 +208,10 @@ def _refused(dataset: AdjunctDataset, before: Schema, after: Schema) -> list[str
         return [error.problem.rstrip(".")]
 
 
-_MOST = 10
+_MAX_LISTED = 10
 
 
-def check_key_types(operator: str, compared: Iterable[ComparedColumn], *, strict: bool) -> list[str]:
+def check_compared_types(operator: str, compared: Iterable[ComparedColumn], *, strict: bool) -> list[str]:
     """Raise PlanningError for the first column that is compared with one of another type; return what is unproven.
 
     A strict application is refused for that, too.
@@ -219,7 +219,7 @@ def check_key_types(operator: str, compared: Iterable[ComparedColumn], *, strict
     unproven = []
     for pair in compared:
         if pair.type is None or pair.other_type is None:
-            unproven.append(_unproven(operator, pair))
+            unproven.append(_describe_unproven(operator, pair))
         elif types_differ(pair.type, pair.other_type):
             raise PlanningError(
                 f"{operator}: the stream's {pair.column!r} is {pair.type} and {pair.other} is {pair.other_type}; equal "
@@ -248,7 +248,7 @@ def check_declared_types(
     unknown = [pair for pair in declared if pair.type is None]
     if not unknown or not (strict or columns_known):
         return []
-    shown = shortened([f"{pair.column!r} (to be {pair.other_type})" for pair in unknown])
+    shown = abbreviate([f"{pair.column!r} (to be {pair.other_type})" for pair in unknown])
     what = "the type of {} is" if len(unknown) == 1 else "the types of {} are"
     problem = (
         f"{operator}: {what.format(f'{shown}, as {unknown[0].other} declares,')} not known before it runs, and "
@@ -266,13 +266,13 @@ def check_declared_types(
     )
 
 
-def shortened(names: Sequence[str]) -> str:
+def abbreviate(names: Sequence[str]) -> str:
     """Return names in a row, the first of many."""
-    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return f"{', '.join(names[:_MOST])}{more}"
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return f"{', '.join(names[:_MAX_LISTED])}{more}"
 
 
-def _unproven(operator: str, pair: ComparedColumn) -> str:
+def _describe_unproven(operator: str, pair: ComparedColumn) -> str:
     if pair.type is None and pair.other_type is None:
         what = f"the types of the stream's {pair.column!r} and of {pair.other} are"
     elif pair.type is None:
@@ -288,7 +288,7 @@ def _unproven(operator: str, pair: ComparedColumn) -> str:
 # follows would not find them where they are planned to be.
 
 
-def check_windows(operator: Operator, arriving: Sequence[Flow]) -> None:
+def check_sql_windows(operator: Operator, arriving: Sequence[Flow]) -> None:
     """Raise PlanningError for a window over records that do not lie together where they arrive."""
     if not arriving:  # an input, whose event time takes no other records at all
         return
@@ -297,10 +297,10 @@ def check_windows(operator: Operator, arriving: Sequence[Flow]) -> None:
             (flow,) = arriving
             shared, lie_by = ({name.lower() for name in names} for names in (window.columns, flow.partitioned_by))
             if not lie_by or not lie_by <= shared or flow.partitioner != SPARK:
-                raise _apart(operator.id, text, window, flow)
+                raise _window_error(operator.id, text, window, flow)
 
 
-def _apart(operator: str, text: str, window: WindowClause, flow: Flow) -> PlanningError:
+def _window_error(operator: str, text: str, window: WindowClause, flow: Flow) -> PlanningError:
     taken = f"the records of one ({window.partition_by})" if window.partition_by else "all records"
     lie = f"lie by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
     if not flow.partitioned_by:
@@ -316,7 +316,7 @@ def _apart(operator: str, text: str, window: WindowClause, flow: Flow) -> Planni
     )
 
 
-def windows_of_batches(app: Application) -> tuple[str, ...]:
+def note_batch_windows(app: Application) -> tuple[str, ...]:
     """Return a note for each operator with a window, which is over the records of one batch.
 
     PlanningError instead, where the application is strict.
@@ -340,7 +340,7 @@ def windows_of_batches(app: Application) -> tuple[str, ...]:
                 "strict out.",
                 operator=operator.id,
             )
-            raise placed(error, operator)
+            raise add_location(error, operator)
         notes.append(problem)
     return tuple(notes)
 
@@ -367,7 +367,7 @@ class Flows:
         return operator.spec.role is None and self.after[operator.id].stream == operator.id
 
 
-def follow(
+def trace_flows(
     app: Application,
     catalog: Catalog,
     repartition: Repartition | None = None,
@@ -381,7 +381,7 @@ def follow(
     again.
     Raises PlanningError for a stream that is not there, and for columns that are known to be missing or double.
     """
-    flows, refusals = Flows({}, {}), Refusals()
+    flows, refusals = Flows({}, {}), OperatorErrors()
     for operator in app.operators:
         if refusals.stop(operator):
             continue
@@ -396,7 +396,7 @@ def follow(
                 check_single_record(operator.id, text)
             onward = arriving if operator.spec.writes_aside else moved
             flows.after[operator.id] = operator.spec.flow(PlanContext(operator.id, app, catalog, counts), onward)
-            check_windows(operator, onward)
+            check_sql_windows(operator, onward)
     refusals.tell()
     return flows
 
@@ -406,7 +406,7 @@ def check_types(app: Application, catalog: Catalog) -> tuple[tuple[str, ...], di
     joins of keys of different types; return what of types is unproven, in words, and the types after each operator."""
     after: dict[str, Types] = {}
     unproven: list[str] = []
-    refusals = Refusals()
+    refusals = OperatorErrors()
     for operator in app.operators:
         if refusals.stop(operator):
             continue
@@ -418,21 +418,24 @@ def check_types(app: Application, catalog: Catalog) -> tuple[tuple[str, ...], di
                 if types is None or target is None:
                     continue
                 if facts is not None:
-                    _check(app, operator.id, facts, types)
-                elif operator.spec.role == "output" and new_streams_in(catalog, target.name).typed:
-                    _check_new(operator.id, target.name, app.outputs[target.name].key, types)
-                    unproven += _not_known(operator.id, target.name, types)
+                    _check_existing_stream(app, operator.id, facts, types)
+                elif operator.spec.role == "output" and new_stream_defaults(catalog, target.name).typed:
+                    _check_new_stream(operator.id, target.name, app.outputs[target.name].key, types)
+                    unproven += _note_unknown_types(operator.id, target.name, types)
             context = PlanContext(operator.id, app, catalog)
-            declared = [*operator.spec.declared_types(context, arriving), *_stored(facts, operator.spec, arriving)]
+            declared = [
+                *operator.spec.declared_types(context, arriving),
+                *_compare_stored_types(facts, operator.spec, arriving),
+            ]
             known = None not in arriving
             unproven += check_declared_types(operator.id, declared, columns_known=known, strict=app.strict)
             after[operator.id] = operator.spec.types(context, arriving)
-            unproven += check_key_types(operator.id, operator.spec.compared(context, arriving), strict=app.strict)
+            unproven += check_compared_types(operator.id, operator.spec.compared(context, arriving), strict=app.strict)
     refusals.tell()
     return tuple(unproven), after
 
 
-def _stored(facts: StreamFacts | None, spec: Spec, arriving: Sequence[Types]) -> list[ComparedColumn]:
+def _compare_stored_types(facts: StreamFacts | None, spec: Spec, arriving: Sequence[Types]) -> list[ComparedColumn]:
     """Return the columns that are written to a stream that exists, with the types that it has."""
     if facts is None or facts.schema is None or not facts.evolves:
         return []
@@ -445,34 +448,34 @@ def _stored(facts: StreamFacts | None, spec: Spec, arriving: Sequence[Types]) ->
     ]
 
 
-def _check_new(operator: str, stream: str, key: Sequence[str], types: dict[str, str | None]) -> None:
+def _check_new_stream(operator: str, stream: str, key: Sequence[str], types: dict[str, str | None]) -> None:
     """Refuse columns that a stream can't be made with; one of an unknown type may be any."""
     try:
         schema = Schema(tuple(Field(name, kind or "string") for name, kind in types.items()))
         check_key_columns(schema, key, "there")
     except SchemaMismatchError as error:
-        raise _unfit(operator, stream, error) from error
+        raise _column_error(operator, stream, error) from error
 
 
-def _not_known(operator: str, stream: str, types: dict[str, str | None]) -> list[str]:
+def _note_unknown_types(operator: str, stream: str, types: dict[str, str | None]) -> list[str]:
     unknown = [repr(name) for name, kind in types.items() if kind is None]
     if not unknown:
         return []
     return [
-        f"{operator}: whether stream {stream} can hold {shortened(unknown)} is unproven: no type is known of it yet."
+        f"{operator}: whether stream {stream} can hold {abbreviate(unknown)} is unproven: no type is known of it yet."
     ]
 
 
-def _check(app: Application, operator: str, facts: StreamFacts, types: dict[str, str | None]) -> None:
+def _check_existing_stream(app: Application, operator: str, facts: StreamFacts, types: dict[str, str | None]) -> None:
     if facts.schema is None or not facts.evolves:
         return
     stored = {field.name: field.type for field in facts.schema.fields}
     try:
         declared = Schema(
-            tuple(Field(name, _known(kind) or stored.get(name, "string")) for name, kind in types.items())
+            tuple(Field(name, _none_if_void(kind) or stored.get(name, "string")) for name, kind in types.items())
         )
     except SchemaMismatchError as error:
-        raise _unfit(operator, facts.name, error) from error
+        raise _column_error(operator, facts.name, error) from error
     refused = refused_changes(facts.schema, declared, facts.key)
     if refused:
         raise PlanningError(
@@ -484,15 +487,15 @@ def _check(app: Application, operator: str, facts: StreamFacts, types: dict[str,
             stream=facts.name,
             operator=operator,
         )
-    check_fed(app, operator, facts.name, facts.schema, declared)
+    check_fed_datasets(app, operator, facts.name, facts.schema, declared)
 
 
-def _known(kind: str | None) -> str | None:
+def _none_if_void(kind: str | None) -> str | None:
     """Return a type, None as well for that of null, which every column of a stream can hold."""
     return None if kind == "void" else kind
 
 
-def _unfit(operator: str, stream: str, error: SchemaMismatchError) -> PlanningError:
+def _column_error(operator: str, stream: str, error: SchemaMismatchError) -> PlanningError:
     return PlanningError(
         f"{operator}: stream {stream} can't take what would be sent to it: {error.problem}",
         error.next_step,
@@ -502,44 +505,44 @@ def _unfit(operator: str, stream: str, error: SchemaMismatchError) -> PlanningEr
     )
 
 
-_LENGTH = 60
+_MAX_TEXT = 60
 
 
-def unproven_columns(app: Application, flows: Flows) -> tuple[str, ...]:
+def note_unproven_columns(app: Application, flows: Flows) -> tuple[str, ...]:
     """Return the note, () where everything is proven. What only follows from what it names is not in it."""
     unproven: list[str] = []
     for operator in app.operators:
-        unproven += _unread(operator.id, operator.spec.sql)
+        unproven += _describe_unread(operator.id, operator.spec.sql)
         known_before = all(flows.after[source].columns is not None for source in operator.inputs)
         if flows.after[operator.id].columns is None and known_before:
             nameless = [text for text in operator.spec.sql if _gives_unknown(text)]
             why = f"{_short(nameless[0])} has no name that can be read off" if nameless else operator.spec.summary()
             unproven.append(f"the columns after {operator.id} ({why})")
-    return _note("Unproven, asked of Spark over no records before a batch begins", unproven)
+    return _join_note("Unproven, asked of Spark over no records before a batch begins", unproven)
 
 
-def unproven_of_datasets(app: Application, catalog: Catalog) -> tuple[str, ...]:
+def note_unproven_datasets(app: Application, catalog: Catalog) -> tuple[str, ...]:
     """Return the note on what datasets say in SQL that is not read here, () where everything is."""
     unproven: list[str] = []
     for dataset in app.datasets:
-        records = records_of(dataset, catalog)
+        records = source_schema(dataset, catalog)
         rules = list(rules_in_sql(dataset))
         for name, text, is_select in rules:
             where = f"validator {name!r} of dataset {dataset.name!r}"
             if is_select and (records is None or left_to_spark(text)):
                 unproven.append(f"{where}: {_short(text)} (a SELECT is left to Spark)")
             else:
-                unproven += _unread(where, [text], is_select=is_select)
+                unproven += _describe_unread(where, [text], is_select=is_select)
         projection = dataset.extractor
         if isinstance(projection, Projection):
             texts = [*dict(projection.select).values(), projection.where or ""]
-            unproven += _unread(f"the projection of dataset {dataset.name!r}", list(filter(None, texts)))
+            unproven += _describe_unread(f"the projection of dataset {dataset.name!r}", list(filter(None, texts)))
         if records is None and (rules or isinstance(projection, Projection)):
             unproven.append(f"the columns of dataset {dataset.name!r} ({dataset.input} declares none)")
-    return _note("Unproven, asked of Spark when the dataset is advanced", unproven)
+    return _join_note("Unproven, asked of Spark when the dataset is advanced", unproven)
 
 
-def _unread(where: str, texts: Sequence[str], *, is_select: bool = False) -> list[str]:
+def _describe_unread(where: str, texts: Sequence[str], *, is_select: bool = False) -> list[str]:
     """Return what can't be read of these expressions, and which functions in them are none of Spark's."""
     unread = [
         f"{where}: {_short(text)} ({parse_expression(text).unread})"
@@ -552,10 +555,10 @@ def _unread(where: str, texts: Sequence[str], *, is_select: bool = False) -> lis
     return unread
 
 
-def _note(what: str, unproven: Sequence[str]) -> tuple[str, ...]:
+def _join_note(what: str, unproven: Sequence[str]) -> tuple[str, ...]:
     """Return a note of what is unproven, () of nothing; of many things the first are named, and the others counted."""
-    more = f"; and {len(unproven) - _MOST} more" if len(unproven) > _MOST else ""
-    return (f"{what}: {'; '.join(unproven[:_MOST])}{more}.",) if unproven else ()
+    more = f"; and {len(unproven) - _MAX_LISTED} more" if len(unproven) > _MAX_LISTED else ""
+    return (f"{what}: {'; '.join(unproven[:_MAX_LISTED])}{more}.",) if unproven else ()
 
 
 def _gives_unknown(text: str) -> bool:
@@ -565,10 +568,10 @@ def _gives_unknown(text: str) -> bool:
 
 def _short(text: str) -> str:
     one_line = " ".join(text.split())
-    return repr(one_line if len(one_line) <= _LENGTH else f"{one_line[:_LENGTH]}…")
+    return repr(one_line if len(one_line) <= _MAX_TEXT else f"{one_line[:_MAX_TEXT]}…")
 
 
-def results_that_change(app: Application, types: Mapping[str, Types]) -> tuple[str, ...]:
+def note_nondeterministic_results(app: Application, types: Mapping[str, Types]) -> tuple[str, ...]:
     """Return a note for each operator whose expressions are not the same in a repeated batch; `types` are those after
     each operator.
 
@@ -593,6 +596,6 @@ def results_that_change(app: Application, types: Mapping[str, Types]) -> tuple[s
                 "Take the value from the record, such as the time that its producer gave it.",
                 operator=operator.id,
             )
-            raise placed(error, operator)
+            raise add_location(error, operator)
         notes.append(problem)
     return tuple(notes)

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.stream_facts import SPARK, TASK_NUMBER, Catalog, bytes_of
-from dagster_adjunct.orchestration.planner.columns import Arriving, Flows, follow, shown
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, TASK_NUMBER, Catalog, stream_size
+from dagster_adjunct.orchestration.planner.columns import Arriving, Flows, format_place, trace_flows
 from dagster_adjunct.orchestration.planner.partition_counts import (
     EqualCounts,
     Groups,
-    Needs,
-    assign,
+    Requirements,
+    assign_counts,
     dataset_node,
     declared_counts,
     exchange_node,
-    join_groups,
+    find_join_groups,
 )
 from dagster_adjunct.orchestration.planner.plan import traverse
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Inserted:
+class InsertedExchange:
     """An exchange before the operator's input of this number (from 0) by `columns`, and why it is needed.
 
     `stream` is the id that the flow of the records had before; `partitions` None is a count that is open.
@@ -58,23 +58,23 @@ class Inserted:
         return replace(flow, stream=self.node, partitioned_by=self.columns, partitioner=SPARK, lost_at="")
 
 
-Insertions = Mapping[tuple[str, int], Inserted]
+Insertions = Mapping[tuple[str, int], InsertedExchange]
 """The exchanges by operator and input."""
 
 
-def repartitioned(app: Application, catalog: Catalog, needs: Needs) -> Insertions:
+def plan_repartitioning(app: Application, catalog: Catalog, needs: Requirements) -> Insertions:
     """Return the exchanges that make every join of an application provable."""
     counts = declared_counts(app, catalog)
-    for stream, partitions in _preferred(app, follow(app, catalog), needs).items():
+    for stream, partitions in _preferred_counts(app, trace_flows(app, catalog), needs).items():
         if counts[stream] is None:
             counts[stream] = partitions
     equal = EqualCounts(counts)
-    inserted: dict[tuple[str, int], Inserted] = {}
+    inserted: dict[tuple[str, int], InsertedExchange] = {}
 
     def decide(operator: Operator, arriving: Arriving) -> Arriving:
         moved = list(arriving)
         asked = [(number, needed) for number, needed in enumerate(needs.get(operator.id, ())) if needed]
-        wrong = {number: mismatch(needed, arriving[number]) for number, needed in asked}
+        wrong = {number: describe_mismatch(needed, arriving[number]) for number, needed in asked}
         target = next((needed.partitions for _, needed in asked if needed.partitions is not None), None)
         if target is None:
             target = equal.most([arriving[number].stream for number, why in wrong.items() if not why])
@@ -88,7 +88,7 @@ def repartitioned(app: Application, catalog: Catalog, needs: Needs) -> Insertion
                 if columns is None:
                     assert needed.dataset is not None
                     columns = app.dataset(needed.dataset).partition_by
-                item = Inserted(operator.id, number, flow.stream, columns, target, why)
+                item = InsertedExchange(operator.id, number, flow.stream, columns, target, why)
                 inserted[operator.id, number] = item
                 equal.add(item.node, target)
                 moved[number] = item.moved(flow)
@@ -97,11 +97,11 @@ def repartitioned(app: Application, catalog: Catalog, needs: Needs) -> Insertion
         equal.note(operator.id, [flow.stream for flow in moved])
         return tuple(moved)
 
-    follow(app, catalog, decide)
+    trace_flows(app, catalog, decide)
     return inserted
 
 
-def with_insertions(inserted: Insertions) -> Callable[[Operator, Arriving], Arriving]:
+def apply_insertions(inserted: Insertions) -> Callable[[Operator, Arriving], Arriving]:
     """Return what puts these exchanges before operators."""
 
     def moved(operator: Operator, arriving: Arriving) -> Arriving:
@@ -111,7 +111,7 @@ def with_insertions(inserted: Insertions) -> Callable[[Operator, Arriving], Arri
     return moved
 
 
-def mismatch(needed: Requirement, flow: Flow) -> str:
+def describe_mismatch(needed: Requirement, flow: Flow) -> str:
     """Return in words why the stream does not lie as it has to, "" when it does (counts aside)."""
     if flow.partitioner == TASK_NUMBER:
         return "it is broadcast: every task gets all of it"
@@ -124,7 +124,7 @@ def mismatch(needed: Requirement, flow: Flow) -> str:
     return f"it is partitioned by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
 
 
-def _preferred(app: Application, flows: Flows, needs: Needs) -> dict[str, int]:
+def _preferred_counts(app: Application, flows: Flows, needs: Requirements) -> dict[str, int]:
     """Return the count that most first joins behind each intermediate stream need; the earliest on a tie."""
     votes: dict[str, Counter[int]] = {}
     met: set[str] = set()  # operators whose records have met a partitioned dataset since their stream began
@@ -139,7 +139,7 @@ def _preferred(app: Application, flows: Flows, needs: Needs) -> dict[str, int]:
         for needed, flow in zip(needs.get(operator.id, ()), flows.arriving[operator.id], strict=False):
             if needed is None or needed.partitions is None:
                 continue
-            if flow.stream in votes and not mismatch(needed, flow):
+            if flow.stream in votes and not describe_mismatch(needed, flow):
                 votes[flow.stream][needed.partitions] += 1
             if not needed.feeds:
                 met.add(operator.id)
@@ -161,7 +161,7 @@ class Conflict:
     joins: int = 1
 
 
-def conflicts_of(needs: Needs, groups: Groups, counts: Counts, streams: Sequence[str]) -> tuple[Conflict, ...]:
+def find_conflicts(needs: Requirements, groups: Groups, counts: Counts, streams: Sequence[str]) -> tuple[Conflict, ...]:
     """Return every join that can't be, in the order of definition, each once; `streams` are ids in their order."""
     place = {node: number for number, node in enumerate(streams)}
     reading: dict[str, list[str]] = {}
@@ -194,14 +194,14 @@ def conflicts_of(needs: Needs, groups: Groups, counts: Counts, streams: Sequence
         at.setdefault(join, []).append(operator)
         joins[join] = max(joins.get(join, 1), number)
     order = {operator: number for number, operator in enumerate(groups)}
-    tables = _by_table(needs)
+    tables = _operators_by_table(needs)
     by_table: dict[tuple[str, ...], tuple[str, ...]] = {}  # joins of one table have the same that take part
 
     def taking_part(join: str, where: Sequence[str]) -> tuple[str, ...]:
         read = tuple(member for member in groups.get(join, ()) if member in tables)
         if read not in by_table or not read:
             meeting = [operator for table in read for operator in tables[table]]
-            involved = _involved(dict.fromkeys([join, *where, *meeting]), groups, counts)
+            involved = _find_involved(dict.fromkeys([join, *where, *meeting]), groups, counts)
             by_table[read] = tuple(sorted(involved, key=lambda node: place[node]))
         return by_table[read]
 
@@ -211,7 +211,7 @@ def conflicts_of(needs: Needs, groups: Groups, counts: Counts, streams: Sequence
     )
 
 
-def majority(nodes: Iterable[str], counts: Counts) -> tuple[int, tuple[str, ...]] | None:
+def find_majority(nodes: Iterable[str], counts: Counts) -> tuple[int, tuple[str, ...]] | None:
     """Return the count that more streams have by themselves than any other, and which; None where there is none."""
     own = [node for node in nodes if node not in counts.inferred]
     most = Counter(counts.partitions[node] for node in own).most_common(2)
@@ -220,7 +220,7 @@ def majority(nodes: Iterable[str], counts: Counts) -> tuple[int, tuple[str, ...]
     return most[0][0], tuple(node for node in own if counts.partitions[node] == most[0][0])
 
 
-def _by_table(needs: Needs) -> dict[str, list[str]]:
+def _operators_by_table(needs: Requirements) -> dict[str, list[str]]:
     """Return the operators that read a dataset or feed it, by its node."""
     operators_of: dict[str, list[str]] = {}
     for operator, asked in needs.items():
@@ -229,7 +229,7 @@ def _by_table(needs: Needs) -> dict[str, list[str]]:
     return operators_of
 
 
-def _involved(operators: Iterable[str], groups: Groups, counts: Counts) -> list[str]:
+def _find_involved(operators: Iterable[str], groups: Groups, counts: Counts) -> list[str]:
     """Return the members of these groups, what was brought together into one, and what inferred counts come from."""
     reached: list[str] = []
 
@@ -252,14 +252,14 @@ def _involved(operators: Iterable[str], groups: Groups, counts: Counts) -> list[
 # one, is not a way.
 
 
-_TRIED = 10
-_PLANNED = 20_000
+_MAX_TRIED = 10
+_MAX_TRIED_OPERATORS = 20_000
 """Of so many groups at most it is tried out whether a change settles them, and of fewer where more operators than this
 would be planned for it; for the others a change is proposed by its size alone, and is not `tried`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MovedInput:
     """The records in `stream`, spread anew by `columns` before the operator's `input` of this number."""
 
     operator: str
@@ -269,13 +269,13 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Mend:
+class Fix:
     """What makes the counts at the operator `at` equal: `moved` inputs by these columns into `partitions`, `datasets`
     rewritten into as many, `given` partition_by operators with that count. `size` is in bytes, None where not known."""
 
     at: str
     partitions: int
-    moved: tuple[Moved, ...]
+    moved: tuple[MovedInput, ...]
     datasets: tuple[str, ...]
     given: tuple[str, ...]
     size: int | None
@@ -287,19 +287,19 @@ class Mend:
         return self.size is None, self.size or 0, len(self.moved) + len(self.datasets), len(self.datasets)
 
 
-def mends(
-    app: Application, catalog: Catalog, needs: Needs, flows: Flows, groups: Groups, counts: Counts
-) -> Callable[[str], tuple[Mend, ...]]:
+def make_fix_finder(
+    app: Application, catalog: Catalog, needs: Requirements, flows: Flows, groups: Groups, counts: Counts
+) -> Callable[[str], tuple[Fix, ...]]:
     """Return what gives the ways to mend one of the groups in conflict, the cheapest first."""
     before = set(counts.conflicts)
-    tried = set(counts.conflicts[: min(_TRIED, max(1, _PLANNED // len(app.operators)))])
-    changes = _Changes(app, needs, flows, counts, _Held(app, catalog))
+    tried = set(counts.conflicts[: min(_MAX_TRIED, max(1, _MAX_TRIED_OPERATORS // len(app.operators)))])
+    changes = _FixBuilder(app, needs, flows, counts, _Sizes(app, catalog))
 
-    def settles(mend: Mend) -> bool:
+    def settles(mend: Fix) -> bool:
         if mend.at not in tried:
             return True
         inserted = {
-            (item.operator, item.input): Inserted(
+            (item.operator, item.input): InsertedExchange(
                 item.operator, item.input, item.stream, item.columns, mend.partitions, ""
             )
             for item in mend.moved
@@ -308,11 +308,11 @@ def mends(
             (*map(dataset_node, mend.datasets), *mend.given, *(item.node for item in inserted.values())),
             mend.partitions,
         )
-        moved = follow(app, catalog, with_insertions(inserted), earlier=flows) if inserted else flows
-        left = set(assign(declared, join_groups(app, needs, moved), 1).conflicts)
+        moved = trace_flows(app, catalog, apply_insertions(inserted), earlier=flows) if inserted else flows
+        left = set(assign_counts(declared, find_join_groups(app, needs, moved), 1).conflicts)
         return mend.at not in left and left <= before
 
-    def ways(at: str) -> tuple[Mend, ...]:
+    def ways(at: str) -> tuple[Fix, ...]:
         targets = dict.fromkeys(counts.partitions[node] for node in groups[at])
         # What a count was inferred from has other joins, too: a change there is proposed only where it is tried out.
         where = (False, True) if at in tried else (False,)
@@ -326,18 +326,18 @@ def mends(
 
 
 @dataclass(frozen=True, slots=True)
-class _Changes:
+class _FixBuilder:
     """What has to change so that all counts at an operator are equal."""
 
     app: Application
-    needs: Needs
+    needs: Requirements
     flows: Flows
     counts: Counts
-    held: _Held
+    held: _Sizes
 
-    def mend(self, at: str, target: int, *, at_sources: bool) -> Mend:
+    def mend(self, at: str, target: int, *, at_sources: bool) -> Fix:
         """Return what makes all counts at an operator the target: there, or `at_sources` of what is inferred."""
-        moved: list[Moved] = []
+        moved: list[MovedInput] = []
         datasets: dict[str, int | None] = {}
         given: dict[str, int | None] = {}
         places, seen = [at], {at}
@@ -346,7 +346,7 @@ class _Changes:
                 dataset = None if needed is None else needed.dataset
                 if dataset is not None and needed is not None and needed.partitions != target:
                     datasets[dataset] = self.held.dataset(dataset)
-                wrong = "" if needed is None else mismatch(needed, flow)
+                wrong = "" if needed is None else describe_mismatch(needed, flow)
                 if self.counts.partitions[flow.stream] == target and not wrong:
                     continue
                 if flow.stream in self.held.given and not wrong:
@@ -358,11 +358,11 @@ class _Changes:
                         seen.add(source.join)
                         places.append(source.join)
                     continue
-                moved.append(Moved(place, number, flow.stream, self._columns(place, needed, flow)))
+                moved.append(MovedInput(place, number, flow.stream, self._columns(place, needed, flow)))
         sizes = [*(self.held.stream(item.stream) for item in moved), *datasets.values(), *given.values()]
         known = [size for size in sizes if size is not None]
         size = sum(known) if len(known) == len(sizes) else None
-        return Mend(at, target, tuple(moved), tuple(datasets), tuple(given), size)
+        return Fix(at, target, tuple(moved), tuple(datasets), tuple(given), size)
 
     def _asked(self, operator: str) -> Iterator[tuple[int, Requirement | None, Flow]]:
         """Yield the inputs that have to agree at an operator, with their numbers and what is asked of them."""
@@ -383,7 +383,7 @@ class _Changes:
         return self.app.dataset(needed.dataset).partition_by
 
 
-class _Held:
+class _Sizes:
     """How many bytes streams and datasets hold, and which streams have been given a count with partition_by."""
 
     def __init__(self, app: Application, catalog: Catalog) -> None:
@@ -415,18 +415,18 @@ class _Held:
 
     def _of(self, stream: str) -> int | None:
         if stream not in self._sizes:
-            self._sizes[stream] = bytes_of(self._catalog, stream)
+            self._sizes[stream] = stream_size(self._catalog, stream)
         return self._sizes[stream]
 
 
-_SHOWN = 20
+_MAX_LISTED = 20
 """How many streams of a conflict are told by name, and how many conflicts of an application in full."""
 
 
-def check_co_partitioned(
+def check_co_partitioning(
     app: Application,
     catalog: Catalog,
-    needs: Needs,
+    needs: Requirements,
     flows: Flows,
     groups: Groups,
     counts: Counts,
@@ -437,30 +437,32 @@ def check_co_partitioned(
     It is a PartitionCountMismatchError where counts differ. Equal counts are not enough: the same columns have to
     choose the partition, by the same hash.
     """
-    differing = conflicts_of(needs, groups, counts, tuple(edges))
-    elsewhere = _lying_elsewhere(app, needs, flows, edges)
+    differing = find_conflicts(needs, groups, counts, tuple(edges))
+    elsewhere = _find_mispartitioned(app, needs, flows, edges)
     if not differing and not elsewhere:
         return
-    ways = mends(app, catalog, needs, flows, groups, counts)
-    problems = [(conflict.join, _problem(conflict, counts, edges)) for conflict in differing[:_SHOWN]]
-    problems += [(where, problem) for where, problem, _ in elsewhere[:_SHOWN]]
-    steps = _steps(app, [at for conflict in differing[:_SHOWN] for at in conflict.at[:_SHOWN]], ways, edges)
+    ways = make_fix_finder(app, catalog, needs, flows, groups, counts)
+    problems = [(conflict.join, _describe_conflict(conflict, counts, edges)) for conflict in differing[:_MAX_LISTED]]
+    problems += [(where, problem) for where, problem, _ in elsewhere[:_MAX_LISTED]]
+    steps = _group_fixes(
+        app, [at for conflict in differing[:_MAX_LISTED] for at in conflict.at[:_MAX_LISTED]], ways, edges
+    )
     told = {at for conflict in differing for at in conflict.at}
-    steps += [step for where, _, step in elsewhere[:_SHOWN] if where not in told]
+    steps += [step for where, _, step in elsewhere[:_MAX_LISTED] if where not in told]
     auto = "" if app.strict else " Or set auto_repartition=True on the application."
     step = " ".join(dict.fromkeys(steps)) + auto
     operator = problems[0][0]
-    left = [conflict.join for conflict in differing[_SHOWN:]] + [where for where, _, _ in elsewhere[_SHOWN:]]
-    line, problem = _line(app, operator), problems[0][1]
+    left = [conflict.join for conflict in differing[_MAX_LISTED:]] + [where for where, _, _ in elsewhere[_MAX_LISTED:]]
+    line, problem = _declared_line(app, operator), problems[0][1]
     if len(problems) > 1:
-        lines = [f"{_line(app, where) or app.name}: {problem}" for where, problem in problems]
-        more = [f"and {len(left):,} more: {_some(left)}."] if left else []
+        lines = [f"{_declared_line(app, where) or app.name}: {problem}" for where, problem in problems]
+        more = [f"and {len(left):,} more: {_abbreviate(left)}."] if left else []
         joins = len({*(where for where, _ in problems), *left})
         counted = f"{joins:,} joins" if joins > 1 else "1 join"
         problem = "\n- ".join([f"{counted} can't be proven:", *lines, *more])
         line = None
     if differing:
-        every = tuple((conflict.join, _counted(conflict, edges)) for conflict in differing)
+        every = tuple((conflict.join, _partition_counts(conflict, edges)) for conflict in differing)
         raise PartitionCountMismatchError(
             problem,
             step,
@@ -474,49 +476,49 @@ def check_co_partitioned(
     raise PlanningError(problem, step, application=app.name, operator=operator, declared_at=line, dataset=dataset)
 
 
-def _line(app: Application, operator: str) -> str | None:
+def _declared_line(app: Application, operator: str) -> str | None:
     place = app.operator(operator).declared_at
-    return None if place is None else shown(place)
+    return None if place is None else format_place(place)
 
 
-def _counted(conflict: Conflict, edges: Mapping[str, StreamEdge]) -> tuple[tuple[str, int | None], ...]:
-    return tuple((edges[node].name, edges[node].partitions) for node in conflict.nodes[:_SHOWN])
+def _partition_counts(conflict: Conflict, edges: Mapping[str, StreamEdge]) -> tuple[tuple[str, int | None], ...]:
+    return tuple((edges[node].name, edges[node].partitions) for node in conflict.nodes[:_MAX_LISTED])
 
 
-def _problem(conflict: Conflict, counts: Counts, edges: Mapping[str, StreamEdge]) -> str:
+def _describe_conflict(conflict: Conflict, counts: Counts, edges: Mapping[str, StreamEdge]) -> str:
     sides = [edges[node] for node in conflict.nodes]
     others = f" (and {conflict.joins - 1:,} more joins of its table)" if conflict.joins > 1 else ""
-    most = majority(conflict.nodes, counts)
+    most = find_majority(conflict.nodes, counts)
     told = ""
     if most is not None and len(most[1]) < len(sides):
-        told = f"; most have {most[0]}: {_some([edges[node].name for node in most[1]])}"
-    counted = _some([f"{side.name} has {side.partitions} ({side.count_from})" for side in sides])
+        told = f"; most have {most[0]}: {_abbreviate([edges[node].name for node in most[1]])}"
+    counted = _abbreviate([f"{side.name} has {side.partitions} ({side.count_from})" for side in sides])
     return f"{conflict.join}{others} needs equal partition counts: {counted}{told}."
 
 
-def _steps(
-    app: Application, operators: Sequence[str], ways: Callable[[str], Sequence[Mend]], edges: Mapping[str, StreamEdge]
+def _group_fixes(
+    app: Application, operators: Sequence[str], ways: Callable[[str], Sequence[Fix]], edges: Mapping[str, StreamEdge]
 ) -> list[str]:
     """Return what to do at these operators, those where it is the same together."""
     together: dict[str, list[str]] = {}
     for at in dict.fromkeys(operators):
-        together.setdefault(_step(app, ways(at), edges), []).append(at)
-    return [f"At {_some(places)}: {step}." for step, places in together.items()]
+        together.setdefault(_describe_fixes(app, ways(at), edges), []).append(at)
+    return [f"At {_abbreviate(places)}: {step}." for step, places in together.items()]
 
 
-def _step(app: Application, ways: Sequence[Mend], edges: Mapping[str, StreamEdge]) -> str:
+def _describe_fixes(app: Application, ways: Sequence[Fix], edges: Mapping[str, StreamEdge]) -> str:
     if not ways:
         return "no single change makes them agree; begin with the conflicts before it"
-    first, *others = [_way(app, mend, edges) for mend in ways]
+    first, *others = [_describe_fix(app, mend, edges) for mend in ways]
     remarks = ["the fewest changes" if ways[0].size is None else "the cheapest by bytes"] if others else []
     remarks += [] if ways[0].tried else ["not tried out, as there are many conflicts"]
     how = f" ({'; '.join(remarks)})" if remarks else ""
     return f"{first}{how}" + (f"; or {'; or '.join(others[:3])}" if others else "")
 
 
-def _way(app: Application, mend: Mend, edges: Mapping[str, StreamEdge]) -> str:
+def _describe_fix(app: Application, mend: Fix, edges: Mapping[str, StreamEdge]) -> str:
     parts = [
-        f"move {_name(item.stream, edges)} with {_partition_by(item.columns)} before "
+        f"move {_stream_label(item.stream, edges)} with {_partition_by(item.columns)} before "
         f"{'it' if item.operator == mend.at else item.operator}"
         for item in mend.moved
     ]
@@ -526,11 +528,11 @@ def _way(app: Application, mend: Mend, edges: Mapping[str, StreamEdge]) -> str:
         f"--reason …) and declare it with partitions={mend.partitions}"
         for name in mend.datasets
     ]
-    return " and ".join(parts) + ("" if mend.size is None else f", {_bytes(mend.size)} in all")
+    return " and ".join(parts) + ("" if mend.size is None else f", {_format_bytes(mend.size)} in all")
 
 
-def _lying_elsewhere(
-    app: Application, needs: Needs, flows: Flows, edges: Mapping[str, StreamEdge]
+def _find_mispartitioned(
+    app: Application, needs: Requirements, flows: Flows, edges: Mapping[str, StreamEdge]
 ) -> list[tuple[str, str, str]]:
     """Return the operators whose records don't lie by the columns that they have to, why, and what to write."""
     refused = []
@@ -538,25 +540,26 @@ def _lying_elsewhere(
         for number, (needed, flow) in enumerate(zip(asked, flows.arriving[operator], strict=True)):
             if needed is None or needed.columns is None:
                 continue
-            why, columns = mismatch(needed, flow), needed.columns
+            why, columns = describe_mismatch(needed, flow), needed.columns
             if why:
-                problem = _elsewhere(app, operator, number, needed, flow, edges)
+                problem = _describe_mispartitioned(app, operator, number, needed, flow, edges)
                 breaking = _breaking_inputs(flows, needed, flow)
                 if breaking:
                     inputs = [
-                        f"input {at + 1} of {flow.stream} ({_name(one.stream, edges)})" for at, one, _ in breaking
+                        f"input {at + 1} of {flow.stream} ({_stream_label(one.stream, edges)})"
+                        for at, one, _ in breaking
                     ]
                     said = [f"{name} breaks it: {why}" for name, (_, _, why) in zip(inputs, breaking, strict=True)]
                     why = "; ".join(said)
-                    step = f"Write {_partition_by(columns)} before {flow.stream}, on {_some(inputs)}."
-                    refused.append((operator, f"{operator}: {problem}: {why}; needed is {_by(columns)}.", step))
+                    step = f"Write {_partition_by(columns)} before {flow.stream}, on {_abbreviate(inputs)}."
+                    refused.append((operator, f"{operator}: {problem}: {why}; needed is {_by_columns(columns)}.", step))
                     continue
                 step = f"Write {_partition_by(columns)} before {operator}" + (
-                    f", on {_name(flow.stream, edges)}." if len(asked) > 1 else "."
+                    f", on {_stream_label(flow.stream, edges)}." if len(asked) > 1 else "."
                 )
                 if number == 0:
-                    step += _where_it_is(app, operator, needed, flow)
-                refused.append((operator, f"{operator}: {problem}: {why}; needed is {_by(columns)}.", step))
+                    step += _suggest_partition_by(app, operator, needed, flow)
+                refused.append((operator, f"{operator}: {problem}: {why}; needed is {_by_columns(columns)}.", step))
     return refused
 
 
@@ -566,11 +569,11 @@ def _breaking_inputs(flows: Flows, needed: Requirement, flow: Flow) -> list[tupl
     None where it is all of them, or where it is not the merge that breaks it.
     """
     arriving = flows.arriving.get(flow.stream, ())
-    wrong = [(at, one, why) for at, one in enumerate(arriving) if (why := mismatch(needed, one))]
+    wrong = [(at, one, why) for at, one in enumerate(arriving) if (why := describe_mismatch(needed, one))]
     return wrong if len(wrong) < len(arriving) else []
 
 
-def _where_it_is(app: Application, operator: str, needed: Requirement, flow: Flow) -> str:
+def _suggest_partition_by(app: Application, operator: str, needed: Requirement, flow: Flow) -> str:
     """Return what may be said for records that lie by some columns of the key, to an operator that can go by these."""
     by = flow.partitioned_by
     if not by or flow.partitioner != SPARK or not set(by) < set(needed.columns or ()):
@@ -581,32 +584,32 @@ def _where_it_is(app: Application, operator: str, needed: Requirement, flow: Flo
     return f" Or give {operator} partition_by={given}, so that all its records may lie as they do."
 
 
-def _elsewhere(
+def _describe_mispartitioned(
     app: Application, operator: str, number: int, needed: Requirement, flow: Flow, edges: Mapping[str, StreamEdge]
 ) -> str:
-    name = _name(flow.stream, edges)
+    name = _stream_label(flow.stream, edges)
     what = f"stream {name}" if flow.stream in edges else name
     if needed.dataset is None:
         return f"input {number + 1} ({name}) does not lie as the operator needs it"
     dataset = app.dataset(needed.dataset)
-    lies = f"which is partitioned by {_by(dataset.partition_by)}"
+    lies = f"which is partitioned by {_by_columns(dataset.partition_by)}"
     return f"{what} does not lie as dataset {dataset.name} does, {lies}"
 
 
-def _by(columns: Iterable[str]) -> str:
+def _by_columns(columns: Iterable[str]) -> str:
     return f"({', '.join(columns)}) with {SPARK}"
 
 
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN:,} more"
+def _abbreviate(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MAX_LISTED])
+    return shown if len(names) <= _MAX_LISTED else f"{shown} and {len(names) - _MAX_LISTED:,} more"
 
 
-def _name(node: str, edges: Mapping[str, StreamEdge]) -> str:
+def _stream_label(node: str, edges: Mapping[str, StreamEdge]) -> str:
     return edges[node].name if node in edges else f"what {node} brings together"
 
 
-def _bytes(size: int) -> str:
+def _format_bytes(size: int) -> str:
     for unit in ("bytes", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}"

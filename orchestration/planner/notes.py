@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.operator import Flow, Operator, PlanContext
 from dagster_adjunct.orchestration.operators.stream_facts import watermark_inputs
-from dagster_adjunct.orchestration.planner.columns import placed
+from dagster_adjunct.orchestration.planner.columns import add_location
 from dagster_adjunct.orchestration.planner.plan import FedJoin, JoinByTime, PlannedState, PlannedTable
 from dagster_adjunct.resources.errors import PlanningError
 
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.stream_facts import Catalog
 
 
-def joins_by_time(app: Application) -> tuple[JoinByTime, ...]:
+def plan_joins_by_time(app: Application) -> tuple[JoinByTime, ...]:
     """Return the joins by time, in the order of their definition."""
     joins = []
     for operator in app.operators:
         match = operator.spec.match
         if match is not None and match.dataset is not None and match.as_of is not None:
-            by, known = match.as_of, _known(app.dataset(match.dataset))
+            by, known = match.as_of, _known_history(app.dataset(match.dataset))
             joins.append(JoinByTime(operator.id, match.dataset, by.column, by.before_history, by.on_null_time, known))
     return tuple(joins)
 
 
-def _known(dataset: AdjunctDataset) -> str:
+def _known_history(dataset: AdjunctDataset) -> str:
     history = dataset.following.history
     if history is None:
         return "its retained versions"
-    return "all that it has had" if history == "all" else f"{_words(history)} below its newest change"
+    return "all that it has had" if history == "all" else f"{_format_span(history)} below its newest change"
 
 
-def _words(span: timedelta) -> str:
+def _format_span(span: timedelta) -> str:
     return str(span).removesuffix(", 0:00:00")
 
 
@@ -58,13 +58,13 @@ def _words(span: timedelta) -> str:
 # its changes in between batches.
 
 
-REPLAY = (
+STATE_REPLAY = (
     "A startpoint that goes back sends its records to it again, on top of what it holds: what counts counts them "
     "again. A bounded replay (until) sends it nothing."
 )
 
 
-def fed_joins(app: Application) -> tuple[FedJoin, ...]:
+def plan_fed_joins(app: Application) -> tuple[FedJoin, ...]:
     """Return, for each join with a dataset that the application writes, in which batch it meets what is sent there."""
     first: dict[str, str] = {}
     last: dict[str, str] = {}
@@ -88,14 +88,14 @@ def fed_joins(app: Application) -> tuple[FedJoin, ...]:
     return tuple(joins)
 
 
-def planned_state(app: Application) -> tuple[PlannedState, ...]:
+def plan_state(app: Application) -> tuple[PlannedState, ...]:
     """Return the local tables that the application writes, with where, and what a replay does to each."""
     sends: dict[str, list[str]] = {}
     for operator in app.operators:
         feeds = operator.spec.feeds
         if feeds is not None and app.dataset(feeds).is_owned_by(app.name):
             sends.setdefault(feeds, []).append(operator.id)
-    return tuple(PlannedState(table, tuple(operators), REPLAY) for table, operators in sends.items())
+    return tuple(PlannedState(table, tuple(operators), STATE_REPLAY) for table, operators in sends.items())
 
 
 def check_state_names(app: Application) -> None:
@@ -111,10 +111,10 @@ def check_state_names(app: Application) -> None:
                     "Give the operator, or the dataset, another name.",
                     operator=operator.id,
                 )
-                raise placed(error, operator)
+                raise add_location(error, operator)
 
 
-def state_over_time(app: Application) -> Iterator[str]:
+def note_state(app: Application) -> Iterator[str]:
     """Yield a note for each operator that keeps state: under which names, and up to which watermark."""
     spans = watermark_inputs(app.operators)
     for operator in app.operators:
@@ -122,12 +122,12 @@ def state_over_time(app: Application) -> Iterator[str]:
         if name is None:
             continue
         tables = ", ".join(f"{app.name}-{state}" for state in operator.spec.states) or "no table"
-        sources = " and ".join(_source(app, stream, span) for stream, span in spans[name].items())
+        sources = " and ".join(_describe_source(app, stream, span) for stream, span in spans[name].items())
         yield (
             f"{operator.id} keeps state under the name {name} ({tables}), each row until its watermark has passed it: "
             f"the lowest of all partitions of {sources}."
         )
-        for window in _updating(app, operator):
+        for window in _find_updating_windows(app, operator):
             problem = (
                 f"{operator.id} gets a window of {window} again with each update of it, and takes each for a record of "
                 "its own."
@@ -138,11 +138,11 @@ def state_over_time(app: Application) -> Iterator[str]:
                     'Let only what is final through: .filter("final") before it.',
                     operator=operator.id,
                 )
-                raise placed(error, operator)
+                raise add_location(error, operator)
             yield f'{problem} Let only what is final through: .filter("final").'
 
 
-def _updating(app: Application, operator: Operator) -> list[str]:
+def _find_updating_windows(app: Application, operator: Operator) -> list[str]:
     """Return the windows whose updates reach an operator as they are, with no filter of what is final between."""
     updating, waiting, seen = [], list(operator.inputs), set[str]()
     while waiting:
@@ -157,13 +157,13 @@ def _updating(app: Application, operator: Operator) -> list[str]:
     return sorted(updating)
 
 
-def _source(app: Application, stream: str, span: timedelta) -> str:
+def _describe_source(app: Application, stream: str, span: timedelta) -> str:
     declared = app.inputs[stream].event_time if stream in app.inputs else None
     words = "no event time" if declared is None else declared.words()
     return f"{stream} ({words}{f', held back by {span}' if span else ''})"
 
 
-def writers_of(app: Application, writer: str) -> dict[str, str]:
+def name_writers(app: Application, writer: str) -> dict[str, str]:
     """Return who writes at each send to a remote table, for its marks: `writer`, and which send it is, unless it is
     the first without a name. A send is called by its `marks_as`, or else by its number among those without.
 
@@ -177,10 +177,10 @@ def writers_of(app: Application, writer: str) -> dict[str, str]:
         send = operator.spec.sends
         if send is None:
             continue
-        store = store_of(app, send.table)
+        store = store_key(app, send.table)
         if send.marks_as is None:
             unnamed[store] += 1
-        elif not keeps_marks(app.tables[send.table]):
+        elif not has_marks(app.tables[send.table]):
             raise PlanningError(
                 f"{operator.id}: its marks are named {send.marks_as!r}, and table {send.table} keeps none: it is "
                 "declared without idempotent and newest_by.",
@@ -201,23 +201,23 @@ def writers_of(app: Application, writer: str) -> dict[str, str]:
     return names
 
 
-def store_of(app: Application, table: str) -> str:
+def store_key(app: Application, table: str) -> str:
     """What two tables have in common that lie in one table of a store: how its function is shown."""
     return repr(getattr(app.tables[table], "write_function", None) or table)
 
 
-def keeps_marks(table: object) -> bool:
+def has_marks(table: object) -> bool:
     return bool(getattr(table, "idempotent", False)) or getattr(table, "newest_by", None) is not None
 
 
-def marks_notes(app: Application) -> list[str]:
+def note_marks(app: Application) -> list[str]:
     """Return a warning for each idempotent table whose marks go by the order of an application's sends."""
     sends: dict[str, list[str]] = {}
     names: dict[str, str] = {}
     for operator in app.operators:
         send = operator.spec.sends
         if send is not None and send.marks_as is None and getattr(app.tables[send.table], "idempotent", False):
-            store = store_of(app, send.table)
+            store = store_key(app, send.table)
             names.setdefault(store, send.table)
             sends.setdefault(store, []).append(operator.id)
     return [
@@ -229,7 +229,7 @@ def marks_notes(app: Application) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _Origin:
     """Of the records after an operator: the columns that choose the partition of their input, as they are called there,
     and the input streams. `keyed` are the columns as the input calls them, `lost_at` the operator that makes others of
     them; `why` says why there are none. `renumbered` is the output whose positions they have, where these don't tell
@@ -245,7 +245,7 @@ class _Read:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
+class _SendConflicts:
     """A send to a table: the columns that it changes, None for all; the other `ways` there that change them, too, so
     that it matters which comes last; and those that are `apart`, which set other columns of the same records. `mixed`:
     it or one of the ways adds or appends there."""
@@ -260,25 +260,25 @@ class _Sent:
         return self.changed is not None and self.changed.only_sums and not self.ways
 
 
-def planned_tables(app: Application, catalog: Catalog, types: Mapping[str, Types]) -> tuple[PlannedTable, ...]:
+def plan_tables(app: Application, catalog: Catalog, types: Mapping[str, Types]) -> tuple[PlannedTable, ...]:
     """Return each send to a remote table with the order that it keeps; refuses marks where offsets are no numbers.
 
     `types` are those of the records after each operator. With `strict`, PlanningError for a table whose order holds per
     source partition only, or that keeps what is newest and so loses what a late record brings.
     """
-    read: dict[str, _Read] = {}
+    read: dict[str, _Origin] = {}
     tables = []
-    sent, writers = _sent_to_tables(app, types), writers_of(app, app.name)
+    sent, writers = _find_send_conflicts(app, types), name_writers(app, app.name)
     for operator in app.operators:
-        read[operator.id] = _after(operator, app, catalog, read)
+        read[operator.id] = _trace_origin(operator, app, catalog, read)
         send = operator.spec.sends
         if send is None:
             continue
         (source,) = operator.inputs
         before = read[source]
-        planned = _planned(operator, app, send, before, sent[operator.id])
+        planned = _plan_table(operator, app, send, before, sent[operator.id])
         _check_offsets(planned, app, catalog, before)
-        _check_recognised(planned, app, before)
+        _check_replay_detection(planned, app, before)
         if app.strict and planned.harm:
             raise PlanningError(
                 f"{operator.id}: table {planned.table}: {planned.why}: {planned.harm}, and application {app.name!r} is "
@@ -286,42 +286,42 @@ def planned_tables(app: Application, catalog: Catalog, types: Mapping[str, Types
                 planned.mends,
                 operator=operator.id,
             )
-        tables.append(replace(planned, marks=writers[operator.id]) if keeps_marks(app.tables[send.table]) else planned)
+        tables.append(replace(planned, marks=writers[operator.id]) if has_marks(app.tables[send.table]) else planned)
     return tuple(tables)
 
 
-def _sent_to_tables(app: Application, types: Mapping[str, Types]) -> dict[str, _Sent]:
+def _find_send_conflicts(app: Application, types: Mapping[str, Types]) -> dict[str, _SendConflicts]:
     """Return what each operator that sends to a remote table changes there, and who else does."""
     to_tables: dict[str, dict[str, ChangedColumns | None]] = {}
     for operator in app.operators:
         if operator.spec.sends is not None:
             (source,) = operator.inputs
             changed = operator.spec.changed(app, types[source])
-            to_tables.setdefault(store_of(app, operator.spec.sends.table), {})[operator.id] = changed
+            to_tables.setdefault(store_key(app, operator.spec.sends.table), {})[operator.id] = changed
     sent = {}
     for sends in to_tables.values():
         for one, changed in sends.items():
             others = {other: theirs for other, theirs in sends.items() if other != one}
-            ways = [other for other, theirs in others.items() if _in_order(changed, theirs)]
-            apart = [other for other, theirs in others.items() if _apart(changed, theirs)]
+            ways = [other for other, theirs in others.items() if _depends_on_order(changed, theirs)]
+            apart = [other for other, theirs in others.items() if _sets_other_columns(changed, theirs)]
             mixed = any(it is not None and it.adds for it in (changed, *(sends[way] for way in ways)))
-            sent[one] = _Sent(changed, ways, apart, mixed)
+            sent[one] = _SendConflicts(changed, ways, apart, mixed)
     return sent
 
 
-def _in_order(one: ChangedColumns | None, other: ChangedColumns | None) -> bool:
+def _depends_on_order(one: ChangedColumns | None, other: ChangedColumns | None) -> bool:
     """Whether it matters which of two sends to a table comes last."""
     return one is None or other is None or one.depends_on_order_with(other)
 
 
-def _apart(one: ChangedColumns | None, other: ChangedColumns | None) -> bool:
+def _sets_other_columns(one: ChangedColumns | None, other: ChangedColumns | None) -> bool:
     """Whether what one of two sends sets would be lost where the other is newer, which sets other columns."""
     if one is None or other is None:
         return one is not other
     return one.set != other.set and bool(one.set and other.set)
 
 
-def _after(operator: Operator, app: Application, catalog: Catalog, read: Mapping[str, _Read]) -> _Read:
+def _trace_origin(operator: Operator, app: Application, catalog: Catalog, read: Mapping[str, _Origin]) -> _Origin:
     spec = operator.spec
     context = PlanContext(operator.id, app, catalog)
     if spec.reads is not None:
@@ -329,14 +329,14 @@ def _after(operator: Operator, app: Application, catalog: Catalog, read: Mapping
         flow = spec.flow(context, [])
         own = replace(flow, partitioned_by=facts.key)
         why = "" if facts.key or facts.partitions == 1 else f"{spec.reads} has no key"
-        return _Read(own, frozenset({spec.reads}), why, facts.partitions, facts.key)
+        return _Origin(own, frozenset({spec.reads}), why, facts.partitions, facts.key)
     before = [read[source] for source in operator.inputs]
     streams = frozenset(stream for one in before for stream in one.streams)
     if len(before) > 1:
         flow = spec.flow(context, [one.flow for one in before])
         several = "the records come from several streams, or by several ways, which "
         renumbered = next((one.renumbered for one in before if one.renumbered), "")
-        return _Read(flow, streams, f"{several}{operator.id} brings together", 0, renumbered=renumbered)
+        return _Origin(flow, streams, f"{several}{operator.id} brings together", 0, renumbered=renumbered)
     (one,) = before
     if spec.role is not None:  # other partitions, and the order between those of the input is none still
         columns = spec.flow(context, [one.flow]).columns
@@ -347,7 +347,9 @@ def _after(operator: Operator, app: Application, catalog: Catalog, read: Mapping
     return replace(one, flow=flow, lost_at=operator.id if lost else one.lost_at)
 
 
-def _planned(operator: Operator, app: Application, send: TableSend, before: _Read, sent: _Sent) -> PlannedTable:
+def _plan_table(
+    operator: Operator, app: Application, send: TableSend, before: _Origin, sent: _SendConflicts
+) -> PlannedTable:
     table = app.tables[send.table]
     newest_by, idempotent = getattr(table, "newest_by", None), bool(getattr(table, "idempotent", False))
     skips = idempotent and getattr(table, "on_replay", "apply") == "skip"
@@ -363,7 +365,7 @@ def _planned(operator: Operator, app: Application, send: TableSend, before: _Rea
     harm, mends = "", ""
     if newest_by is not None:
         order, told = "newest", f"the store keeps what is newest by {newest_by}"
-        harm, mends = _lost_as_late(sent)
+        harm, mends = _describe_late_loss(sent)
     elif not why:
         one = before.partitions == 1
         order, told = (
@@ -371,28 +373,28 @@ def _planned(operator: Operator, app: Application, send: TableSend, before: _Rea
             "its input has one partition" if one else "all records of a key come from one partition",
         )
     elif sent.only_sums:
-        order, told = "any", _told_of_sums(sent.changed, why)
+        order, told = "any", _describe_sums(sent.changed, why)
     else:
         order, told = "per source partition", why
-        harm, mends = _harm(sent.changed), _mends(sent, by_key=before.partitions > 0)
-    replay = replay_of(order, newest_by, idempotent, skips, operator.spec.adds)
+        harm, mends = _describe_harm(sent.changed), _suggest_order(sent, by_key=before.partitions > 0)
+    replay = describe_replay(order, newest_by, idempotent, skips, operator.spec.adds)
     names = tuple(sorted(before.streams))
     return PlannedTable(operator.id, send.table, order, told, replay, names, harm=harm, mends=mends)
 
 
-def _told_of_sums(changed: ChangedColumns | None, why: str) -> str:
+def _describe_sums(changed: ChangedColumns | None, why: str) -> str:
     begun = sorted(changed.begun) if changed is not None else []
     first = f", whose record begins with the {', '.join(begun)} of the one that comes first" if begun else ""
     return f"it only adds numbers, which come to the same in any order while nothing is deleted{first}: {why}"
 
 
-def _harm(changed: ChangedColumns | None) -> str:
+def _describe_harm(changed: ChangedColumns | None) -> str:
     if changed is not None and not changed.set:
         return "what an older record appends, or adds to JSON, may come last"
     return "an older record may replace a newer one"
 
 
-def _mends(sent: _Sent, *, by_key: bool) -> str:
+def _suggest_order(sent: _SendConflicts, *, by_key: bool) -> str:
     """What gives a table the order that it lacks. `by_key`: the input has an order for each of its keys."""
     changed = sent.changed
     adds = changed is not None and changed.adds
@@ -421,7 +423,7 @@ def _mends(sent: _Sent, *, by_key: bool) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _lost_as_late(sent: _Sent) -> tuple[str, str]:
+def _describe_late_loss(sent: _SendConflicts) -> tuple[str, str]:
     """What a table that keeps the newest loses of this send, and what mends it; nothing where it is safe."""
     if sent.apart:
         return (
@@ -439,7 +441,7 @@ def _lost_as_late(sent: _Sent) -> tuple[str, str]:
     return "", ""
 
 
-def replay_of(order: str, newest_by: str | None, idempotent: bool, skips: bool, adds: bool) -> str:
+def describe_replay(order: str, newest_by: str | None, idempotent: bool, skips: bool, adds: bool) -> str:
     """Return in words what a table is after records were read again that it had before. Pure."""
     if skips:
         return (
@@ -462,9 +464,9 @@ def replay_of(order: str, newest_by: str | None, idempotent: bool, skips: bool, 
     )
 
 
-def _check_offsets(planned: PlannedTable, app: Application, catalog: Catalog, before: _Read) -> None:
+def _check_offsets(planned: PlannedTable, app: Application, catalog: Catalog, before: _Origin) -> None:
     table = app.tables[planned.table]
-    if not keeps_marks(table):
+    if not has_marks(table):
         return
     for stream in sorted(before.streams):
         if not catalog[stream].numbered:
@@ -477,7 +479,7 @@ def _check_offsets(planned: PlannedTable, app: Application, catalog: Catalog, be
             )
 
 
-def _check_recognised(planned: PlannedTable, app: Application, before: _Read) -> None:
+def _check_replay_detection(planned: PlannedTable, app: Application, before: _Origin) -> None:
     """Refuse to skip what is read again where nothing tells that it is."""
     if before.renumbered and getattr(app.tables[planned.table], "on_replay", "apply") == "skip":
         raise PlanningError(
@@ -489,7 +491,7 @@ def _check_recognised(planned: PlannedTable, app: Application, before: _Read) ->
         )
 
 
-def order_notes(tables: tuple[PlannedTable, ...]) -> list[str]:
+def note_table_order(tables: tuple[PlannedTable, ...]) -> list[str]:
     """Return what there is to be warned of."""
     return [
         f"Table {table.table}: order holds per source partition only, because {table.why}: {table.harm}. {table.mends}"

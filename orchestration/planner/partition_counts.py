@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.operator import BROADCAST, PlanContext, StreamEdge
-from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, facts_of
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, require_facts
 from dagster_adjunct.orchestration.planner.plan import Task
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import PlanningError
@@ -114,7 +114,7 @@ def exchange_node(operator: str, number: int) -> str:
     return f"exchange:{number}:{operator}"
 
 
-def join_groups(app: Application, needs: Needs, flows: Flows) -> Groups:
+def find_join_groups(app: Application, needs: Requirements, flows: Flows) -> Groups:
     """Return what has to have equal counts, by the operators that ask for it.
 
     Where such a group has an operator in it that brings streams together (`agreed`), these are a group as well.
@@ -146,7 +146,7 @@ def task_count(partitions: int, limit: int | None) -> int:
     return partitions if limit is None else min(partitions, limit)
 
 
-def tasks_of(streams: tuple[StreamEdge, ...], limit: int | None) -> tuple[Task, ...]:
+def assign_tasks(streams: tuple[StreamEdge, ...], limit: int | None) -> tuple[Task, ...]:
     """Return the tasks, at most `limit` of them; each owns its partitions of all inputs and partitioned datasets.
 
     Partitions are numbered up to the largest count of those and of the intermediate streams. All tasks read all
@@ -179,7 +179,7 @@ def _partition(edge: StreamEdge, number: int) -> SystemStreamPartition:
     return SystemStreamPartition(*split_stream_name(edge.name), number)
 
 
-MOST_BY_DEFAULT = 256
+MAX_DEFAULT_PARTITIONS = 256
 """What nothing decides gets no more partitions than this, however many its inputs have."""
 
 
@@ -219,17 +219,17 @@ def default_count(app: Application, catalog: Catalog) -> tuple[int, str]:
     if app.intermediate_partitions is not None:
         return app.intermediate_partitions, "intermediate_partitions of the application"
     divided = [name for name, spec in app.inputs.items() if spec.broadcast is None]
-    inputs = {name: facts_of(catalog, name, "the application").partitions for name in divided}
+    inputs = {name: require_facts(catalog, name, "the application").partitions for name in divided}
     known = inputs | {name: output.partitions for name, output in app.outputs.items()}
     if not known:
         return 1, "no input or output has a count"
     largest = max(known, key=lambda name: known[name])
-    if known[largest] > MOST_BY_DEFAULT:
-        return MOST_BY_DEFAULT, f"most of inputs and outputs, {largest}, capped at {MOST_BY_DEFAULT}"
+    if known[largest] > MAX_DEFAULT_PARTITIONS:
+        return MAX_DEFAULT_PARTITIONS, f"most of inputs and outputs, {largest}, capped at {MAX_DEFAULT_PARTITIONS}"
     return known[largest], f"most of inputs and outputs, {largest}"
 
 
-def assign(counts: Mapping[str, int | None], groups: Mapping[str, Sequence[str]], default: int) -> Counts:
+def assign_counts(counts: Mapping[str, int | None], groups: Mapping[str, Sequence[str]], default: int) -> Counts:
     """Return the count of every stream.
 
     Members of groups that `counts` does not hold are open. Groups are looked at in their order, so the answer
@@ -263,7 +263,7 @@ def assign(counts: Mapping[str, int | None], groups: Mapping[str, Sequence[str]]
     return Counts(known, inferred, tuple(differing))
 
 
-def with_broadcast(app: Application, counts: Counts) -> Counts:
+def add_broadcast_counts(app: Application, counts: Counts) -> Counts:
     """Return the counts with those of what is broadcast: one copy for each task; these are made of the most
     partitions of an input, a dataset or an intermediate stream (`task_groups.py`)."""
     roles = {operator.id: operator.spec.role for operator in app.operators}
@@ -282,7 +282,7 @@ def with_broadcast(app: Application, counts: Counts) -> Counts:
     return replace(counts, partitions={**counts.partitions, **dict.fromkeys(broadcast, tasks)})
 
 
-def with_merged(app: Application, flows: Flows, counts: Counts) -> Counts:
+def add_merged_counts(app: Application, flows: Flows, counts: Counts) -> Counts:
     """Return the counts with those of operators that bring streams together and whose count no join needs to know: the
     most of their inputs."""
     partitions = dict(counts.partitions)
@@ -299,11 +299,11 @@ def with_merged(app: Application, flows: Flows, counts: Counts) -> Counts:
 # dataset that nothing joins asks nothing.
 
 
-Needs = Mapping[str, tuple["Requirement | None", ...]]
+Requirements = Mapping[str, tuple["Requirement | None", ...]]
 """What each operator that asks for anything asks of each of its inputs."""
 
 
-def needs_of(app: Application) -> Needs:
+def collect_requirements(app: Application) -> Requirements:
     """Return what operators ask; a sink to a dataset that nothing joins asks nothing, its own exchange suffices."""
     asked = {operator.id: operator.spec.requirements(app) for operator in app.operators}
     joined = {need.dataset for needs in asked.values() for need in needs if need is not None and not need.feeds}
@@ -314,7 +314,7 @@ def needs_of(app: Application) -> Needs:
     return {operator: needs for operator, needs in kept.items() if any(needs)}
 
 
-def stream_edges(
+def build_stream_edges(
     app: Application,
     catalog: Catalog,
     flows: Flows,
@@ -340,16 +340,16 @@ def stream_edges(
             edges[operator.id] = edge
     for dataset in app.datasets:
         if dataset.stream is not None:
-            facts_of(catalog, dataset.stream, f"dataset {dataset.name!r}")
+            require_facts(catalog, dataset.stream, f"dataset {dataset.name!r}")
         edges[dataset_node(dataset.name)] = StreamEdge(
             dataset.name if dataset.is_local else str(dataset.input),
             "local-table" if dataset.is_local else "side-input", dataset.partitions, dataset.partition_by, SPARK,
             f"dataset {dataset.name}", None, dataset.name,
         )  # fmt: skip
-    return {node: _with_origin(node, edge, edges, counts, default_from) for node, edge in edges.items()}
+    return {node: _resolve_count_source(node, edge, edges, counts, default_from) for node, edge in edges.items()}
 
 
-def _with_origin(
+def _resolve_count_source(
     node: str, edge: StreamEdge, edges: Mapping[str, StreamEdge], counts: Counts, default_from: str
 ) -> StreamEdge:
     if edge.count_from:

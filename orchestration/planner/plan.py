@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
 from dagster_adjunct.orchestration.operators.operator import Exchange, StreamEdge
-from dagster_adjunct.orchestration.planner.render import differences, mermaid, render
+from dagster_adjunct.orchestration.planner.render import describe_differences, render_mermaid, render_text
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, PlanningError
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
@@ -22,15 +22,15 @@ from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 FORMAT = 1
 P = TypeVar("P")
-_MAKE = "Write it with adjunct plan MODULE:APP --format json."
+_HOW_TO_WRITE = "Write it with adjunct plan MODULE:APP --format json."
 
 
-def document_of(plan: Any) -> dict[str, Any]:
+def plan_to_json(plan: Any) -> dict[str, Any]:
     """Return a plan as plain JSON values."""
-    return {"format": FORMAT, **_plain(plan)}
+    return {"format": FORMAT, **_to_plain(plan)}
 
 
-def read_document(kind: type[P], document: object) -> P:
+def plan_from_json(kind: type[P], document: object) -> P:
     """Return the plan that a document describes.
 
     Raises MalformedDocumentError for one of a later format, and for what is no plan, with the member that is wrong.
@@ -40,25 +40,25 @@ def read_document(kind: type[P], document: object) -> P:
     from dagster_adjunct.resources.common import first_validation_problem
 
     if not isinstance(document, dict):
-        raise _refused(f"it is {type(document).__name__}, and a plan is an object", _MAKE)
+        raise _malformed(f"it is {type(document).__name__}, and a plan is an object", _HOW_TO_WRITE)
     stored_format = document.get("format")
     if isinstance(stored_format, bool) or not isinstance(stored_format, int) or stored_format < 1:
-        raise _refused(f"its format is {stored_format!r}, and a plan has a number there", _MAKE)
+        raise _malformed(f"its format is {stored_format!r}, and a plan has a number there", _HOW_TO_WRITE)
     if stored_format > FORMAT:
-        raise _refused(
+        raise _malformed(
             f"it has format {stored_format}, and this version of dagster-adjunct reads formats up to {FORMAT}",
-            f"Read it with the version that wrote it, or a later one, or write it again: {_MAKE}",
+            f"Read it with the version that wrote it, or a later one, or write it again: {_HOW_TO_WRITE}",
         )
     try:
         # As text, for only there a tuple may be written as a list while a number may not be written as text.
-        return TypeAdapter(kind).validate_json(json.dumps(_with_partitions(document)), strict=True)
+        return TypeAdapter(kind).validate_json(json.dumps(_parse_task_partitions(document)), strict=True)
     except ValidationError as error:
-        raise _refused(first_validation_problem(error), _MAKE) from error
+        raise _malformed(first_validation_problem(error), _HOW_TO_WRITE) from error
     except (ConfigurationError, TypeError) as error:
-        raise _refused(str(error), _MAKE) from error
+        raise _malformed(str(error), _HOW_TO_WRITE) from error
 
 
-def _with_partitions(document: dict[str, Any]) -> dict[str, Any]:
+def _parse_task_partitions(document: dict[str, Any]) -> dict[str, Any]:
     """The document with the partitions of its tasks, which are written `system.stream.3`, member by member."""
     tasks = document.get("tasks")
     if not isinstance(tasks, list):
@@ -73,17 +73,17 @@ def _task(task: Any) -> Any:
     return {**task, "ssps": [{f.name: getattr(ssp, f.name) for f in fields(ssp)} for ssp in parsed]}
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, SystemStreamPartition):
         return str(value)
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: _to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_plain(item) for item in value]
     return value
 
 
-def _refused(what: str, next_step: str) -> MalformedDocumentError:
+def _malformed(what: str, next_step: str) -> MalformedDocumentError:
     return MalformedDocumentError(f"the document of a plan can't be read: {what}.", next_step, document="plan")
 
 
@@ -340,7 +340,7 @@ class ExecutionPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values, with the number of their format."""
-        return document_of(self)
+        return plan_to_json(self)
 
     @classmethod
     def from_json(cls, document: object) -> ExecutionPlan:
@@ -348,19 +348,19 @@ class ExecutionPlan:
 
         Raises MalformedDocumentError for what is none, and for a format of a later version.
         """
-        return read_document(cls, document)
+        return plan_from_json(cls, document)
 
     def differences_from(self, older: ExecutionPlan) -> tuple[str, ...]:
         """Return in words, a line each, what is other than in an older plan; operators may have other numbers."""
-        return differences(older.to_json(), self.to_json())
+        return describe_differences(older.to_json(), self.to_json())
 
     def to_mermaid(self) -> str:
         """Return the plan as a flowchart of Mermaid."""
-        return mermaid(self.operators, self.streams, self.exchanges, self.tables, self.calls)
+        return render_mermaid(self.operators, self.streams, self.exchanges, self.tables, self.calls)
 
     def render(self) -> str:
         """Return the plan as plain text for people."""
-        return render(
+        return render_text(
             self.application,
             self.operators,
             self.streams,

@@ -11,46 +11,46 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.application.graph import partitions_note
+from dagster_adjunct.orchestration.application.graph import describe_partitions
 from dagster_adjunct.orchestration.operators.operator import Exchange, PlanContext, StreamEdge
 from dagster_adjunct.orchestration.planner.columns import (
     Flows,
     check_datasets,
     check_types,
-    follow,
-    results_that_change,
-    unproven_columns,
-    unproven_of_datasets,
-    windows_of_batches,
+    note_batch_windows,
+    note_nondeterministic_results,
+    note_unproven_columns,
+    note_unproven_datasets,
+    trace_flows,
 )
 from dagster_adjunct.orchestration.planner.conflicts import (
     Insertions,
-    check_co_partitioned,
-    repartitioned,
-    with_insertions,
+    apply_insertions,
+    check_co_partitioning,
+    plan_repartitioning,
 )
 from dagster_adjunct.orchestration.planner.notes import (
     check_state_names,
-    fed_joins,
-    joins_by_time,
-    marks_notes,
-    order_notes,
-    planned_state,
-    planned_tables,
-    state_over_time,
+    note_marks,
+    note_state,
+    note_table_order,
+    plan_fed_joins,
+    plan_joins_by_time,
+    plan_state,
+    plan_tables,
 )
 from dagster_adjunct.orchestration.planner.partition_counts import (
-    Needs,
-    assign,
+    Requirements,
+    add_broadcast_counts,
+    add_merged_counts,
+    assign_counts,
+    assign_tasks,
+    build_stream_edges,
+    collect_requirements,
     dataset_node,
     declared_counts,
     default_count,
-    join_groups,
-    needs_of,
-    stream_edges,
-    tasks_of,
-    with_broadcast,
-    with_merged,
+    find_join_groups,
 )
 from dagster_adjunct.orchestration.planner.plan import (
     ExecutionPlan,
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.stream_facts import Catalog
 
 
-def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
+def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
     """Return the plan of an application; `catalog` has the facts of the streams that exist.
 
     Inputs and the inputs of datasets have to be in the catalog; outputs may be.
@@ -81,54 +81,54 @@ def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
             'Declare one: app.input_stream("…").',
             application=app.name,
         )
-    needs = needs_of(app)
-    inserted: Insertions = repartitioned(app, catalog, needs) if app.auto_repartition else {}
-    flows = follow(app, catalog, with_insertions(inserted))
+    needs = collect_requirements(app)
+    inserted: Insertions = plan_repartitioning(app, catalog, needs) if app.auto_repartition else {}
+    flows = trace_flows(app, catalog, apply_insertions(inserted))
     check_budgets(budgets_of(app.tables.values()))
     check_datasets(app, catalog)
     check_state_names(app)
     unproven, types = check_types(app, catalog)
-    groups = join_groups(app, needs, flows)
+    groups = find_join_groups(app, needs, flows)
     default, default_from = default_count(app, catalog)
     open_counts = declared_counts(app, catalog)
     open_counts |= {item.node: item.partitions for item in inserted.values()}
-    counts = with_merged(app, flows, with_broadcast(app, assign(open_counts, groups, default)))
-    edges = stream_edges(app, catalog, flows, counts, inserted, default_from)
-    check_co_partitioned(app, catalog, needs, flows, groups, counts, edges)
+    counts = add_merged_counts(app, flows, add_broadcast_counts(app, assign_counts(open_counts, groups, default)))
+    edges = build_stream_edges(app, catalog, flows, counts, inserted, default_from)
+    check_co_partitioning(app, catalog, needs, flows, groups, counts, edges)
     if any(flows.together(operator) for operator in app.operators):
         # Whether what is brought together lies in equally many partitions is known only now.
-        flows = follow(app, catalog, with_insertions(inserted), counts.partitions)
-    exchanges = _exchanges(app, catalog, flows, counts.partitions, edges, inserted)
+        flows = trace_flows(app, catalog, apply_insertions(inserted), counts.partitions)
+    exchanges = _plan_exchanges(app, catalog, flows, counts.partitions, edges, inserted)
     streams = tuple(edges.values())
-    tables = planned_tables(app, catalog, types)
+    tables = plan_tables(app, catalog, types)
     return ExecutionPlan(
         application=app.name,
-        operators=_operators(app, flows, counts.partitions),
+        operators=_plan_operators(app, flows, counts.partitions),
         streams=streams,
-        join_groups=_groups(app, needs, flows, edges, counts.partitions),
+        join_groups=_plan_join_groups(app, needs, flows, edges, counts.partitions),
         exchanges=exchanges,
-        tasks=tasks_of(streams, app.tasks),
+        tasks=assign_tasks(streams, app.tasks),
         notes=(
-            *_notes(app, edges, inserted),
-            *order_notes(tables),
-            *marks_notes(app),
-            *results_that_change(app, types),
-            *windows_of_batches(app),
-            *unproven_columns(app, flows),
-            *unproven_of_datasets(app, catalog),
+            *_collect_notes(app, edges, inserted),
+            *note_table_order(tables),
+            *note_marks(app),
+            *note_nondeterministic_results(app, types),
+            *note_batch_windows(app),
+            *note_unproven_columns(app, flows),
+            *note_unproven_datasets(app, catalog),
             *unproven,
-            *state_over_time(app),
+            *note_state(app),
         ),
         tables=tables,
-        fed=_fed(app, needs, flows, edges),
-        calls=_calls(app),
-        state=planned_state(app),
-        fed_joins=fed_joins(app),
-        by_time=joins_by_time(app),
+        fed=_plan_fed_datasets(app, needs, flows, edges),
+        calls=_plan_calls(app),
+        state=plan_state(app),
+        fed_joins=plan_fed_joins(app),
+        by_time=plan_joins_by_time(app),
     )
 
 
-def _exchanges(
+def _plan_exchanges(
     app: Application,
     catalog: Catalog,
     flows: Flows,
@@ -159,7 +159,7 @@ def _exchanges(
     return tuple(exchanges)
 
 
-def _operators(app: Application, flows: Flows, counts: dict[str, int]) -> tuple[PlannedOperator, ...]:
+def _plan_operators(app: Application, flows: Flows, counts: dict[str, int]) -> tuple[PlannedOperator, ...]:
     planned = []
     for operator in app.operators:
         flow = flows.after[operator.id]
@@ -178,8 +178,8 @@ def _summary(app: Application, operator: Operator) -> str:
     return f"{summary}: {output.description}" if output is not None and output.description else summary
 
 
-def _groups(
-    app: Application, needs: Needs, flows: Flows, edges: Mapping[str, StreamEdge], counts: Mapping[str, int]
+def _plan_join_groups(
+    app: Application, needs: Requirements, flows: Flows, edges: Mapping[str, StreamEdge], counts: Mapping[str, int]
 ) -> tuple[JoinGroup, ...]:
     result = []
     for join, asked in needs.items():
@@ -192,13 +192,15 @@ def _groups(
             continue
         nodes = dict.fromkeys(flow.stream for _, flow in met)
         nodes |= {dataset_node(needed.dataset): None for needed, _ in met if needed.dataset}
-        names = tuple(_name(node, edges) for node in nodes)
+        names = tuple(_stream_label(node, edges) for node in nodes)
         needed, flow = met[0]
         result.append(JoinGroup(join, needed.dataset, names, counts[flow.stream], needed.columns or ()))
     return tuple(result)
 
 
-def _fed(app: Application, needs: Needs, flows: Flows, edges: Mapping[str, StreamEdge]) -> tuple[FedDataset, ...]:
+def _plan_fed_datasets(
+    app: Application, needs: Requirements, flows: Flows, edges: Mapping[str, StreamEdge]
+) -> tuple[FedDataset, ...]:
     """Return the joined datasets that are fed, in the order of their declaration."""
     sinks: dict[str, list[str]] = {}
     streams: dict[str, dict[str, None]] = {}
@@ -206,7 +208,7 @@ def _fed(app: Application, needs: Needs, flows: Flows, edges: Mapping[str, Strea
         for needed, flow in zip(asked, flows.arriving[operator], strict=True):
             if needed is not None and needed.feeds and needed.dataset is not None:
                 sinks.setdefault(needed.dataset, []).append(operator)
-                streams.setdefault(needed.dataset, {})[_name(flow.stream, edges)] = None
+                streams.setdefault(needed.dataset, {})[_stream_label(flow.stream, edges)] = None
     return tuple(
         FedDataset(dataset.name, tuple(streams[dataset.name]), tuple(sinks[dataset.name]), dataset.partitions or 0)
         for dataset in app.datasets
@@ -214,23 +216,23 @@ def _fed(app: Application, needs: Needs, flows: Flows, edges: Mapping[str, Strea
     )
 
 
-def _name(node: str, edges: Mapping[str, StreamEdge]) -> str:
+def _stream_label(node: str, edges: Mapping[str, StreamEdge]) -> str:
     """Return the name of a stream, or the id of the operator that brings several together."""
     return edges[node].name if node in edges else node
 
 
-def _calls(app: Application) -> tuple[PlannedCall, ...]:
+def _plan_calls(app: Application) -> tuple[PlannedCall, ...]:
     called = ((operator.id, operator.spec.call(app)) for operator in app.operators)
     return tuple(
         PlannedCall(operator, call.kind, call.of, call.guarantee, call.recorded) for operator, call in called if call
     )
 
 
-def _notes(app: Application, edges: Mapping[str, StreamEdge], inserted: Insertions) -> tuple[str, ...]:
+def _collect_notes(app: Application, edges: Mapping[str, StreamEdge], inserted: Insertions) -> tuple[str, ...]:
     notes = []
     for item in inserted.values():
         notes.append(
-            f"auto_repartition: {_name(item.stream, edges)} moves before {item.operator} into "
+            f"auto_repartition: {_stream_label(item.stream, edges)} moves before {item.operator} into "
             f"{edges[item.node].partitions} partitions by ({', '.join(item.columns)}), because {item.why}."
         )
     specs = [operator.spec for operator in app.operators]
@@ -242,5 +244,5 @@ def _notes(app: Application, edges: Mapping[str, StreamEdge], inserted: Insertio
     notes += [f"Output stream {name} is declared and nothing is sent to it." for name in idle]
     notes += [f"Dataset {item.name} is declared and not used." for item in app.datasets if item.name not in used]
     notes += [f"Table {name} is declared and not used." for name in app.tables if name not in used]
-    notes += [note for note in map(partitions_note, app.datasets) if note]
+    notes += [note for note in map(describe_partitions, app.datasets) if note]
     return tuple(notes)

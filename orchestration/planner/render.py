@@ -42,7 +42,7 @@ _SINGULAR = {
     "fed": "fed dataset",
     "calls": "call",
 }
-_SAID = {
+_CHANGE_TEXTS = {
     "summary": "does {new}, did {old}",
     "inputs": "takes the records of {new}, took those of {old}",
     "partitions": "has {new} partitions, had {old}",
@@ -56,24 +56,24 @@ _SAID = {
 }
 
 
-def differences(older: Item, newer: Item) -> tuple[str, ...]:
+def describe_differences(older: Item, newer: Item) -> tuple[str, ...]:
     """Return what is other in the newer of two documents of plans (`ExecutionPlan.to_json`), a line each."""
-    pairs = _paired(older.get("operators", ()), newer.get("operators", ()))
+    pairs = _pair_operators(older.get("operators", ()), newer.get("operators", ()))
     renamed = {old["id"]: new["id"] for old, new in pairs if old is not None and new is not None}
-    before = _renumbered(older, renamed, older.get("application", ""))
+    before = _renumber(older, renamed, older.get("application", ""))
     lines = list(_operators(pairs, before))
-    for part, named in _NAMED.items():
+    for part, named in _ITEM_NAMES.items():
         if part in before and part in newer:
             lines += _items(part, before[part], newer[part], named)
-    lines += _rest(before, newer)
+    lines += _other_changes(before, newer)
     return tuple(lines)
 
 
-def _paired(older: Sequence[Item], newer: Sequence[Item]) -> list[tuple[Item | None, Item | None]]:
+def _pair_operators(older: Sequence[Item], newer: Sequence[Item]) -> list[tuple[Item | None, Item | None]]:
     """Operators of both plans: pairs that do the same, pairs of one kind and name, and what is only in one."""
     paired: dict[int, Item] = {}
     left = {item["id"]: item for item in older}
-    for signature in (_same, _alike):
+    for signature in (_same_work, _same_kind):
         waiting: dict[object, list[Item]] = defaultdict(list)
         for item in reversed(left.values()):
             waiting[signature(item)].append(item)
@@ -85,15 +85,15 @@ def _paired(older: Sequence[Item], newer: Sequence[Item]) -> list[tuple[Item | N
     return [*((item, None) for item in left.values()), *pairs]
 
 
-def _same(item: Item) -> object:
-    return _alike(item), item["summary"]
+def _same_work(item: Item) -> object:
+    return _same_kind(item), item["summary"]
 
 
-def _alike(item: Item) -> object:
+def _same_kind(item: Item) -> object:
     return _NUMBER.sub("", item["id"], count=1)
 
 
-def _renumbered(value: Any, renamed: Mapping[str, str], application: str) -> Any:
+def _renumber(value: Any, renamed: Mapping[str, str], application: str) -> Any:
     """A document in which operators have the ids of the other plan, also within texts and names of streams."""
 
     def token(match: re.Match[str]) -> str:
@@ -106,9 +106,9 @@ def _renumbered(value: Any, renamed: Mapping[str, str], application: str) -> Any
     if isinstance(value, str):
         return _TOKEN.sub(token, value)
     if isinstance(value, Mapping):
-        return {name: _renumbered(item, renamed, application) for name, item in value.items()}
+        return {name: _renumber(item, renamed, application) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_renumbered(item, renamed, application) for item in value]
+        return [_renumber(item, renamed, application) for item in value]
     return value
 
 
@@ -120,7 +120,7 @@ def _operators(pairs: Sequence[tuple[Item | None, Item | None]], before: Item) -
         elif new is not None and old is None:
             yield f"operator {new['id']} is new: {new['summary']}"
         elif new is not None:
-            yield from _changed(f"operator {new['id']}", there[new["id"]], new, ("id",))
+            yield from _describe_changes(f"operator {new['id']}", there[new["id"]], new, ("id",))
 
 
 def _items(part: str, older: Sequence[Item], newer: Sequence[Item], named: Any) -> Iterator[str]:
@@ -129,9 +129,9 @@ def _items(part: str, older: Sequence[Item], newer: Sequence[Item], named: Any) 
     for name, item in after.items():
         what = f"{_singular(part, item)} {name}"
         if name not in before:
-            yield f"{what} is new{_counted(item)}"
+            yield f"{what} is new{_describe_partitions(item)}"
         else:
-            yield from _changed(what, before[name], item, ())
+            yield from _describe_changes(what, before[name], item, ())
 
 
 def _singular(part: str, item: Item) -> str:
@@ -178,7 +178,7 @@ def _call(item: Item) -> str:
     return f"of {item['of']} at {item['operator']} ({item['kind']})"
 
 
-_NAMED = {
+_ITEM_NAMES = {
     "streams": _stream,
     "join_groups": _join,
     "exchanges": _exchange,
@@ -190,14 +190,14 @@ _NAMED = {
 }
 
 
-def _counted(item: Item) -> str:
+def _describe_partitions(item: Item) -> str:
     if item.get("partitions") is None:
         return ""
     by = ", ".join(item.get("partitioned_by") or ())
     return f": {item['partitions']} partitions{f' by {by}' if by else ''}"
 
 
-def _changed(what: str, old: Item, new: Item, without: Sequence[str]) -> Iterator[str]:
+def _describe_changes(what: str, old: Item, new: Item, without: Sequence[str]) -> Iterator[str]:
     """The members that both have and that differ."""
     for name in (name for name in new if name in old and name not in without):
         before, after = _plain(old[name]), _plain(new[name])
@@ -206,8 +206,8 @@ def _changed(what: str, old: Item, new: Item, without: Sequence[str]) -> Iterato
         if name == "columns" and isinstance(before, list) and isinstance(after, list):
             yield f"{what}: {_columns(before, after)}"
             continue
-        wording = _SAID.get(name, f"{name} is {{new}}, was {{old}}")
-        yield f"{what} {wording.format(new=_shown(after), old=_shown(before))}"
+        wording = _CHANGE_TEXTS.get(name, f"{name} is {{new}}, was {{old}}")
+        yield f"{what} {wording.format(new=_format_value(after), old=_format_value(before))}"
 
 
 def _columns(before: list[Any], after: list[Any]) -> str:
@@ -218,9 +218,9 @@ def _columns(before: list[Any], after: list[Any]) -> str:
     return "; ".join(parts) or f"the columns are in another order: {', '.join(map(str, after))}"
 
 
-def _rest(before: Item, newer: Item) -> Iterator[str]:
-    told = ("format", "operators", "tasks", "notes", *_NAMED)
-    yield from _changed("the plan:", before, newer, told)
+def _other_changes(before: Item, newer: Item) -> Iterator[str]:
+    told = ("format", "operators", "tasks", "notes", *_ITEM_NAMES)
+    yield from _describe_changes("the plan:", before, newer, told)
     for what, there, other in (("is new", newer, before), ("is gone", before, newer)):
         known = set(map(str, other.get("notes", ())))
         yield from (f"note {what}: {note}" for note in there.get("notes", ()) if str(note) not in known)
@@ -242,9 +242,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, list):
-        return ", ".join(map(_shown, value)) or "none"
+        return ", ".join(map(_format_value, value)) or "none"
     return "none" if value is None else str(value)
 
 
@@ -268,7 +268,7 @@ _FILL_AND_STROKE: dict[Colour, tuple[str, str]] = {
     "outside": ("#ffffff", "#57606a"),
 }
 _PLAIN = frozenset(" .,:()+-=_/")
-_AT_THE_TARGET = ("output", "remote table", "dataset", "local table")
+_TARGET_REASONS = ("output", "remote table", "dataset", "local table")
 
 
 class _Node(NamedTuple):
@@ -283,7 +283,7 @@ class _Link(NamedTuple):
     exchange: Exchange | None = None
 
 
-def mermaid(
+def render_mermaid(
     operators: Sequence[PlannedOperator],
     streams: Sequence[StreamEdge],
     exchanges: Sequence[Exchange],
@@ -294,8 +294,8 @@ def mermaid(
     counts = {edge.name: edge for edge in streams if edge.dataset is None}
     datasets = {edge.dataset: edge for edge in streams if edge.dataset is not None}
     remote = {table.table for table in tables}
-    before = {(item.operator, item.input): item for item in exchanges if item.reason not in _AT_THE_TARGET}
-    written = {item.operator: item for item in exchanges if item.reason in _AT_THE_TARGET}
+    before = {(item.operator, item.input): item for item in exchanges if item.reason not in _TARGET_REASONS}
+    written = {item.operator: item for item in exchanges if item.reason in _TARGET_REASONS}
     moves = {item.operator for item in exchanges if item.reason in ("partition_by", "broadcast")}
     calling = {call.operator for call in calls if call.kind == "sink"}
     nodes: dict[str, _Node] = {}
@@ -313,7 +313,7 @@ def mermaid(
     for item in operators:
         if item.reads is not None:
             links.append(_Link(touched(item.reads), item.id))
-        nodes[item.id] = _box(item, moves, calling)
+        nodes[item.id] = _operator_node(item, moves, calling)
         for number, source in enumerate(item.inputs):
             links.append(_Link(source, item.id, before.get((item.id, number))))
         if item.looks_up is not None:
@@ -323,7 +323,7 @@ def mermaid(
     return _flowchart(nodes, links)
 
 
-def _box(item: PlannedOperator, moves: set[str], calling: set[str]) -> _Node:
+def _operator_node(item: PlannedOperator, moves: set[str], calling: set[str]) -> _Node:
     colours: list[tuple[bool, Colour]] = [
         (item.reads is not None, "input"),
         (item.writes is not None or item.id in calling, "write"),
@@ -358,12 +358,12 @@ def _flowchart(nodes: dict[str, _Node], links: Sequence[_Link]) -> str:
     lines = ["flowchart TD"]
     for key, node in nodes.items():
         before, after = _SHAPES[node.shape]
-        text = "<br/>".join(_escaped(_shortened(line)) for line in node.lines)
+        text = "<br/>".join(_escape(_truncate_label(line)) for line in node.lines)
         lines.append(f'  {ids[key]}{before}"{text}"{after}:::{node.colour}')
     for source, target, moved in links:
         arrow = "-->"
         if moved is not None:
-            arrow = f'==>|"{_escaped(f"exchange: {moved.partitions}{_by(moved.partitioned_by)}")}"|'
+            arrow = f'==>|"{_escape(f"exchange: {moved.partitions}{_by(moved.partitioned_by)}")}"|'
         lines.append(f"  {ids[source]} {arrow} {ids[target]}")
     used = {node.colour for node in nodes.values()}
     for colour, (fill, stroke) in _FILL_AND_STROKE.items():
@@ -375,24 +375,24 @@ def _flowchart(nodes: dict[str, _Node], links: Sequence[_Link]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _shortened(line: str) -> str:
+def _truncate_label(line: str) -> str:
     return line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 1] + "…"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Anything that could mean something to Mermaid, Markdown or HTML becomes a numbered entity."""
     return "".join(c if (c.isalnum() or c in _PLAIN) else f"#{ord(c)};" for c in text)
 
 
-AHEAD = (
+AS_OF_NOTE = (
     "A record that is later than anything its dataset has heard of its key meets the last entry known. What is written "
     "stays as it is when the dataset learns of an earlier change later; a replay writes it anew."
 )
-_DEEPEST = 20
+_MAX_DEPTH = 20
 """How many branches of branches are drawn with an indentation of their own."""
 
 
-def render(
+def render_text(
     application: str,
     operators: Sequence[PlannedOperator],
     streams: Sequence[StreamEdge],
@@ -408,7 +408,7 @@ def render(
     notes: Sequence[str],
 ) -> str:
     """Return a plan as lines: the graph, streams, joins and what feeds them, exchanges, tables, state, tasks, notes."""
-    lines = [f"Application {application}", "", "Operators", *_graph(operators), "", "Streams"]
+    lines = [f"Application {application}", "", "Operators", *_graph_lines(operators), "", "Streams"]
     rows = [("name", "role", "partitions", "by", "partitioner", "count from")]
     for edge in streams:
         count = "broadcast" if edge.partitions is None else str(edge.partitions)
@@ -418,20 +418,26 @@ def render(
     lines += _aligned_rows(rows)
     with_datasets = [group for group in join_groups if group.dataset is not None]
     if with_datasets:
-        lines += ["", "Joins that need no exchange on the dataset's side", *_meeting("join", with_datasets)]
+        lines += ["", "Joins that need no exchange on the dataset's side", *_join_rows("join", with_datasets)]
         for fed_dataset in fed:
             lines.append(
                 f"  {fed_dataset.dataset} ({fed_dataset.partitions}) is fed by {', '.join(fed_dataset.streams)}"
             )
     with_state = [group for group in join_groups if group.dataset is None]
     if with_state:
-        lines += ["", "Streams that meet and windows, whose state needs no exchange", *_meeting("at", with_state)]
+        lines += ["", "Streams that meet and windows, whose state needs no exchange", *_join_rows("at", with_state)]
     if exchanges:
         lines += ["", "Exchanges"]
         lines += _aligned_rows(
             [("at", "reason", "partitions", "by", "why")]
             + [
-                (_at(item), item.reason, str(item.partitions), ", ".join(item.partitioned_by) or "-", item.why)
+                (
+                    _format_exchange_place(item),
+                    item.reason,
+                    str(item.partitions),
+                    ", ".join(item.partitioned_by) or "-",
+                    item.why,
+                )
                 for item in exchanges
             ]
         )
@@ -455,21 +461,21 @@ def render(
     if fed_joins:
         lines += ["", "Joins with what the application itself writes"]
         lines += _aligned_rows(
-            [("join", "dataset", "meets it"), *((item.join, item.dataset, _met(item)) for item in fed_joins)]
+            [("join", "dataset", "meets it"), *((item.join, item.dataset, _format_meets(item)) for item in fed_joins)]
         )
     if by_time:
         lines += ["", "Joins by the records' own times"]
         lines += _aligned_rows(
             [("join", "as of", "without a time", "before the history", "dataset"), *map(_by_time, by_time)]
         )
-        lines.append(f"  {AHEAD}")
-    lines += ["", "Tasks", *_tasks(tasks)]
+        lines.append(f"  {AS_OF_NOTE}")
+    lines += ["", "Tasks", *_task_lines(tasks)]
     if notes:
         lines += ["", "Notes", *(f"  - {note}" for note in notes)]
     return "\n".join(lines) + "\n"
 
 
-def _meeting(named: str, groups: Sequence[JoinGroup]) -> list[str]:
+def _join_rows(named: str, groups: Sequence[JoinGroup]) -> list[str]:
     rows = [
         (group.join, str(group.partitions), ", ".join(group.partitioned_by), ", ".join(group.streams))
         for group in groups
@@ -477,7 +483,7 @@ def _meeting(named: str, groups: Sequence[JoinGroup]) -> list[str]:
     return _aligned_rows([(named, "partitions", "by", "streams"), *rows])
 
 
-def _graph(operators: Sequence[PlannedOperator]) -> list[str]:
+def _graph_lines(operators: Sequence[PlannedOperator]) -> list[str]:
     """Chains go straight down; a branch is drawn deeper, and begins with +. What has several inputs is drawn behind the
     last of them.
     """
@@ -490,7 +496,7 @@ def _graph(operators: Sequence[PlannedOperator]) -> list[str]:
     waiting = [(operator, 0, False) for operator in reversed(operators) if not operator.inputs]
     while waiting:
         operator, depth, begins = waiting.pop()
-        drawn = min(depth, _DEEPEST)
+        drawn = min(depth, _MAX_DEPTH)
         deeper = "|  " * (drawn - 1) + "+  " if begins else "|  " * drawn
         missing[operator.id] -= 1
         if missing[operator.id] > 0:
@@ -498,7 +504,7 @@ def _graph(operators: Sequence[PlannedOperator]) -> list[str]:
             continue
         by = f" by {', '.join(operator.partitioned_by)}" if operator.partitioned_by else ""
         place = f"[{operator.partitions}{by}]"
-        lines.append(f"  {deeper}{operator.id}  {place}  {_short(operator.summary)}")
+        lines.append(f"  {deeper}{operator.id}  {place}  {_truncate_summary(operator.summary)}")
         after = following.get(operator.id, [])
         if len(after) == 1:
             waiting.append((after[0], depth, False))
@@ -507,7 +513,7 @@ def _graph(operators: Sequence[PlannedOperator]) -> list[str]:
     return lines
 
 
-def _tasks(tasks: Sequence[Task]) -> list[str]:
+def _task_lines(tasks: Sequence[Task]) -> list[str]:
     """Tasks that own partitions of the same streams are shown as one line."""
     lines: list[str] = []
     if tasks and tasks[0].name.startswith("Task"):
@@ -536,7 +542,7 @@ def _owned(task: Task) -> tuple[tuple[str, ...], tuple[str, ...]]:
     )
 
 
-def _met(item: FedJoin) -> str:
+def _format_meets(item: FedJoin) -> str:
     if item.meets == "both":
         return f"this batch, up to {item.last_send}; what is sent after it in the next batch"
     return item.meets
@@ -548,7 +554,7 @@ def _by_time(item: JoinByTime) -> tuple[str, ...]:
     return item.join, item.as_of, timeless, early, f"{item.dataset}: {item.known}"
 
 
-def _at(exchange: Exchange) -> str:
+def _format_exchange_place(exchange: Exchange) -> str:
     return exchange.operator if not exchange.input else f"{exchange.operator}, input {exchange.input + 1}"
 
 
@@ -561,6 +567,6 @@ def _aligned_rows(rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"  {'  '.join(row)}".rstrip() for row in zip(*columns, last, strict=True)]
 
 
-def _short(text: str) -> str:
+def _truncate_summary(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= 80 else line[:79] + "…"

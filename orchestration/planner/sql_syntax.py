@@ -10,7 +10,7 @@ from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.snapshots import QuerySnapshot
 from dagster_adjunct.assets.declaration.sources import QuerySource
 from dagster_adjunct.assets.validation.validators import rules_in_sql
-from dagster_adjunct.orchestration.planner.columns import shown
+from dagster_adjunct.orchestration.planner.columns import format_place
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.sql.parser import parse_expression
 
@@ -25,7 +25,7 @@ def check_syntax(app: Application) -> None:
     The parser runs in a JVM without a session, once there is more than names of columns. Without a Java nothing is
     asked.
     """
-    asked = [one for one in _sql_of(app) if one[1] or not _is_name(one[0])]
+    asked = [one for one in _collect_sql(app) if one[1] or not _is_plain_column(one[0])]
     if not asked:
         return
     from dagster_adjunct.resources.spark.parser import syntax_errors
@@ -43,24 +43,24 @@ def check_syntax(app: Application) -> None:
             )
 
 
-def _is_name(text: str) -> bool:
+def _is_plain_column(text: str) -> bool:
     expression = parse_expression(text)
     return expression.star or (expression.tree is None and not expression.unread)
 
 
-def _sql_of(app: Application) -> Iterator[tuple[str, bool, str, dict[str, str | None]]]:
+def _collect_sql(app: Application) -> Iterator[tuple[str, bool, str, dict[str, str | None]]]:
     """Yield each text of SQL, whether it is a query, whose it is, and the facts of an error about that."""
     for operator in app.operators:
-        place = None if operator.declared_at is None else shown(operator.declared_at)
+        place = None if operator.declared_at is None else format_place(operator.declared_at)
         for text in operator.spec.sql:
             yield text, False, operator.id, {"operator": operator.id, "declared_at": place}
     for dataset in app.datasets:
-        place = None if dataset.declared_at is None else shown(dataset.declared_at)
-        for what, text, whole in _sql_of_dataset(dataset):
+        place = None if dataset.declared_at is None else format_place(dataset.declared_at)
+        for what, text, whole in _collect_dataset_sql(dataset):
             yield text, whole, f"{what} of dataset {dataset.name!r}", {"dataset": dataset.name, "declared_at": place}
 
 
-def _sql_of_dataset(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
+def _collect_dataset_sql(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
     for name, text, is_select in rules_in_sql(dataset):
         yield f"validator {name!r}", text, is_select
     if isinstance(dataset.extractor, Projection):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
-    from dagster_adjunct.orchestration.operators.stream_facts import VersionsMet
+    from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
     from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
     from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
     from dagster_adjunct.orchestration.startpoints.request import AllowedRequest, Unreadable
@@ -52,7 +52,7 @@ class Preview:
     moved: int | None = None
     error: str | None = None
     falls_back: bool = False
-    versions: VersionsMet | None = None
+    versions: JoinVersions | None = None
 
     @property
     def move(self) -> str:

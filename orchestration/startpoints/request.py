@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, CURRENT, RECORDED, VERSIONS_MET, VersionsMet
+from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, CURRENT, JOIN_VERSIONS, RECORDED, JoinVersions
 from dagster_adjunct.resources.common import split_partitions, split_stream_name
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
@@ -118,7 +118,7 @@ class AllowedRequest:
 
     request: StartpointRequest
     tasks: tuple[str, ...]
-    versions: VersionsMet
+    versions: JoinVersions
     refusal: str = ""
     rewinds: bool = False
 
@@ -193,7 +193,7 @@ def joins_as_of(app: Application) -> tuple[str, ...]:
     return tuple(operator for operator, match in looked_up if match is not None and match.as_of is not None)
 
 
-def versions_met(app: Application, request: StartpointRequest) -> VersionsMet:
+def versions_met(app: Application, request: StartpointRequest) -> JoinVersions:
     """Return which versions of its datasets the request's replay meets: what it says, else what is the application's.
 
     Raises ConfigurationError where what it says can't be.
@@ -449,7 +449,7 @@ class StartpointRequest:
     on_unresolved: OnUnresolved = "fail"
     until: Startpoint | None = None
     force: bool = False
-    versions: VersionsMet | None = None
+    versions: JoinVersions | None = None
     recorded: str | None = None
     sequence: int = 0
     id: str = ""
@@ -465,10 +465,10 @@ class StartpointRequest:
                 "Leave it out for False.",
                 argument="force",
             )
-        if self.versions is not None and self.versions not in VERSIONS_MET:
+        if self.versions is not None and self.versions not in JOIN_VERSIONS:
             raise ConfigurationError(
                 f"the startpoint request for {self.ssp} has versions={self.versions!r:.80}: expected one of "
-                f"{', '.join(VERSIONS_MET)}.",
+                f"{', '.join(JOIN_VERSIONS)}.",
                 "Leave it out: as-of where the application's joins are, else current.",
                 argument="versions",
             )

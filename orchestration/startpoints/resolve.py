@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batch_log.batch_log import Replay, ResolvedStartpoint, replay_id
-from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, VersionsMet
+from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
 from dagster_adjunct.orchestration.startpoints.request import is_broadcast, one_task_of_all, versions_met
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, PermanentError
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint, resolve_startpoint_to_offset
@@ -32,7 +32,7 @@ def resolve_request(
     stream: StreamSnapshot,
     request: StartpointRequest,
     *,
-    versions: VersionsMet,
+    versions: JoinVersions,
     now: datetime,
     epoch: int = 0,
     plans: Plans | None = None,

@@ -46,7 +46,7 @@ from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, OffsetState, Replay
-    from dagster_adjunct.orchestration.operators.stream_facts import VersionsMet
+    from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
     from dagster_adjunct.orchestration.startpoints.preview import Preview
     from dagster_adjunct.orchestration.startpoints.request import Unreadable
     from dagster_adjunct.orchestration.startpoints.store import StartpointManager
@@ -339,7 +339,7 @@ class Startpoints:
         task: str | None = None,
         on_unresolved: OnUnresolved = "fail",
         force: bool = False,
-        versions: VersionsMet | None = None,
+        versions: JoinVersions | None = None,
     ) -> AskedStartpoints:
         """Return what `request` would do with this, and what it would take the place of; write nothing.
 
@@ -368,7 +368,7 @@ class Startpoints:
         on_unresolved: OnUnresolved = "fail",
         force: bool = False,
         replace: bool = False,
-        versions: VersionsMet | None = None,
+        versions: JoinVersions | None = None,
         by: str,
         reason: str,
     ) -> AskedStartpoints:
@@ -454,7 +454,7 @@ def startpoint_requests(
     reason: str,
     on_unresolved: OnUnresolved = "fail",
     force: bool = False,
-    versions: VersionsMet | None = None,
+    versions: JoinVersions | None = None,
 ) -> list[StartpointRequest]:
     """Return a request for each partition, each a wish of its own that is made now. Raises ConfigurationError."""
     check_startpoint(position, "position", "position")

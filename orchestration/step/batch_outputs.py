@@ -9,9 +9,9 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from dagster_adjunct.orchestration.operators.arguments import called
-from dagster_adjunct.orchestration.operators.columns import ORIGIN, UNSENT, tie_breakers
-from dagster_adjunct.orchestration.operators.sends import LETTER
+from dagster_adjunct.orchestration.operators.arguments import function_label
+from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, ORIGIN, tie_breakers
+from dagster_adjunct.orchestration.operators.sends import DEAD_LETTER_COLUMNS
 from dagster_adjunct.orchestration.step import recorded_answers as function_sinks
 from dagster_adjunct.orchestration.step.provenance import with_positions
 from dagster_adjunct.orchestration.step.recorded_answers import (
@@ -62,7 +62,7 @@ class FunctionOutputs:
 
     def hand_to(self, operator: str, frame: DataFrame, function: SinkFunction, sensitive: frozenset[str]) -> None:
         """Hand over all records, in tasks; errors tell no values of `sensitive` columns."""
-        self.before_output(called(function))
+        self.before_output(function_label(function))
         self.counts.add(operator, function_sinks.handed(frame, self._call(operator, function, None, sensitive)))
 
     def results_of(
@@ -70,9 +70,9 @@ class FunctionOutputs:
     ) -> DataFrame:
         """Return the results, as they were recorded when the batch was run first, where the records lie."""
         known = self.known
-        asked = {"function": called(function), "returns": {field.name: field.type for field in returns.fields}}
+        asked = {"function": function_label(function), "returns": {field.name: field.type for field in returns.fields}}
         record = RecordedAnswers(known.context.lake, known.app.name, known.inputs.batch, operator, asked)
-        before = partial(self.before_output, called(function))
+        before = partial(self.before_output, function_label(function))
         call = self._call(operator, function, returns, sensitive)
         results, counted = function_sinks.results(frame, call, record, before)
         self.counts.add(operator, counted)
@@ -101,7 +101,7 @@ _SAME = ("table", "kind", "key", "record")
 
 def as_records(spark: SparkSession, table: str, letters: Letters) -> DataFrame:
     """Return refused records as records of a stream, at the positions of those that they were."""
-    ddl = ", ".join((RECORD_META_DDL, *(f"`{name}` {kind}" for name, kind in LETTER.items())))
+    ddl = ", ".join((RECORD_META_DDL, *(f"`{name}` {kind}" for name, kind in DEAD_LETTER_COLUMNS.items())))
     rows = [
         (
             letter.get("partition", 0),
@@ -109,7 +109,7 @@ def as_records(spark: SparkSession, table: str, letters: Letters) -> DataFrame:
             datetime.fromisoformat(letter["timestamp"]) if letter.get("timestamp") else None,
             False,
             letter.get("epoch") or 0,
-            *({**letter, "table": table}[name] for name in LETTER),
+            *({**letter, "table": table}[name] for name in DEAD_LETTER_COLUMNS),
         )
         for letter in letters
     ]
@@ -202,7 +202,7 @@ class StreamOutputs:
             more["one_task"] = True
         return system.append(
             name,
-            with_positions(frame, sources).drop(*UNSENT),
+            with_positions(frame, sources).drop(*BATCH_ONLY),
             producer=producer,
             sequence=inputs.batch,
             order_by=("__partition", "__offset", *tie_breakers(frame)),

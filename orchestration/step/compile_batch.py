@@ -10,10 +10,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from dagster_adjunct.orchestration.operators.arguments import called, first_double
-from dagster_adjunct.orchestration.operators.columns import carried
+from dagster_adjunct.orchestration.operators.arguments import first_duplicate, function_label
+from dagster_adjunct.orchestration.operators.columns import list_hidden_columns
 from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME
-from dagster_adjunct.orchestration.planner.notes import writers_of
+from dagster_adjunct.orchestration.planner.notes import name_writers
 from dagster_adjunct.orchestration.step.batch_inputs import entries_met, rows_over_time
 from dagster_adjunct.orchestration.step.batch_outputs import (
     FunctionOutputs,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         Watermarks,
     )
     from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
-    from dagster_adjunct.orchestration.operators.stream_facts import VersionsMet
+    from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
     from dagster_adjunct.orchestration.planner.plan import PlannedOperator
     from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
     from dagster_adjunct.orchestration.step.provenance import Origin
@@ -198,15 +198,15 @@ def result_of(operator: str, function: DataFrameFunction, frame: DataFrame) -> D
     except (AdjunctError, AnalysisException):
         raise
     except Exception as error:
-        raise function_failed_error(operator, called(function), function, error) from error
+        raise function_failed_error(operator, function_label(function), function, error) from error
     if not isinstance(result, DataFrame):
         returned = "None" if result is None else type(result).__name__
         raise PlanningError(
-            f"{operator}: {called(function)} returned {returned}: expected a DataFrame.",
+            f"{operator}: {function_label(function)} returned {returned}: expected a DataFrame.",
             "Return the records that it was given, with other columns or fewer rows.",
             operator=operator,
         )
-    lost = [name for name in carried(frame) if name not in result.columns]
+    lost = [name for name in list_hidden_columns(frame) if name not in result.columns]
     if lost:
         raise PlanningError(
             f"{operator}: its function returned records without {', '.join(lost)}, which carry each record's "
@@ -215,10 +215,10 @@ def result_of(operator: str, function: DataFrameFunction, frame: DataFrame) -> D
             "expressions instead of a function.",
             operator=operator,
         )
-    double = first_double(result.columns)
+    double = first_duplicate(result.columns)
     if double is not None:
         raise PlanningError(
-            f"{operator}: {called(function)} returned two columns called {double!r}.",
+            f"{operator}: {function_label(function)} returned two columns called {double!r}.",
             "Rename or drop one of them; Spark's names ignore case.",
             column=double,
             operator=operator,
@@ -296,7 +296,7 @@ class CompilingBatch:
         return self.known.tasks
 
     @property
-    def reading(self) -> VersionsMet:
+    def reading(self) -> JoinVersions:
         return self.known.inputs.reading
 
     @property
@@ -501,7 +501,7 @@ def known_batch(context: StepContext, inputs: BatchInputs) -> KnownBatch:
             operators, lambda stream: context.systems[split_stream_name(stream)[0]].appends_alone
         ),
         producers=producers_of(context.app, context.writer),
-        writers=writers_of(context.app, context.writer),
+        writers=name_writers(context.app, context.writer),
     )
 
 

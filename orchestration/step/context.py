@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.orchestration.batch_log.batch_log import TimeState, add_counters
-from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, VersionsMet
+from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, JoinVersions
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, input_times, state_sizes
 from dagster_adjunct.orchestration.step.recorded_answers import OpenTables
 from dagster_adjunct.orchestration.step.state import states_of
@@ -60,7 +60,7 @@ class BatchInputs:
     few: bool = False
     interpreted: bool = False
     over_time: Mapping[str, VersionsOverTime] = field(default_factory=dict)
-    reading: VersionsMet = AS_OF
+    reading: JoinVersions = AS_OF
     states: Mapping[str, VersionReader | None] = field(default_factory=dict)
     clock: datetime = datetime(1970, 1, 1, tzinfo=UTC)
     times: TimeState = field(default_factory=TimeState)

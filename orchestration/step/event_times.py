@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.operators.batch_context import Watermarks
-from dagster_adjunct.orchestration.operators.columns import AGAIN, BEHIND, EVENT_TIME
-from dagster_adjunct.orchestration.operators.event_time import FIRST, LAST
-from dagster_adjunct.orchestration.operators.stream_facts import needed_for
+from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
+from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS
+from dagster_adjunct.orchestration.operators.stream_facts import required_retention
 from dagster_adjunct.orchestration.step.progress import Measured, event_times, moved_times
 from dagster_adjunct.orchestration.step.provenance import with_epochs
 from dagster_adjunct.resources.common import split_stream_name, to_microseconds
@@ -322,7 +322,7 @@ class TimesInTasks:
     reads: Callable[[int], Iterator[pa.Table]]
     partitions: Sequence[int]
     name: str
-    latest: int = LAST
+    latest: int = MAX_MICROS
 
     def blocks(self, spark: SparkSession, look: BlocksOfTimes) -> DataFrame:
         """Return rows of BLOCKS, made by a task for each partition."""
@@ -346,7 +346,7 @@ class _Task:
                 yield from self.look(self.times.of(self.times.partitions[place]))
 
 
-def times_of(records: pa.Table, name: str, latest: int = LAST) -> pa.Table:
+def times_of(records: pa.Table, name: str, latest: int = MAX_MICROS) -> pa.Table:
     """Return PARTITION, OFFSET and TIME of these records, whose event time is the column `name`.
 
     Times before the year 1, and after `latest`, count as none.
@@ -355,7 +355,7 @@ def times_of(records: pa.Table, name: str, latest: int = LAST) -> pa.Table:
     import pyarrow.compute as pc
 
     time = records[name].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
-    time = pc.if_else(pc.and_(pc.greater_equal(time, FIRST), pc.less_equal(time, latest)), time, None)
+    time = pc.if_else(pc.and_(pc.greater_equal(time, MIN_MICROS), pc.less_equal(time, latest)), time, None)
     return pa.table({PARTITION: records[PARTITION], OFFSET: records[OFFSET], TIME: time})
 
 
@@ -383,7 +383,7 @@ class BatchTimes:
         if declared is None:
             return records
         records = records.withColumns(
-            {EVENT_TIME: declared.column(f"input {stream}", records), AGAIN: self._again(stream)}
+            {EVENT_TIME: declared.column(f"input {stream}", records), REPLAYED: self._again(stream)}
         )
         return self._with_behind(stream, records)
 
@@ -499,7 +499,7 @@ class BatchTimes:
         stood = {ssp.partition: _stood(times) for ssp, times in self._stood(stream).items()}
         delay = _micros(declared.delay)
         # What would be needed beyond all times moves no watermark: operators leave it out, as they do what has no time.
-        latest = LAST - _micros(needed_for(self._context.app.operators).get(stream, timedelta(0)))
+        latest = MAX_MICROS - _micros(required_retention(self._context.app.operators).get(stream, timedelta(0)))
         in_tasks = None
         name, system = declared.column_name(dict(records.dtypes)), self._context.systems[split_stream_name(stream)[0]]
         if name is not None and system.numbered_offsets:

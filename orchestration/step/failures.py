@@ -12,7 +12,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dagster_adjunct.assets.declaration.sources import OwnedBy
-from dagster_adjunct.orchestration.operators.arguments import called
+from dagster_adjunct.orchestration.operators.arguments import function_label
 from dagster_adjunct.orchestration.operators.stream_facts import LineageContext, LineageNode
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import (
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.operator import Operator
-    from dagster_adjunct.orchestration.operators.stream_facts import Made
+    from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources
     from dagster_adjunct.orchestration.step.context import StepContext
     from dagster_adjunct.resources.common import CodeLine
     from dagster_adjunct.resources.schemas.schema import Schema
@@ -126,7 +126,9 @@ def to_blame(before: Sequence[Operator], failure: Failure) -> list[Operator]:
 def what_of(operator: Operator, failure: Failure) -> str:
     """Return what failed in an operator, as plans show it."""
     functions = list(_functions(operator.spec))
-    return operator.id if failure.part is not None or not functions else f"{operator.id}: {called(functions[0])}"
+    return (
+        operator.id if failure.part is not None or not functions else f"{operator.id}: {function_label(functions[0])}"
+    )
 
 
 def runs_code(operator: Operator) -> bool:
@@ -336,9 +338,9 @@ def _flagged(schema: Schema | None) -> frozenset[str]:
     return frozenset(field.name.lower() for field in (schema.fields if schema else ()) if field.sensitive)
 
 
-def _made(context: StepContext, wanted: str) -> Made:
+def _made(context: StepContext, wanted: str) -> ColumnSources:
     planned = {operator.id: operator.columns for operator in context.plan.operators}
-    made: dict[str, Made] = {}
+    made: dict[str, ColumnSources] = {}
     for operator in context.app.operators:
         before = tuple(planned[source] for source in operator.inputs)
         lineage = LineageContext(context.app, before, planned[operator.id])

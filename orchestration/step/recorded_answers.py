@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, cast
 
-from dagster_adjunct.orchestration.operators.arguments import called
+from dagster_adjunct.orchestration.operators.arguments import function_label
 from dagster_adjunct.orchestration.operators.batch_context import SinkContext, SinkFunction
-from dagster_adjunct.orchestration.operators.columns import carried, tie_breakers
-from dagster_adjunct.orchestration.operators.functions import ShippedFunction, check_given, shipped_function
+from dagster_adjunct.orchestration.operators.columns import list_hidden_columns, tie_breakers
+from dagster_adjunct.orchestration.operators.functions import PickledFunction, check_readable_records, pickle_function
 from dagster_adjunct.resources.backends.columns import arrow_type_of, column_of_records
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -93,7 +93,7 @@ def results(
         if rows != recorded.num_rows and not call.cut:
             raise PlanningError(
                 f"{call.operator}: this batch is run again with {rows} records, and had {recorded.num_rows} when the "
-                f"results of {called(call.function)} were recorded.",
+                f"results of {function_label(call.function)} were recorded.",
                 "Have what comes before it give the same records each time; or abandon the batch: adjunct checkpoint "
                 "abandon.",
                 operator=call.operator,
@@ -107,7 +107,7 @@ def results(
     if first is None:
         raise CommitConflictError(
             f"batch {record.batch} of application {record.application!r} was ended by another run, while this one "
-            f"handed its records to {called(call.function)}.",
+            f"handed its records to {function_label(call.function)}.",
             "Nothing is lost: run the application again, it goes on behind that batch.",
             application=record.application,
         )
@@ -121,7 +121,7 @@ def made_by(frame: DataFrame, call: SinkCall) -> DataFrame:
 
 def _called(frame: DataFrame, call: SinkCall) -> DataFrame:
     assert call.returns is not None
-    return map_in_arrow(_in_order(frame), _task(call, carried(frame)), _schema(frame, call.returns))
+    return map_in_arrow(_in_order(frame), _task(call, list_hidden_columns(frame)), _schema(frame, call.returns))
 
 
 def results_frame(spark: SparkSession, table: pa.Table, partitions: int | None) -> DataFrame:
@@ -149,12 +149,12 @@ def _schema(frame: DataFrame, returns: Schema) -> Any:
 
     made = cast("StructType", StructType.fromDDL(returns.ddl()))
     own = [StructField(PLACE, IntegerType()), StructField(_CALL, IntegerType())]
-    return StructType([*(frame.schema[name] for name in carried(frame)), *made.fields, *own])
+    return StructType([*(frame.schema[name] for name in list_hidden_columns(frame)), *made.fields, *own])
 
 
 def _task(call: SinkCall, kept: Sequence[str]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    shipped = shipped_function(call.operator, call.function)
-    unshipped, name = replace(call, function=_not_here), called(call.function)
+    shipped = pickle_function(call.operator, call.function)
+    unshipped, name = replace(call, function=_not_here), function_label(call.function)
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         yield from encode_task_errors(_handed(batches, shipped, unshipped, name, kept))
@@ -168,7 +168,7 @@ def _not_here(records: pa.RecordBatch, context: SinkContext) -> None:
 
 def _handed(
     batches: Iterator[Any],
-    shipped: ShippedFunction,
+    shipped: PickledFunction,
     call: SinkCall,
     name: str,
     kept: Sequence[str],
@@ -180,7 +180,7 @@ def _handed(
     function, task = shipped.here(), TaskContext.get()
     partition, attempt = (task.partitionId(), task.attemptNumber()) if task is not None else (0, 0)
     for number, records in enumerate(part for part in batches if part.num_rows):
-        check_given(records, operator, name, call.stream, call.sensitive)
+        check_readable_records(records, operator, name, call.stream, call.sensitive)
         context = SinkContext(call.application, call.batch, partition, number, attempt)
         try:
             result = function(records, context)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, StageEvent, ignore
 from dagster_adjunct.assets.writing.write_generation import Runtime
-from dagster_adjunct.orchestration.application.graph import Unit, advances_alone, units_of
-from dagster_adjunct.orchestration.application.table_registry import remembered_tables
+from dagster_adjunct.orchestration.application.graph import DatasetGroup, group_datasets, is_advanced_by_runs
+from dagster_adjunct.orchestration.application.table_registry import register_tables
 from dagster_adjunct.orchestration.batch_log.run_lease import WAIT, Claim, RunLease, checked_wait
 from dagster_adjunct.orchestration.planner.catalog import plan_application
-from dagster_adjunct.orchestration.planner.notes import order_notes
+from dagster_adjunct.orchestration.planner.notes import note_table_order
 from dagster_adjunct.orchestration.startpoints.coordinator import DatasetOutcome, apply_dataset_startpoints, hand_out
 from dagster_adjunct.orchestration.startpoints.other_writers import check_first_run
 from dagster_adjunct.orchestration.startpoints.request import rewindable
@@ -48,7 +48,7 @@ _AT_ONCE = 4
 
 def advance_units(
     runtime: Runtime,
-    units: Sequence[Unit],
+    units: Sequence[DatasetGroup],
     *,
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
     on_stage: OnStage = ignore,
@@ -70,7 +70,7 @@ def advance_units(
         with telling:
             on_stage(event)
 
-    def advance(unit: Unit) -> list[AdvanceReport]:
+    def advance(unit: DatasetGroup) -> list[AdvanceReport]:
         return advance_together(replace(runtime, spark=spark), unit, on_stage=tell)
 
     reports: list[AdvanceReport] = []
@@ -111,7 +111,7 @@ def follow_meanwhile(
     fed = {operator.spec.feeds for operator in app.operators}
     for dataset in app.datasets:
         followed = not dataset.bootstrap or dataset.name in fed
-        if dataset.follows_changes and followed and advances_alone(dataset):
+        if dataset.follows_changes and followed and is_advanced_by_runs(dataset):
             with suppress(CommitConflictError):
                 for report in advance_together(runtime, [dataset], on_stage=on_stage):
                     if report.changed:
@@ -224,8 +224,8 @@ def advance_datasets(
     One that fails keeps no other from advancing; the first error is raised in the end.
     """
     applied = apply_startpoints(runtime, app, plan, on_report=on_report)
-    able = [dataset for dataset in app.datasets if advances_alone(dataset) and dataset.name not in applied.failed]
-    units = units_of(able, f"application {app.name!r}")
+    able = [dataset for dataset in app.datasets if is_advanced_by_runs(dataset) and dataset.name not in applied.failed]
+    units = group_datasets(able, f"application {app.name!r}")
     reports = advance_units(runtime, units, on_report=on_report, on_stage=on_stage)
     applied.raise_failed()
     return AdvancedDatasets((*applied.reports, *reports), applied.fan_out)
@@ -272,10 +272,10 @@ def run_application(
     with RunLease(lake, app.name, run, claim) as lease:
         plan = plan_application(app, systems)  # over the streams as they are now, not before a wait
         check_first_run(lake, app, adopt=adopt)
-        for note in order_notes(plan.tables):
+        for note in note_table_order(plan.tables):
             _log.warning("application %s: %s", app.name, note)
         on_event(planned_event(app))
-        with remembered_tables(lake, app, by=run):
+        with register_tables(lake, app, by=run):
             advanced = advance_datasets(runtime, app, plan, on_report=on_event, on_stage=on_stage)
             datasets = [*advanced.reports]
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from dagster_adjunct.assets.declaration.sources import OwnedBy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.local_table import check_state, state_dataset
-from dagster_adjunct.orchestration.operators.batch_context import check_stored, read_function
-from dagster_adjunct.orchestration.operators.columns import UNSENT, tie_breakers
-from dagster_adjunct.orchestration.operators.functions import shipped_function
-from dagster_adjunct.orchestration.operators.table_updates import CheckedSink, check_columns
-from dagster_adjunct.orchestration.planner.columns import check_fed
+from dagster_adjunct.orchestration.operators.batch_context import check_stored_columns, get_read_function
+from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, tie_breakers
+from dagster_adjunct.orchestration.operators.functions import pickle_function
+from dagster_adjunct.orchestration.operators.table_updates import TableSink, check_sink_columns
+from dagster_adjunct.orchestration.planner.columns import check_fed_datasets
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step.batch_outputs import sent_schema
 from dagster_adjunct.orchestration.step.compile_batch import CompilingBatch, compiled, known_batch
@@ -391,7 +391,7 @@ class Rehearsal(CompilingBatch):
         if spec.role == "output" and spec.writes is not None and self.system_of(spec.writes).appends_alone:
             # They are read from the output, in whose partitions they lie.
             by = map(column, self.lying_by(operator.id))
-            stored = frame.drop(*tie_breakers(frame), *UNSENT).repartition(self.partitions_at(operator.id), *by)
+            stored = frame.drop(*tie_breakers(frame), *BATCH_ONLY).repartition(self.partitions_at(operator.id), *by)
             return self._cut(operator.id, stored)
         frame = marked(operator.id, frame)
         return self.computed_once(operator.id, frame) if self.known.several_take(operator) else frame
@@ -451,7 +451,7 @@ class Rehearsal(CompilingBatch):
     def looked_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
         """Compare what is taken of the table's records with its columns, as its store has them; nothing is read."""
         table = self.app.tables[lookup.table]
-        check_stored(operator, table, lookup, self._stored(lookup.table, read_function(table)))
+        check_stored_columns(operator, table, lookup, self._stored(lookup.table, get_read_function(table)))
         return with_unknown(self.computed_once(operator, frame), lookup)
 
     def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
@@ -467,7 +467,7 @@ class Rehearsal(CompilingBatch):
         if system.evolves and any(dataset.stream == stream for dataset in self.app.datasets):
             stored = system.info(name).schema
             if stored is not None:
-                check_fed(self.app, operator, stream, stored, sent)
+                check_fed_datasets(self.app, operator, stream, stored, sent)
         if key:
             self._written_as_they_lie(operator, frame)
         else:
@@ -493,11 +493,11 @@ class Rehearsal(CompilingBatch):
         """Compare what Spark makes of the records with the table's columns, as its store has them."""
         table = self.app.tables[send.table]
         check_record_columns(frame.columns, table.name, table.key, updates=send.contract is not None, what=operator)
-        sink = CheckedSink(table, send)
-        check_columns(operator, sink, _types(frame), self._stored_types(sink))
+        sink = TableSink(table, send)
+        check_sink_columns(operator, sink, _types(frame), self._stored_types(sink))
         self._written_as_they_lie(operator, frame)
 
-    def _stored_types(self, sink: CheckedSink) -> dict[str, str] | None:
+    def _stored_types(self, sink: TableSink) -> dict[str, str] | None:
         return sink.columns or self._stored(sink.table.name, sink.function)
 
     def _stored(self, table: str, function: TableFunction | None) -> dict[str, str] | None:
@@ -514,7 +514,7 @@ class Rehearsal(CompilingBatch):
         return self._looked_at[table]
 
     def hand_to(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
-        shipped_function(operator, function)
+        pickle_function(operator, function)
         self._look(operator, frame)
 
     def results_of(self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema) -> DataFrame:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dagster_adjunct.assets.declaration.policies import MARKER
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.planner.catalog import plan_application
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.orchestration.step.run import RunReport, run_application
 from dagster_adjunct.orchestration.testing.fakes import (
     Streams,
@@ -60,7 +60,7 @@ def assert_plannable(app: Application, streams: Streams) -> ExecutionPlan:
     Inputs, and the inputs of datasets, have to be given; an output need not exist. It takes milliseconds, and neither
     Spark nor a lake. Raises PlanningError for what a run would refuse before it begins.
     """
-    return plan(app, catalog_of(streams))
+    return build_plan(app, catalog_of(streams))
 
 
 Rows = Sequence[Mapping[str, Any]]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from dagster_adjunct.orchestration.operators.arguments import column_names
+from dagster_adjunct.orchestration.operators.arguments import validate_column_names
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, StreamFacts
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -49,7 +49,7 @@ def catalog_of(streams: Streams) -> Catalog:
     facts = {}
     for name, stream in streams.items():
         system, _ = split_stream_name(name)
-        key = column_names(f"stream {name!r}: key", stream.key)
+        key = validate_column_names(f"stream {name!r}: key", stream.key)
         partitioner = stream.partitioner if key else "unknown"
         evolves = system == "lake"
         facts[name] = StreamFacts(

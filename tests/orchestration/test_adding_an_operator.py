@@ -13,7 +13,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.graph import outputs_of
+from dagster_adjunct.orchestration.application.graph import find_outputs
 from dagster_adjunct.orchestration.code_location.metadata import output_columns
 from dagster_adjunct.orchestration.operators.columns import Types
 from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
@@ -24,14 +24,14 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     CURRENT,
     SPARK,
     UNKNOWN,
+    ColumnSources,
     LineageContext,
     LineageNode,
-    Made,
     StreamFacts,
-    add,
+    add_sources,
 )
 from dagster_adjunct.orchestration.operators.windows.aggregates import Count, Tumbling
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, joins_as_of, versions_met
 from dagster_adjunct.orchestration.step.failures import sensitive_columns
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
@@ -89,11 +89,11 @@ class Union(Spec):
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         return arriving[0] if all(types == arriving[0] for types in arriving) else None
 
-    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
-        result: Made = {}
+    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
+        result: ColumnSources = {}
         for made in arriving:
             for name, sources in made.items():
-                add(result, name, sources)
+                add_sources(result, name, sources)
         return result
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
@@ -114,7 +114,9 @@ def united(**options: bool) -> Application:
 
 def test_it_is_planned_and_drawn_with_several_inputs() -> None:
     app = united(auto_repartition=True)
-    planned = plan(app, catalog(*FACTS, StreamFacts("lake.planes", 1, schema=Schema.of(tailnum="string", seats="int"))))
+    planned = build_plan(
+        app, catalog(*FACTS, StreamFacts("lake.planes", 1, schema=Schema.of(tailnum="string", seats="int")))
+    )
     assert [operator.inputs for operator in planned.operators][2:4] == [("input-1",), ("sample-3", "input-2")]
     assert planned.operator("union-4-trips").columns == ("tailnum", "miles")
     drawn = planned.render()
@@ -127,22 +129,22 @@ def test_what_it_leaves_open_is_proven_by_nobody() -> None:
     with pytest.raises(
         PlanningError, match=r"union-4-trips leaves open how it is partitioned.*partition_by\(\"tailnum"
     ):
-        plan(united(), catalog(replace(FACTS[0], partitions=2), replace(FACTS[1], partitions=2), planes=1))
+        build_plan(united(), catalog(replace(FACTS[0], partitions=2), replace(FACTS[1], partitions=2), planes=1))
 
 
 def test_what_it_refuses_is_said_with_its_id() -> None:
     other = replace(FACTS[1], schema=Schema.of(tailnum="string", km="int"))
     with pytest.raises(PlanningError, match="union-4-trips: its inputs have different columns"):
-        plan(united(), catalog(FACTS[0], other, planes=1))
+        build_plan(united(), catalog(FACTS[0], other, planes=1))
 
 
 def test_lineage_goes_through_all_its_inputs() -> None:
     app = Application("app")
     old, new = app.input_stream("lake.old"), app.input_stream("lake.new")
     old.apply(Union(), new).send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
-    (output,) = outputs_of(app)
+    (output,) = find_outputs(app)
     assert output.upstream == (LineageNode("stream", "lake.old"), LineageNode("stream", "lake.new"))
-    made = output_columns(app, plan(app, catalog(*FACTS)))[output.node]
+    made = output_columns(app, build_plan(app, catalog(*FACTS)))[output.node]
     assert made["miles"] == ((LineageNode("stream", "lake.old"), "miles"), (LineageNode("stream", "lake.new"), "miles"))
 
 
@@ -150,7 +152,7 @@ def test_an_operator_that_says_nothing_of_columns_leaves_their_lineage_open() ->
     app = Application("app")
     sampled = app.input_stream("lake.old").apply(Sample("miles", 2))
     sampled.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
-    assert output_columns(app, plan(app, catalog(FACTS[0]))).get(LineageNode("stream", "lake.out"), {}) == {}
+    assert output_columns(app, build_plan(app, catalog(FACTS[0]))).get(LineageNode("stream", "lake.out"), {}) == {}
 
 
 def test_records_are_written_and_looked_up_behind_one_input_only() -> None:
@@ -178,7 +180,7 @@ class Asked(Sample):
             flow, columns=(*(flow.columns or ()), *(name for schema in self.answers for name in schema.names))
         )
 
-    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
         (made,) = arriving
         answered = LineageNode("sink", "somebody")
         return made | {name: ((answered, name),) for schema in self.answers for name in schema.names}
@@ -189,7 +191,10 @@ def test_what_a_schema_of_its_calls_sensitive_is_told_by_no_failure_whatever_the
     answers = Schema.of(ssn="string", rank="int").with_sensitive("ssn")
     app.input_stream("lake.old").apply(Asked("miles", 2, (answers,)), name="who").filter("rank > 1")
     context: Any = SimpleNamespace(
-        app=app, plan=plan(app, catalog(FACTS[0])), sensitive_of_streams={"lake.old": set()}, declared_sensitive=[]
+        app=app,
+        plan=build_plan(app, catalog(FACTS[0])),
+        sensitive_of_streams={"lake.old": set()},
+        declared_sensitive=[],
     )
     columns = ["tailnum", "miles", "ssn", "rank"]
     for operator in ("sample-2-who", "filter-3"):
@@ -235,7 +240,7 @@ def test_who_gets_results_again_with_each_update_is_told_so() -> None:
     app = Application("app")
     latest = app.input_stream("lake.old", event_time=ARRIVAL).apply(Latest("miles", 2))
     latest.window(Tumbling(timedelta(hours=1)), by="tailnum", name="trips", aggregates={"trips": Count()})
-    notes = "\n".join(plan(app, catalog(FACTS[0])).notes)
+    notes = "\n".join(build_plan(app, catalog(FACTS[0])).notes)
     assert "window-3-trips gets a window of sample-2 again with each update of it" in notes
 
 

@@ -12,7 +12,7 @@ from dagster_adjunct.assets.declaration.policies import VersionPartitions
 from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.graph import units_of
+from dagster_adjunct.orchestration.application.graph import group_datasets
 from dagster_adjunct.orchestration.planner.catalog import systems_for
 from dagster_adjunct.orchestration.step.progress import waiting_datasets
 from dagster_adjunct.orchestration.step.run import run_application
@@ -74,10 +74,10 @@ def test_a_run_publishes_a_version_set_in_one_commit_and_leaves_alone_what_is_ma
 def test_datasets_advance_in_order_of_declaration_and_members_of_a_set_together() -> None:
     rates = unbounded_dataset("rates", input="lake.rates", key="item", broadcast=True)
     items, prices = version_set("catalogue", ITEMS, PRICES)
-    units = units_of([items, rates, prices], "application 'shop'")
+    units = group_datasets([items, rates, prices], "application 'shop'")
     assert [[dataset.name for dataset in unit] for unit in units] == [["items", "prices"], ["rates"]]
     with pytest.raises(ConfigurationError, match=r"application 'shop' declares dataset 'prices' of the version set"):
-        units_of([rates, prices], "application 'shop'")
+        group_datasets([rates, prices], "application 'shop'")
 
 
 def test_the_sensor_waits_for_completion_objects_and_for_first_partitions(world: World, tmp_path: Path) -> None:

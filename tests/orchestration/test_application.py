@@ -11,7 +11,7 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounde
 from dagster_adjunct.assets.validation.validators import custom
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.batch_context import TableSend
-from dagster_adjunct.orchestration.operators.joins import Join, Selected
+from dagster_adjunct.orchestration.operators.joins import Join, SelectedColumn
 from dagster_adjunct.orchestration.operators.records import Filter, Map, PartitionBy
 from dagster_adjunct.orchestration.operators.table_updates import SendToDataset, SendToTable
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate
@@ -75,12 +75,12 @@ def test_a_join_says_in_one_form_what_it_compares_and_adds(app):
         "planes",
         (("tailnum", "tailnum"),),
         "left",
-        (Selected("seats", "p_seats"), Selected("year", "plane_year")),
+        (SelectedColumn("seats", "p_seats"), SelectedColumn("year", "plane_year")),
         "p_",
     )
     assert second.id == "join-3-hourly"
     assert second.spec.on == (("origin", "origin"), ("hour", "time_hour"))  # in the order of the dataset's key
-    assert second.spec.selection(("origin", "time_hour", "temp")) == (Selected("temp", "temp"),)
+    assert second.spec.selection(("origin", "time_hour", "temp")) == (SelectedColumn("temp", "temp"),)
 
 
 def test_send_to_returns_the_stream_to_go_on_with(app):

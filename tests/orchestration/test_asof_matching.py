@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
-from dagster_adjunct.orchestration.operators.asof_join import AsOfJoin, checked_asof_join
+from dagster_adjunct.orchestration.operators.asof_join import AsOfJoin, build_asof_join
 from dagster_adjunct.orchestration.operators.batch_context import TimedRows
 from dagster_adjunct.orchestration.step.compile_batch import JoinCounts
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
@@ -89,7 +89,7 @@ def sent(spark: SparkSession, records: list[Record], kind: str = "timestamp") ->
 
 def join(**options: Any) -> AsOfJoin:
     given = {"how": "left", "before_history": "null", "on_null_time": "null"} | options
-    return checked_asof_join("join-2", PRICES, "item", given.pop("how"), None, "", None, as_of="at", **given)
+    return build_asof_join("join-2", PRICES, "item", given.pop("how"), None, "", None, as_of="at", **given)
 
 
 def joined(spec: AsOfJoin, frame: DataFrame, batch: FakeBatch) -> DataFrame:

@@ -11,7 +11,7 @@ import pytest
 
 from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.operator import Flow, PassesRecords, PlanContext, Requirement, Spec
+from dagster_adjunct.orchestration.operators.operator import Flow, PassThroughSpec, PlanContext, Requirement, Spec
 from dagster_adjunct.orchestration.planner.catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step import compile_batch as arriving_records
@@ -50,7 +50,7 @@ class Records:
 
 
 @dataclass(frozen=True, slots=True)
-class Written(PassesRecords):
+class Written(PassThroughSpec):
     """Records written where `k` says, and going on from where they lay; notes what it is given to write."""
 
     kind: ClassVar[str] = "written"

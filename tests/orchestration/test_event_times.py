@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.functions import unix_micros
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.event_time import FIRST, LAST, EventTime
+from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS, EventTime
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.store import startpoints_of
 from dagster_adjunct.orchestration.step import event_times as records_behind
@@ -78,7 +78,7 @@ def test_each_record_is_behind_what_came_before_it_in_its_partition_however_batc
 
 def test_times_by_arrow_are_those_that_spark_makes_of_them(step_world: StepWorld) -> None:
     step_world.stream("clicks", "k", 3, k="string", ts="timestamp")
-    ends = [FIRST, LAST, 0, -1, -13_000_000_000_000_001, None]
+    ends = [MIN_MICROS, MAX_MICROS, 0, -1, -13_000_000_000_000_001, None]
     table = pa.table(
         {
             "k": [f"k{number}" for number in range(len(ends))],

@@ -13,7 +13,7 @@ import pytest
 
 from dagster_adjunct import Application
 from dagster_adjunct.orchestration.operators.windows.rows import CLOSING, END, EXPIRES, START, Windows
-from dagster_adjunct.orchestration.operators.windows.window import results_of
+from dagster_adjunct.orchestration.operators.windows.window import make_results
 from dagster_adjunct.resources.errors import DatasetError, OperatorFailedError
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.windows import Mean, Session, Sum, Tumbling
@@ -206,7 +206,7 @@ def test_a_wider_type_is_advised_only_where_there_is_one(spark: SparkSession) ->
         text = ", ".join(f"`{name}` {type_}" for name, type_ in types.items())
         rows = spark.createDataFrame([tuple(Decimal(v) if "dec" in types[n] else v for n, v in row.items())], text)
         with pytest.raises(OperatorFailedError) as caught, translate_spark_errors():
-            results_of(rows, windows, "final", "window-2-w", ()).collect()
+            make_results(rows, windows, "final", "window-2-w", ()).collect()
         step = caught.value.next_step
         assert (f"cast(v as {wider})" in step) == (wider is not None), step
         assert ("cast(v as double)" in step) == (wider is None), step
@@ -247,7 +247,7 @@ def test_the_error_of_a_sum_tells_nothing_sensitive(spark: SparkSession) -> None
     row = ("secret", 7, T0, T0 + 10 * SECOND, 2, Decimal(2**63), T0 + 10 * SECOND, True)
     rows = spark.createDataFrame([row], f"{windows.schema.ddl()}, {CLOSING} boolean")
     with pytest.raises(OperatorFailedError) as caught, translate_spark_errors():
-        results_of(rows, windows, "final", "window-2-w", {"K", "v"}).collect()
+        make_results(rows, windows, "final", "window-2-w", {"K", "v"}).collect()
     assert caught.value.operator == "window-2-w"
     assert "secret" not in str(caught.value)
     assert str(2**63) not in str(caught.value)

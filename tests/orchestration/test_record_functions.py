@@ -12,7 +12,7 @@ import pytest
 
 from dagster_adjunct import MessageStream, Schema
 from dagster_adjunct.errors import OperatorFailedError
-from dagster_adjunct.orchestration.operators.functions import RecordCall, _made
+from dagster_adjunct.orchestration.operators.functions import RecordCall, _process_batch
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_result_that_is_not_as_declared_tells_no_value_where_columns_are_sensi
     for sensitive, other in ((frozenset[str](), "the columns ada@mail"), (frozenset({"email"}), "other columns")):
         call = RecordCall("flat-map-2", function, Schema.of(n="int"), sensitive=sensitive)
         with pytest.raises(OperatorFailedError) as caught:
-            list(_made(batch, call, ["k"]))
+            list(_process_batch(batch, call, ["k"]))
         assert problem.format(other=other) in caught.value.problem
         assert ("ada@mail" in "".join(traceback.format_exception(caught.value))) is not bool(sensitive)
 
@@ -44,7 +44,7 @@ def test_the_record_whose_result_is_not_as_declared_is_told_with_its_place(last:
     positions = {"__partition": [3, 3, 3], "__offset": [10, 11, 12]}
     batch = pa.RecordBatch.from_pydict({"k": keys, **positions})
     with pytest.raises(OperatorFailedError) as caught:
-        list(_made(batch, RecordCall("flat-map-2", wrong_once, Schema.of(n="int"), stream="lake.s"), ["k"]))
+        list(_process_batch(batch, RecordCall("flat-map-2", wrong_once, Schema.of(n="int"), stream="lake.s"), ["k"]))
     error = caught.value
     assert (error.stream, error.partition, error.offset) == ("lake.s", 3, offset)
     assert error.record == f"{{k: '{key}'}}"
@@ -69,7 +69,7 @@ def test_a_value_that_python_does_not_have_is_told_by_its_column_and_not_blamed_
 
     call = RecordCall("flat-map-2", function, Schema.of(n="int"), entry=entry, stream="lake.s")
     with pytest.raises(OperatorFailedError) as caught:
-        list(_made(batch, call, ["k"]))
+        list(_process_batch(batch, call, ["k"]))
     error = caught.value
     assert (error.stream, error.partition, error.offset, error.file) == ("lake.s", 3, "11", None)
     assert error.record == "{k: 'b', at: '+10000-01-01 00:00:00'}"
@@ -78,7 +78,7 @@ def test_a_value_that_python_does_not_have_is_told_by_its_column_and_not_blamed_
     assert given == []
     hidden = RecordCall("flat-map-2", function, Schema.of(n="int"), stream="lake.s", sensitive=frozenset({"at"}))
     with pytest.raises(OperatorFailedError) as caught:
-        list(_made(batch, hidden, ["k"]))
+        list(_process_batch(batch, hidden, ["k"]))
     assert "10000" not in str(caught.value)
 
 
@@ -98,6 +98,6 @@ def test_a_time_that_names_no_moment_is_refused_as_a_result(value: Any) -> None:
         return {"at": value if record["k"] == "b" else datetime(2026, 1, 1, tzinfo=UTC)}
 
     with pytest.raises(OperatorFailedError) as caught:
-        list(_made(batch, RecordCall("flat-map-2", made, Schema.of(at="timestamp")), ["k"]))
+        list(_process_batch(batch, RecordCall("flat-map-2", made, Schema.of(at="timestamp")), ["k"]))
     assert caught.value.record == "{k: 'b'}"
     assert "column 'at'" in caught.value.problem

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_adjunct.orchestration.operators.event_time import as_json
+from dagster_adjunct.orchestration.operators.event_time import to_json_object
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,7 +22,7 @@ def test_a_record_as_json_has_its_nulls_and_its_microseconds(spark: SparkSession
     frame = spark.createDataFrame(
         [("home", time, time.replace(tzinfo=None), None)], "page string, at timestamp, local timestamp_ntz, n int"
     )
-    (row,) = frame.select(as_json([F.col(name) for name in frame.columns]).alias("record")).collect()
+    (row,) = frame.select(to_json_object([F.col(name) for name in frame.columns]).alias("record")).collect()
     assert json.loads(row.record) == {
         "page": "home",
         "at": "2026-03-02T12:03:00.123456Z",

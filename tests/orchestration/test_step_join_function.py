@@ -9,7 +9,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import catalog, dataset
@@ -84,7 +84,7 @@ def test_it_is_proven_as_any_join_and_keeps_partitioning() -> None:
         StreamFacts("lake.orders", 2, ("k",), SPARK, Schema.of(k="string", n="int")),
         StreamFacts("lake.rates", 1, ("k",), SPARK, Schema.of(k="string", rate="int")),
     )
-    planned = plan(app, facts)
+    planned = build_plan(app, facts)
     assert planned.operator("join-3-again").columns == ("k", "n", "cost", "level", "rate")
     assert [(operator.partitions, operator.partitioned_by) for operator in planned.operators] == [(2, ("k",))] * 3
     assert "inner join rates on k, by cost()" in planned.render()

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.table_registry import remembered_tables
+from dagster_adjunct.orchestration.application.table_registry import register_tables
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value.serializers import JsonSerializer, TextSerializer
@@ -62,7 +62,7 @@ def test_the_newest_is_kept_and_looked_up_by_another_application_and_by_the_comm
     table = RemoteTable("tags", key="tag", read_function=function, write_function=function, newest_by="at")
     last.input_stream("lake.scans").map("tag", "gate", "at").send_to(last.table(table))
     step_world.run(last)
-    with remembered_tables(step_world.lake, last, by="test"):  # as every run does
+    with register_tables(step_world.lake, last, by="test"):  # as every run does
         pass
 
     seen = Application("seen")

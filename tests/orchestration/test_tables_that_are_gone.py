@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.table_registry import forget_table, remembered_tables
+from dagster_adjunct.orchestration.application.table_registry import register_tables, reset_table
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import ConfigurationError, TableNotFoundError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
@@ -43,7 +43,7 @@ def counting(table: RemoteTable[Any, Any, Any]) -> Application:
 def run(lake: Lake, *, writes: int = 1) -> None:
     """Do what a run does with a table: remember it, count, and remember it once more."""
     counts = table()
-    with remembered_tables(lake, counting(counts), by="test"), BlockingTable(counts) as blocking:
+    with register_tables(lake, counting(counts), by="test"), BlockingTable(counts) as blocking:
         for _ in range(writes):
             blocking.put("a", {"n": (blocking.get("a") or {"n": 0})["n"] + 1})
 
@@ -117,7 +117,7 @@ def test_a_table_that_moved_along_is_taken_and_one_that_nobody_wrote_may_be_anyw
 
 def test_a_table_that_goes_while_a_run_is_at_work_is_missed_by_the_next(lake: Lake, folders: list[Path]) -> None:
     run(lake)
-    with suppress(ZeroDivisionError), remembered_tables(lake, counting(table()), by="test"):
+    with suppress(ZeroDivisionError), register_tables(lake, counting(table()), by="test"):
         (folders[0] / "state.sqlite").unlink()
         raise ZeroDivisionError
     with pytest.raises(TableNotFoundError, match="is gone"):
@@ -127,5 +127,5 @@ def test_a_table_that_goes_while_a_run_is_at_work_is_missed_by_the_next(lake: La
 def test_forgetting_a_table_that_no_run_has_written_names_those_that_are_known(lake: Lake, folders: list[Path]) -> None:
     run(lake)
     with pytest.raises(ConfigurationError, match="known are counts") as unknown:
-        forget_table(lake, "cuonts", by="test")
+        reset_table(lake, "cuonts", by="test")
     assert unknown.value.table == "cuonts"

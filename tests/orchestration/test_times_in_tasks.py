@@ -6,7 +6,7 @@ import pickle
 
 import pyarrow as pa
 
-from dagster_adjunct.orchestration.operators.event_time import FIRST, LAST
+from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS
 from dagster_adjunct.orchestration.step.event_times import TimesInTasks
 from dagster_adjunct.resources.streams.system import OffsetRange
 from dagster_adjunct.streams import ARRIVAL
@@ -15,7 +15,7 @@ from tests.orchestration.step_world import StepWorld
 
 def test_tasks_read_the_times_of_exactly_the_records_that_are_asked_for(step_world: StepWorld) -> None:
     step_world.stream("clicks", "k", 2, k="string", ts="timestamp")
-    ends = [FIRST, FIRST + 1, LAST, LAST - 1, 0, -1, 2**52, None, 7, 8, 9, 10]
+    ends = [MIN_MICROS, MIN_MICROS + 1, MAX_MICROS, MAX_MICROS - 1, 0, -1, 2**52, None, 7, 8, 9, 10]
     for number in (1, 2, 3):
         table = pa.table(
             {

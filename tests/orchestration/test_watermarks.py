@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, PartitionTimes, Range, TimeState
-from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts, needed_for, watermark_inputs
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    SPARK,
+    StreamFacts,
+    required_retention,
+    watermark_inputs,
+)
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.orchestration.step.event_times import Stood, look_at_each
 from dagster_adjunct.orchestration.step.progress import (
     begun_times,
@@ -187,7 +192,7 @@ def test_how_long_records_are_needed_adds_up_along_the_longest_way() -> None:
     days.join_stream(other, on="k", within=(SECOND, 2 * SECOND), name="j")
     clicks.window(Tumbling(12 * SECOND), by="k", name="beside", aggregates=made, **late)
     joined = 3 * SECOND + timedelta(microseconds=1)
-    assert needed_for(app.operators) == {"lake.clicks": 15 * SECOND + joined, "lake.other": joined}
+    assert required_retention(app.operators) == {"lake.clicks": 15 * SECOND + joined, "lake.other": joined}
 
 
 def test_a_stream_that_was_made_anew_begins_anew_and_one_in_other_partitions_goes_on_from_the_slowest() -> None:
@@ -222,7 +227,7 @@ def test_the_input_that_lags_is_told_with_the_partition_that_holds_it_back() -> 
 def test_a_plan_says_what_the_time_of_state_follows_from() -> None:
     facts = StreamFacts("lake.clicks", 2, ("k",), SPARK, Schema.of(k="string", ts="timestamp"))
     app = application(delay=10 * SECOND, idle_after=60 * SECOND)
-    assert plan(app, {"lake.clicks": facts}).notes[-1:] == (
+    assert build_plan(app, {"lake.clicks": facts}).notes[-1:] == (
         "seen-2 keeps state under the name seen (no table), each row until its watermark has passed it: the lowest of "
         "all partitions of lake.clicks (by ts, 0:00:10 late at most, idle after 0:01:00).",
     )

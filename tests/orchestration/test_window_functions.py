@@ -9,14 +9,14 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.orchestration.operators.windows.functions import WindowCall
-from dagster_adjunct.orchestration.operators.windows.rows import PLACE
+from dagster_adjunct.orchestration.operators.windows.functions import WindowFunctionCall
+from dagster_adjunct.orchestration.operators.windows.rows import POSITION
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.windows import Aggregate
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-RECORDS = pa.table({"k": ["a", "a"], "n": [1, 2], PLACE: ["2", "1"]})
+RECORDS = pa.table({"k": ["a", "a"], "n": [1, 2], POSITION: ["2", "1"]})
 
 
 def value_of(returned: Any, returns: str) -> Any:
@@ -27,16 +27,16 @@ def value_of(returned: Any, returns: str) -> Any:
         return returned
 
     functions = (("f", Aggregate(made, returns, of=["n"])),)
-    call = WindowCall("window-2-w", functions, ("k",), ("n",), Schema.of(k="string", f=returns), frozenset())
+    call = WindowFunctionCall("window-2-w", functions, ("k",), ("n",), Schema.of(k="string", f=returns), frozenset())
     return call(RECORDS).to_pylist()[0]["f"]
 
 
 def test_a_record_that_python_can_not_hold_is_refused_by_its_column_before_a_function_gets_it() -> None:
     times = pa.array([0, 253_402_300_800_000_000], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     functions = (("f", Aggregate(lambda records: pytest.fail("it was called"), "int", of=["at"])),)
-    call = WindowCall("window-2-w", functions, ("k",), ("at",), Schema.of(k="string", f="int"), frozenset())
+    call = WindowFunctionCall("window-2-w", functions, ("k",), ("at",), Schema.of(k="string", f="int"), frozenset())
     with pytest.raises(SchemaMismatchError) as caught:
-        call(pa.table({"k": ["a", "a"], "at": times, PLACE: ["2", "1"]}))
+        call(pa.table({"k": ["a", "a"], "at": times, POSITION: ["2", "1"]}))
     assert (caught.value.operator, caught.value.column) == ("window-2-w", "at")
 
 

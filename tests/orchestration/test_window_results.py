@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_adjunct.orchestration.operators.batch_context import Watermarks
-from dagster_adjunct.orchestration.operators.columns import AGAIN, BEHIND, EVENT_TIME
+from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
 from dagster_adjunct.orchestration.operators.windows.aggregates import Kind, Session, Sliding, Tumbling
 from dagster_adjunct.orchestration.operators.windows.rows import (
     DELETED,
+    EXCLUSION,
     LATE,
     NULL_KEY,
     NULL_TIME,
-    PARTLY,
-    READ_AGAIN,
-    WHY,
+    PARTLY_LATE,
+    REPLAYED_REASON,
     Windows,
-    judged,
-    sessions_side_by_side,
+    classify_window_records,
+    union_sessions,
 )
-from dagster_adjunct.orchestration.operators.windows.window import checked_window
+from dagster_adjunct.orchestration.operators.windows.window import build_window
 from dagster_adjunct.resources.streams.system import TOMBSTONE
 from dagster_adjunct.windows import Count, Distinct, Max, Mean, Min, Sum
 from tests.orchestration.window_oracle import Click, at, behind, expected, random_clicks, values_of, watermark
@@ -191,7 +191,7 @@ AT_LENGTH = [("tumbling", "final"), ("session", "final"), ("tumbling", "updates"
 )
 def test_any_split_gives_the_windows_of_the_whole_input_once(spark: SparkSession, name: str, results: Any) -> None:
     kind, delay, lateness = KINDS[name], 5.0, 3.0
-    window = checked_window("input-1", kind, "key", "views", AGGREGATES, results, dt.timedelta(seconds=lateness), None)
+    window = build_window("input-1", kind, "key", "views", AGGREGATES, results, dt.timedelta(seconds=lateness), None)
     clicks = random_clicks(7, KEYS, RECORDS, PARTITIONS)
     told = expected(clicks, kind, delay, lateness)
     assert {why for _, why in told.late} == {"late", "null time", "null key"}
@@ -224,7 +224,7 @@ def test_less_lateness_closes_no_window_twice(spark: SparkSession) -> None:
     clicks = [(*("a", 1, None, None, None), *(0, offset, at(0), False, 0, at(1), None, False)) for offset in (0, 1)]
     for lateness, rows, mark in ((30, clicks, 1), (0, [], 20), (0, [], 30), (0, [], 60), (0, [], 90)):
         late, made = dt.timedelta(seconds=lateness), {"clicks": Count()}
-        window = checked_window("input-1", KINDS["tumbling"], "key", "views", made, "final", late, None)
+        window = build_window("input-1", KINDS["tumbling"], "key", "views", made, "final", late, None)
         world.begin(at(mark))
         results += window.compile("window-2", [spark.createDataFrame(rows, f"{COLUMNS}, {HIDDEN}")], world).collect()
         world.commit()
@@ -244,7 +244,7 @@ def test_a_record_whose_last_window_ends_after_all_times_has_no_time_that_counts
             for number, time in enumerate(times)
         )
     )
-    found = {row["n"]: row[WHY] for row in judged(frame, windows, None).collect()}
+    found = {row["n"]: row[EXCLUSION] for row in classify_window_records(frame, windows, None).collect()}
     assert found == {0: None, 1: NULL_TIME, 2: NULL_TIME}
 
 
@@ -252,9 +252,13 @@ def test_only_records_that_count_in_some_window_are_partly_late(spark: SparkSess
     windows = Windows(KINDS["sliding"], ("k",), (("n", Count()),), dt.timedelta(0), {"k": "string"})
     rows = [("a", at(9), at(10)), ("a", at(9), None), ("a", at(1), at(30)), (None, at(9), at(10)), ("a", None, None)]
     marked = [(*row, place == 5, place == 6) for place, row in enumerate([*rows, rows[0], rows[0]])]
-    columns = f"k string, {EVENT_TIME} timestamp, {BEHIND} timestamp, {TOMBSTONE} boolean, {AGAIN} boolean"
-    found = judged(spark.createDataFrame(marked, columns), windows, None).select(WHY, PARTLY).collect()
-    why = [None, None, LATE, NULL_KEY, NULL_TIME, DELETED, READ_AGAIN]
+    columns = f"k string, {EVENT_TIME} timestamp, {BEHIND} timestamp, {TOMBSTONE} boolean, {REPLAYED} boolean"
+    found = (
+        classify_window_records(spark.createDataFrame(marked, columns), windows, None)
+        .select(EXCLUSION, PARTLY_LATE)
+        .collect()
+    )
+    why = [None, None, LATE, NULL_KEY, NULL_TIME, DELETED, REPLAYED_REASON]
     assert [tuple(row) for row in found] == [(None, True), *((reason, False) for reason in why[1:])]
 
 
@@ -264,7 +268,7 @@ def test_open_sessions_of_a_key_are_rows_and_no_list_that_has_to_fit_in_one(spar
     rows = [("hot", at(20 * n), at(20 * n + 6), 1, 1, at(20 * n + 6)) for n in range(50)]
     rows += [("other", at(0), at(6), 1, 1, at(6)), ("closing", at(0), at(6), 1, 1, at(1)), ("new", *rows[0][1:])]
     kept, runs = spark.createDataFrame(rows[:-1], columns), spark.createDataFrame([rows[0], rows[-1]], columns)
-    together = sessions_side_by_side(kept, runs, windows, Watermarks(None, at(1)))
+    together = union_sessions(kept, runs, windows, Watermarks(None, at(1)))
     assert "collect_list" not in together._jdf.queryExecution().optimizedPlan().toString()  # type: ignore[operator]
     counts = Counter((row["k"], row["__kept"]) for row in together.collect())
     assert counts == {("hot", True): 50, ("hot", False): 1, ("closing", True): 1, ("new", False): 1}

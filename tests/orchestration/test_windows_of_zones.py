@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.windows.bounds import end_of, start_of
+from dagster_adjunct.orchestration.operators.windows.bounds import window_end, window_start
 from dagster_adjunct.windows import Count, Sum, Tumbling
 from tests.orchestration.step_world import StepWorld
 
@@ -63,8 +63,8 @@ def test_windows_begin_where_clocks_first_show_their_begin(spark: SparkSession, 
         beginning = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
         numbers = [((time - beginning) // dt.timedelta(microseconds=1),) for time in times]
         frame = spark.createDataFrame(numbers, "t bigint").coalesce(1)
-        frame = frame.withColumn("b", start_of(F.col("t"), window))
-        rows = frame.withColumn("e", end_of(F.col("b"), window)).collect()
+        frame = frame.withColumn("b", window_start(F.col("t"), window))
+        rows = frame.withColumn("e", window_end(F.col("b"), window)).collect()
         found = [tuple(beginning + dt.timedelta(microseconds=value) for value in row) for row in rows]
         for time, begin, end in found:
             number = max(place for place, known in enumerate(begins) if known <= time)

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from zoneinfo import ZoneInfo
 
-from dagster_adjunct.orchestration.operators.arguments import LONGEST
+from dagster_adjunct.orchestration.operators.arguments import MAX_DURATION
 from dagster_adjunct.orchestration.operators.windows.exact_sums import DECIMAL, ExactSum, Partial
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
@@ -224,7 +224,7 @@ class Distinct(_OfColumn):
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
         if self.approximate:
-            kept, value = quoted(f"{name}$sketch"), _sketched(self.column, kind)
+            kept, value = quoted(f"{name}$sketch"), _sketch_input(self.column, kind)
             either = "case when {0} is null then {1} when {1} is null then {0} else hll_union({0}, {1}) end"
             made, merged = f"hll_sketch_agg({value}, 12)", f"hll_union_agg({kept})"
             return (Partial(f"{name}$sketch", "binary", made, merged, either, ordered=True),)
@@ -351,15 +351,15 @@ def _as_text(column: str, kind: str) -> str:
     )
 
 
-def _sketched(column: str, kind: str) -> str:
+def _sketch_input(column: str, kind: str) -> str:
     """Return what a sketch takes of each value: it passes over empty texts."""
     return f"cast({quoted(column)} as bigint)" if kind in INTEGERS else f"concat('=', {_as_text(column, kind)})"
 
 
-_MOST = 1_000
+_MAX_OVERLAP = 1_000
 _HOURS = (1, 2, 3, 4, 6, 8, 12)
 # Files beside the zones that Python takes for zones, and nothing else does; those in right/ count leap seconds.
-_NO_ZONE = re.compile(r"(posix|right)/|(localtime|posixrules|Factory)$")
+_NOT_A_ZONE = re.compile(r"(posix|right)/|(localtime|posixrules|Factory)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +388,7 @@ class Tumbling:
                 argument=given[-1] if given else "size",
             )
         if self.size is not None:
-            _check("Tumbling", "size", self.size)
+            _check_duration("Tumbling", "size", self.size)
         if (self.size is None) != (self.zone is not None):
             without = "a size is not counted by the clocks of a zone" if self.zone is not None else "it names no zone"
             raise ConfigurationError(
@@ -422,12 +422,12 @@ class Sliding:
     every: timedelta
 
     def __post_init__(self) -> None:
-        _check("Sliding", "size", self.size)
-        _check("Sliding", "every", self.every)
-        if not self.every <= self.size <= self.every * _MOST:
+        _check_duration("Sliding", "size", self.size)
+        _check_duration("Sliding", "every", self.every)
+        if not self.every <= self.size <= self.every * _MAX_OVERLAP:
             raise ConfigurationError(
-                f"Sliding has size={self.size} and every={self.every}: expected a size of 1 to {_MOST:,} times every; "
-                "each record is counted in that many windows.",
+                f"Sliding has size={self.size} and every={self.every}: expected a size of 1 to {_MAX_OVERLAP:,} times "
+                "every; each record is counted in that many windows.",
                 "Choose others; windows with gaps between them are a filter behind Tumbling.",
                 argument="every",
             )
@@ -447,7 +447,7 @@ class Session:
     gap: timedelta
 
     def __post_init__(self) -> None:
-        _check("Session", "gap", self.gap)
+        _check_duration("Session", "gap", self.gap)
 
     def words(self) -> str:
         """Return what it is, as plans show it."""
@@ -457,12 +457,12 @@ class Session:
 Kind: TypeAlias = Tumbling | Sliding | Session
 
 
-def micros(length: timedelta) -> int:
+def to_micros(length: timedelta) -> int:
     """Return a length of time in microseconds."""
     return length // timedelta(microseconds=1)
 
 
-def longest(kind: Kind) -> timedelta:
+def max_duration_after(kind: Kind) -> timedelta:
     """Return for how long a window takes records after its first: at most its size, or at least the gap of a session.
 
     Clocks of a zone were put back by a day at most.
@@ -487,7 +487,7 @@ def _check_calendar(days: int | None, hours: int | None, zone: object) -> None:
             argument=argument,
         )
     try:
-        known = isinstance(zone, str) and not _NO_ZONE.match(zone) and ZoneInfo(zone) is not None
+        known = isinstance(zone, str) and not _NOT_A_ZONE.match(zone) and ZoneInfo(zone) is not None
     except (KeyError, ValueError, OSError):  # a name that is unknown, or none at all
         known = False
     if not known:
@@ -498,8 +498,8 @@ def _check_calendar(days: int | None, hours: int | None, zone: object) -> None:
         )
 
 
-def _check(kind: str, argument: str, value: object) -> None:
-    if not isinstance(value, timedelta) or not timedelta(0) < value <= LONGEST:
+def _check_duration(kind: str, argument: str, value: object) -> None:
+    if not isinstance(value, timedelta) or not timedelta(0) < value <= MAX_DURATION:
         raise ConfigurationError(
             f"{kind} has {argument}={value!r}: expected a timedelta above none, and of 100 years at most.",
             f"Write {kind}({argument}=timedelta(minutes=5)), say.",

@@ -12,51 +12,53 @@ from functools import cache
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from dagster_adjunct.orchestration.operators.windows.aggregates import Sliding, Tumbling, micros
+from dagster_adjunct.orchestration.operators.windows.aggregates import Sliding, Tumbling, to_micros
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
 _HOUR = 3_600_000_000
-_BEGINNING = datetime(1970, 1, 1)
+_EPOCH = datetime(1970, 1, 1)
 
 
-def start_of(time: Column, kind: Tumbling) -> Column:
+def window_start(time: Column, kind: Tumbling) -> Column:
     """Return the begin of the window that a time is in."""
     from pyspark.sql import functions as F
 
     if kind.zone is None or kind.local is None:
         assert kind.size is not None
-        return time - F.pmod(time, F.lit(micros(kind.size)))
-    zone, length = kind.zone, micros(kind.local)
+        return time - F.pmod(time, F.lit(to_micros(kind.size)))
+    zone, length = kind.zone, to_micros(kind.local)
     _check_known_to_spark(zone)
-    label = _floor(_clock(time, zone), length)
+    label = _floor(_utc_to_clock(time, zone), length)
     # Clocks that are put back show times again, and those that are put forward leave some out: the label may be that
     # of the window before or after.
-    begin, following = _moment(label, zone, length), _moment(label + length, zone, length)
+    begin, following = _clock_to_utc(label, zone, length), _clock_to_utc(label + length, zone, length)
     begun = (
-        F.when(time < begin, _moment(label - length, zone, length)).when(time >= following, following).otherwise(begin)
+        F.when(time < begin, _clock_to_utc(label - length, zone, length))
+        .when(time >= following, following)
+        .otherwise(begin)
     )
     if length != _HOUR:
         return begun
-    again = time - (_clock(time, zone) - label)
-    return F.when(_clock(again, zone) == label, again).otherwise(begun)
+    again = time - (_utc_to_clock(time, zone) - label)
+    return F.when(_utc_to_clock(again, zone) == label, again).otherwise(begun)
 
 
-def end_of(start: Column, kind: Tumbling | Sliding) -> Column:
+def window_end(start: Column, kind: Tumbling | Sliding) -> Column:
     """Return the end, exclusive, of the window that begins there."""
     from pyspark.sql import functions as F
 
     if isinstance(kind, Sliding) or kind.zone is None or kind.local is None:
         assert kind.size is not None
-        return start + micros(kind.size)
-    zone, length = kind.zone, micros(kind.local)
-    end = _moment(_floor(_clock(start, zone), length) + length, zone, length)
+        return start + to_micros(kind.size)
+    zone, length = kind.zone, to_micros(kind.local)
+    end = _clock_to_utc(_floor(_utc_to_clock(start, zone), length) + length, zone, length)
     if length != _HOUR:
         return end
     later = start + length
-    again = F.pmod(_clock(later, zone), F.lit(length)) == 0
+    again = F.pmod(_utc_to_clock(later, zone), F.lit(length)) == 0
     return F.when(again & ((later < end) | (end <= start)), later).otherwise(end)
 
 
@@ -85,14 +87,14 @@ def _floor(clock: Column, length: int) -> Column:
     return clock - F.pmod(clock, F.lit(length))
 
 
-def _clock(moment: Column, zone: str) -> Column:
+def _utc_to_clock(moment: Column, zone: str) -> Column:
     """Return what clocks of the zone show, in microseconds since they showed 1970-01-01T00:00."""
     from pyspark.sql import functions as F
 
     return F.unix_micros(F.from_utc_timestamp(F.timestamp_micros(moment), zone))
 
 
-def _moment(clock: Column, zone: str, length: int) -> Column:
+def _clock_to_utc(clock: Column, zone: str, length: int) -> Column:
     """Return when clocks of the zone first show this multiple of `length`, or are put forward over it."""
     from pyspark.sql import functions as F
 
@@ -110,7 +112,7 @@ def skipped_multiples(zone: str, length: int) -> tuple[tuple[int, int], ...]:
     In St. John's, say, clocks were put forward at 00:01 until 2011, and never showed 01:00 that day.
     """
     found = []
-    for moment, before, after in _changes(zone):
+    for moment, before, after in _clock_changes(zone):
         shown, next_shown = moment + before, moment + after
         first = (shown // length + 1) * length
         found += [(multiple, moment) for multiple in range(first, next_shown, length)]
@@ -118,7 +120,7 @@ def skipped_multiples(zone: str, length: int) -> tuple[tuple[int, int], ...]:
 
 
 @cache
-def _changes(zone: str) -> tuple[tuple[int, int, int], ...]:
+def _clock_changes(zone: str) -> tuple[tuple[int, int, int], ...]:
     """Return when clocks of the zone were, or will be, put forward or back, with their offsets before and after it."""
     clocks, step = ZoneInfo(zone), timedelta(days=3)  # no zone has changed twice in that time
 
@@ -135,6 +137,6 @@ def _changes(zone: str) -> tuple[tuple[int, int, int], ...]:
                 middle = low + (high - low) // 2
                 low, high = (middle, high) if offset(middle) == before else (low, middle)
             moment = high.replace(microsecond=0)
-            changes.append(tuple(span // timedelta(microseconds=1) for span in (moment - _BEGINNING, before, after)))
+            changes.append(tuple(span // timedelta(microseconds=1) for span in (moment - _EPOCH, before, after)))
         time, before = time + step, after
     return tuple((moment, before, after) for moment, before, after in changes)

@@ -6,22 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from dagster_adjunct.orchestration.operators.functions import shipped_function
-from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate, Session, micros
-from dagster_adjunct.orchestration.operators.windows.bounds import end_of
+from dagster_adjunct.orchestration.operators.functions import pickle_function
+from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate, Session, to_micros
+from dagster_adjunct.orchestration.operators.windows.bounds import window_end
 from dagster_adjunct.orchestration.operators.windows.rows import (
     BEGIN,
     CLOSING,
     END,
     EXPIRES,
-    PLACE,
+    POSITION,
     START,
     TIME,
     TOUCHED,
     Windows,
-    in_windows,
-    joined_rows,
-    with_starts,
+    add_window_starts,
+    assign_windows,
+    join_old_and_new,
 )
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
@@ -39,38 +39,38 @@ KEPT_TIME, LIMIT = "time$", "behind$"
 """Of a kept record: its event time, and the watermark of its partition when it came, where it was behind that."""
 
 
-def record_schema(windows: Windows) -> Schema:
+def kept_record_schema(windows: Windows) -> Schema:
     """Return the columns of the records that are kept for functions."""
     names = dict.fromkeys(name for _, made in windows.functions for name in made.of or windows.types)
     taken = [Field(name, windows.types[name]) for name in dict.fromkeys([*windows.by, *names])]
-    own = {PLACE: "string", KEPT_TIME: "timestamp", LIMIT: "timestamp", EXPIRES: "timestamp"}
+    own = {POSITION: "string", KEPT_TIME: "timestamp", LIMIT: "timestamp", EXPIRES: "timestamp"}
     return Schema((*taken, *(Field(name, kind) for name, kind in own.items())))
 
 
-def kept_records(records: DataFrame, windows: Windows) -> DataFrame:
+def prepare_records(records: DataFrame, windows: Windows) -> DataFrame:
     """Return records that count as they are kept; EXPIRES is that of the last window that they are in.
 
     Of sessions it is of the record's own, and moves with the session (`session_records`).
     """
     from pyspark.sql import functions as F
 
-    schema = record_schema(windows)
+    schema = kept_record_schema(windows)
     if isinstance(windows.kind, Session):
-        last = F.col(TIME) + micros(windows.kind.gap + windows.lateness)
+        last = F.col(TIME) + to_micros(windows.kind.gap + windows.lateness)
     else:
-        last = end_of(F.col("__last_start"), windows.kind) + micros(windows.lateness)
+        last = window_end(F.col("__last_start"), windows.kind) + to_micros(windows.lateness)
     own = {KEPT_TIME: F.timestamp_micros(TIME), LIMIT: F.timestamp_micros("__limit"), EXPIRES: F.timestamp_micros(last)}
     return records.withColumns(own).select(*map(column, schema.names))
 
 
-def all_records(kept: DataFrame, new: DataFrame, windows: Windows) -> DataFrame:
+def merge_records(kept: DataFrame, new: DataFrame, windows: Windows) -> DataFrame:
     """Return the records of before and of the batch, as they are kept."""
     from pyspark.sql import functions as F
 
-    key = (*windows.by, PLACE)
-    both, keys = joined_rows(kept, new, key)
-    others = [name for name in record_schema(windows).names if name not in key]
-    there = F.col(f"new.{quoted(PLACE)}").isNotNull()
+    key = (*windows.by, POSITION)
+    both, keys = join_old_and_new(kept, new, key)
+    others = [name for name in kept_record_schema(windows).names if name not in key]
+    there = F.col(f"new.{quoted(POSITION)}").isNotNull()
     values = [
         F.when(there, F.col(f"new.{quoted(name)}")).otherwise(F.col(f"old.{quoted(name)}")).alias(name)
         for name in others
@@ -78,7 +78,7 @@ def all_records(kept: DataFrame, new: DataFrame, windows: Windows) -> DataFrame:
     return both.select(*keys, *values)
 
 
-def session_records(records: DataFrame, rows: DataFrame, windows: Windows) -> DataFrame:
+def assign_sessions(records: DataFrame, rows: DataFrame, windows: Windows) -> DataFrame:
     """Return the records of the sessions `rows`, with BEGIN of theirs, and its EXPIRES in place of their own."""
     from pyspark.sql import functions as F
 
@@ -87,18 +87,18 @@ def session_records(records: DataFrame, rows: DataFrame, windows: Windows) -> Da
     pairs = pairs & (F.col(f"record.{quoted(KEPT_TIME)}") < F.col(f"session.{END}"))
     for name in windows.by:
         pairs = pairs & (F.col(f"record.{quoted(name)}") == F.col(f"session.{quoted(name)}"))
-    theirs = [F.col(f"record.{quoted(name)}") for name in record_schema(windows).names if name != EXPIRES]
+    theirs = [F.col(f"record.{quoted(name)}") for name in kept_record_schema(windows).names if name != EXPIRES]
     marks = [F.col(f"session.{quoted(name)}") for name in (EXPIRES, TOUCHED, CLOSING)]
     begin = F.col(f"session.{START}").alias(BEGIN)
     return records.alias("record").join(sessions.hint("merge"), pairs).select(*theirs, begin, *marks)
 
 
-def window_records(records: DataFrame, rows: DataFrame, windows: Windows) -> DataFrame:
+def select_window_records(records: DataFrame, rows: DataFrame, windows: Windows) -> DataFrame:
     """Return a record for each of the windows `rows` of one size that it is in, with the window's BEGIN."""
     from pyspark.sql import functions as F
 
     times = {TIME: F.unix_micros(column(KEPT_TIME)), "__limit": F.unix_micros(column(LIMIT))}
-    placed = in_windows(with_starts(records.withColumns(times), windows), windows)
+    placed = assign_windows(add_window_starts(records.withColumns(times), windows), windows)
     asked = rows.select(*map(column, (*windows.by, START))).alias("asked")
     condition = F.col(f"record.{BEGIN}") == F.col(f"asked.{START}")
     for name in windows.by:
@@ -107,7 +107,7 @@ def window_records(records: DataFrame, rows: DataFrame, windows: Windows) -> Dat
 
 
 @dataclass(frozen=True, slots=True)
-class WindowCall:
+class WindowFunctionCall:
     """What a task does with the records of one window."""
 
     operator: str
@@ -121,7 +121,7 @@ class WindowCall:
         import pyarrow as pa
 
         key = records.select(list(self.key)).slice(0, 1)
-        shown = records.sort_by(PLACE).select(list(self.given))
+        shown = records.sort_by(POSITION).select(list(self.given))
         if (found := first_unreadable(shown)) is not None:
             place = f"a record for {self.aggregates[0][1].words()}"
             raise found.error(self.operator, place, hidden=bool(self.sensitive), operator=self.operator)
@@ -151,21 +151,24 @@ class WindowCall:
             ) from (None if self.sensitive else error)
 
 
-def called_of_windows(operator: str, records: DataFrame, windows: Windows, sensitive: frozenset[str]) -> DataFrame:
+def call_window_functions(operator: str, records: DataFrame, windows: Windows, sensitive: frozenset[str]) -> DataFrame:
     """Return what the functions make of the records of each window: its key and START, and their values."""
     from pyspark.sql.types import StructType
 
     names = windows.functions
     keys = [Field(name, windows.types[name]) for name in windows.by]
     made = Schema((*keys, Field(START, "timestamp"), *(Field(name, function.returns) for name, function in names)))
-    key, given = (*windows.by, BEGIN), tuple(record_schema(windows).names[: -len((PLACE, KEPT_TIME, LIMIT, EXPIRES))])
-    call = WindowCall(operator, names, key, given, made, sensitive)
+    key, given = (
+        (*windows.by, BEGIN),
+        tuple(kept_record_schema(windows).names[: -len((POSITION, KEPT_TIME, LIMIT, EXPIRES))]),
+    )
+    call = WindowFunctionCall(operator, names, key, given, made, sensitive)
     schema = cast("StructType", StructType.fromDDL(made.ddl()))
     return apply_in_arrow(records, key, _task(operator, call), schema)
 
 
 def _task(operator: str, call: Callable[[pa.Table], pa.Table]) -> Callable[[Any], Any]:
-    shipped = shipped_function(operator, call)
+    shipped = pickle_function(operator, call)
 
     def task(records: pa.Table) -> pa.Table:
         return next(encode_task_errors(map(shipped.here(), [records])))

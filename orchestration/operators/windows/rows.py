@@ -9,8 +9,8 @@ from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.columns import AGAIN, BEHIND, EVENT_TIME
-from dagster_adjunct.orchestration.operators.event_time import FIRST, LAST, place_in
+from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
+from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS, stored_position_key
 from dagster_adjunct.orchestration.operators.windows.aggregates import (
     Aggregate,
     Aggregation,
@@ -19,10 +19,10 @@ from dagster_adjunct.orchestration.operators.windows.aggregates import (
     Session,
     Sum,
     Tumbling,
-    longest,
-    micros,
+    max_duration_after,
+    to_micros,
 )
-from dagster_adjunct.orchestration.operators.windows.bounds import end_of, start_of
+from dagster_adjunct.orchestration.operators.windows.bounds import window_end, window_start
 from dagster_adjunct.orchestration.operators.windows.exact_sums import ExactSum, Partial
 from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
 from dagster_adjunct.resources.schemas.schema import Field, Schema
@@ -105,14 +105,14 @@ class Windows:
         return self.types[made.columns[0]] if made.columns else ""
 
 
-def micros_of(moment: datetime | None) -> int | None:
+def epoch_micros(moment: datetime | None) -> int | None:
     """Return a moment as microseconds since 1970."""
     if moment is None:
         return None
-    return micros((moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)) - _BEGINNING)
+    return to_micros((moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)) - _BEGINNING)
 
 
-def made_of(
+def aggregate_records(
     frame: DataFrame, by: Sequence[str], partials: Sequence[Partial], order: Sequence[str], *more: Column
 ) -> DataFrame:
     """Return a row of partial values, and of `more` aggregates, for each of the groups `by` of records.
@@ -125,7 +125,7 @@ def made_of(
     return _aggregated(frame, by, partials, order, [*more, *made])
 
 
-def merged_of(
+def merge_partials(
     frame: DataFrame, by: Sequence[str], partials: Sequence[Partial], order: Sequence[str], *more: Column
 ) -> DataFrame:
     """Return the same for each of the groups `by` of rows that have partial values."""
@@ -144,7 +144,7 @@ def _aggregated(
     return frame.groupBy(*names).agg(*made)
 
 
-def joined_rows(left: DataFrame, right: DataFrame, on: Sequence[str]) -> tuple[DataFrame, list[Column]]:
+def join_old_and_new(left: DataFrame, right: DataFrame, on: Sequence[str]) -> tuple[DataFrame, list[Column]]:
     """Return all rows of both sides, a pair in one, and the columns `on` of either; the sides are "old" and "new".
 
     They lie as both lay: Spark knows nothing any more of where rows of a union lie.
@@ -159,7 +159,7 @@ def joined_rows(left: DataFrame, right: DataFrame, on: Sequence[str]) -> tuple[D
     return both, [F.coalesce(f"old.{quoted(name)}", f"new.{quoted(name)}").alias(name) for name in on]
 
 
-def with_marks(rows: DataFrame, windows: Windows, after: datetime | None) -> DataFrame:
+def mark_windows(rows: DataFrame, windows: Windows, after: datetime | None) -> DataFrame:
     """Return the rows that a batch has changed or closes, with EXPIRES and CLOSING; `after` is its watermark.
 
     EXPIRES of `rows` is as it was kept, null for a new window. It never gets earlier, also where less lateness is
@@ -167,28 +167,28 @@ def with_marks(rows: DataFrame, windows: Windows, after: datetime | None) -> Dat
     """
     from pyspark.sql import functions as F
 
-    kept_until = F.greatest(column(EXPIRES), F.timestamp_micros(F.unix_micros(END) + micros(windows.lateness)))
-    reached = micros_of(after)
+    kept_until = F.greatest(column(EXPIRES), F.timestamp_micros(F.unix_micros(END) + to_micros(windows.lateness)))
+    reached = epoch_micros(after)
     closing = F.lit(False) if reached is None else F.unix_micros(column(EXPIRES)) <= F.lit(reached)
     marked = rows.withColumn(EXPIRES, kept_until).withColumn(CLOSING, closing)
     return marked.filter(F.col(TOUCHED) | F.col(CLOSING))
 
 
-WHY = "__why"
+EXCLUSION = "__why"
 """Why a record counts in no window: one of the words below; null where it does."""
-LATE, NULL_TIME, NULL_KEY, READ_AGAIN, DELETED = "late", "null time", "null key", "again", "tombstone"
-PARTLY = "__partly"
+LATE, NULL_TIME, NULL_KEY, REPLAYED_REASON, DELETED = "late", "null time", "null key", "again", "tombstone"
+PARTLY_LATE = "__partly"
 """Whether a record that counts is too late for some of its sliding windows."""
-ASIDE = (LATE, NULL_TIME, NULL_KEY)
+LEFT_OUT = (LATE, NULL_TIME, NULL_KEY)
 """Of which the stream of late records tells."""
-PLACE = "place$"
+POSITION = "place$"
 """A text that is different for each record, and sorts them by their positions."""
 BEGIN = "__begin"
 """The begin of a window that a record is in; records of another window have one of their own."""
 _LIMIT, _FIRST, _LAST, _START = "__limit", "__first_start", "__last_start", "__start"
 
 
-def judged(frame: DataFrame, windows: Windows, before: datetime | None) -> DataFrame:
+def classify_window_records(frame: DataFrame, windows: Windows, before: datetime | None) -> DataFrame:
     """Return the records with TIME, WHY and PARTLY; `before` is the watermark that the batch was begun with.
 
     A record's own partition decides whether it is late, up to the record alone: however batches were cut, it is the
@@ -196,71 +196,71 @@ def judged(frame: DataFrame, windows: Windows, before: datetime | None) -> DataF
     """
     from pyspark.sql import functions as F
 
-    time = _countable(F.unix_micros(EVENT_TIME), windows)
-    limit = F.greatest(F.unix_micros(BEHIND), F.lit(micros_of(before)).cast("bigint"))
+    time = _representable(F.unix_micros(EVENT_TIME), windows)
+    limit = F.greatest(F.unix_micros(BEHIND), F.lit(epoch_micros(before)).cast("bigint"))
     frame = frame.withColumns({TIME: time, _LIMIT: limit})
-    lateness = micros(windows.lateness)
+    lateness = to_micros(windows.lateness)
     partly: Column = F.lit(False)
     if isinstance(windows.kind, Session):
         late = F.col(TIME) < F.col(_LIMIT) - lateness
     else:
-        frame = with_starts(frame, windows)
-        frame = frame.withColumn(TIME, F.when(F.col(_FIRST) >= FIRST, F.col(TIME)))
-        late = end_of(F.col(_LAST), windows.kind) + lateness <= F.col(_LIMIT)
-        partly = ~late & (end_of(F.col(_FIRST), windows.kind) + lateness <= F.col(_LIMIT))
-    reasons = [(F.col(AGAIN), READ_AGAIN)] if AGAIN in frame.columns else []
+        frame = add_window_starts(frame, windows)
+        frame = frame.withColumn(TIME, F.when(F.col(_FIRST) >= MIN_MICROS, F.col(TIME)))
+        late = window_end(F.col(_LAST), windows.kind) + lateness <= F.col(_LIMIT)
+        partly = ~late & (window_end(F.col(_FIRST), windows.kind) + lateness <= F.col(_LIMIT))
+    reasons = [(F.col(REPLAYED), REPLAYED_REASON)] if REPLAYED in frame.columns else []
     null_key = F.lit(False)
     for name in windows.by:
         null_key = null_key | column(name).isNull()
     reasons += [(F.col(TOMBSTONE), DELETED), (F.col(TIME).isNull(), NULL_TIME), (null_key, NULL_KEY), (late, LATE)]
     why = F.coalesce(*[F.when(condition, F.lit(reason)) for condition, reason in reasons])
-    return frame.withColumns({WHY: why, PARTLY: why.isNull() & F.coalesce(partly, F.lit(False))})
+    return frame.withColumns({EXCLUSION: why, PARTLY_LATE: why.isNull() & F.coalesce(partly, F.lit(False))})
 
 
-def _countable(time: Column, windows: Windows) -> Column:
+def _representable(time: Column, windows: Windows) -> Column:
     """Return the times whose windows end, and expire, before the year 10000: nothing can hold a later time."""
     from pyspark.sql import functions as F
 
-    return F.when(time <= LAST - micros(longest(windows.kind)) - micros(windows.lateness), time)
+    return F.when(time <= MAX_MICROS - to_micros(max_duration_after(windows.kind)) - to_micros(windows.lateness), time)
 
 
-def counted(frame: DataFrame, batch: BatchContext) -> DataFrame:
+def select_counted(frame: DataFrame, batch: BatchContext) -> DataFrame:
     """Return the records that count in windows, with PLACE and without what was only needed to judge them."""
     from pyspark.sql import functions as F
 
-    return frame.filter(F.col(WHY).isNull()).withColumn(PLACE, place_in(frame, batch))
+    return frame.filter(F.col(EXCLUSION).isNull()).withColumn(POSITION, stored_position_key(frame, batch))
 
 
-def in_windows(records: DataFrame, windows: Windows) -> DataFrame:
+def assign_windows(records: DataFrame, windows: Windows) -> DataFrame:
     """Return a record for each fixed window of one size that it is not too late for, with the window's BEGIN."""
     from pyspark.sql import functions as F
 
     assert not isinstance(windows.kind, Session)
     if isinstance(windows.kind, Tumbling):
         return records.withColumn(BEGIN, F.timestamp_micros(_LAST))
-    every = micros(windows.kind.every)
-    limit = F.coalesce(F.col(_LIMIT) - micros(windows.kind.size) - micros(windows.lateness), F.col(_FIRST) - 1)
+    every = to_micros(windows.kind.every)
+    limit = F.coalesce(F.col(_LIMIT) - to_micros(windows.kind.size) - to_micros(windows.lateness), F.col(_FIRST) - 1)
     starts = F.filter(F.sequence(_FIRST, _LAST, F.lit(every)), lambda start: start > limit)
     by_window = records.withColumn(_START, F.explode(starts))
     return by_window.withColumn(BEGIN, F.timestamp_micros(_START))
 
 
-def with_starts(frame: DataFrame, windows: Windows) -> DataFrame:
+def add_window_starts(frame: DataFrame, windows: Windows) -> DataFrame:
     """Return the records with the begins of the first and the last window that they are in."""
     from pyspark.sql import functions as F
 
     assert not isinstance(windows.kind, Session)
     if isinstance(windows.kind, Tumbling):
-        begin = start_of(F.col(TIME), windows.kind)
+        begin = window_start(F.col(TIME), windows.kind)
         return frame.withColumns({_FIRST: begin, _LAST: begin})
-    size, every = micros(windows.kind.size), micros(windows.kind.every)
+    size, every = to_micros(windows.kind.size), to_micros(windows.kind.every)
     last = F.col(TIME) - F.pmod(F.col(TIME), F.lit(every))
     before = F.col(TIME) - size
     first = before - F.pmod(before, F.lit(every)) + every
     return frame.withColumns({_FIRST: first, _LAST: last})
 
 
-def fixed_windows(kept: DataFrame, records: DataFrame, windows: Windows, marks: Watermarks) -> DataFrame:
+def update_fixed_windows(kept: DataFrame, records: DataFrame, windows: Windows, marks: Watermarks) -> DataFrame:
     """Return the rows of the windows that the batch has changed or closes.
 
     `kept` are the rows of before it, `records` those that count. Where both lie in the partitions of the same columns
@@ -270,8 +270,8 @@ def fixed_windows(kept: DataFrame, records: DataFrame, windows: Windows, marks: 
 
     assert not isinstance(windows.kind, Session)
     key = (*windows.by, START)
-    new = made_of(in_windows(records, windows), (*windows.by, BEGIN), windows.partials, (PLACE,))
-    both, keys = joined_rows(kept, new.withColumnRenamed(BEGIN, START), key)
+    new = aggregate_records(assign_windows(records, windows), (*windows.by, BEGIN), windows.partials, (POSITION,))
+    both, keys = join_old_and_new(kept, new.withColumnRenamed(BEGIN, START), key)
     added = [
         F.expr(partial.added.format(f"old.{quoted(partial.name)}", f"new.{quoted(partial.name)}"))
         .cast(partial.type)
@@ -280,33 +280,33 @@ def fixed_windows(kept: DataFrame, records: DataFrame, windows: Windows, marks: 
     ]
     touched = F.col(f"new.{quoted(RECORDS)}").isNotNull().alias(TOUCHED)
     rows = both.select(*keys, *added, touched, F.col(f"old.{quoted(EXPIRES)}").alias(EXPIRES))
-    end = F.timestamp_micros(end_of(F.unix_micros(START), windows.kind))
-    return with_marks(rows.withColumn(END, end), windows, marks.after)
+    end = F.timestamp_micros(window_end(F.unix_micros(START), windows.kind))
+    return mark_windows(rows.withColumn(END, end), windows, marks.after)
 
 
 _NUMBER, _BEGINS, _ITEMS, _KEPT, _FIRST_OF_SESSION = "__number", "__begins", "__items", "__kept", "__first"
 _CLOSES = "__closes"
 
 
-def session_runs(records: DataFrame, windows: Windows) -> DataFrame:
+def build_session_runs(records: DataFrame, windows: Windows) -> DataFrame:
     """Return the sessions that the batch's records, those that count, make by themselves; they have no EXPIRES yet."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
     assert isinstance(windows.kind, Session)
-    gap = micros(windows.kind.gap)
-    order = (TIME, PLACE)
+    gap = to_micros(windows.kind.gap)
+    order = (TIME, POSITION)
     before = F.lag(TIME).over(Window.partitionBy(*map(column, windows.by)).orderBy(*map(column, order)))
-    numbered = _numbered(records, before.isNull() | (F.col(TIME) - before >= gap), windows, order)
+    numbered = _number_sessions(records, before.isNull() | (F.col(TIME) - before >= gap), windows, order)
     times = (
         F.timestamp_micros(F.min(TIME)).alias(START),
         F.timestamp_micros(F.max(TIME) + gap).alias(END),
     )
-    runs = made_of(numbered, (*windows.by, _NUMBER), windows.partials, order, *times)
+    runs = aggregate_records(numbered, (*windows.by, _NUMBER), windows.partials, order, *times)
     return runs.withColumn(EXPIRES, F.lit(None).cast("timestamp"))
 
 
-def sessions_side_by_side(kept: DataFrame, runs: DataFrame, windows: Windows, marks: Watermarks) -> DataFrame:
+def union_sessions(kept: DataFrame, runs: DataFrame, windows: Windows, marks: Watermarks) -> DataFrame:
     """Return the open sessions of before with `runs`, those that the batch's records make by themselves.
 
     Of `kept`, those of before, only the sessions of keys that have records, or of which one closes. Each is a row of
@@ -317,7 +317,7 @@ def sessions_side_by_side(kept: DataFrame, runs: DataFrame, windows: Windows, ma
     from pyspark.sql import functions as F
 
     asked = F.col(f"new.{quoted(windows.by[0])}").isNotNull()
-    reached = micros_of(marks.after)
+    reached = epoch_micros(marks.after)
     if reached is not None:
         first = F.min(column(EXPIRES)).over(Window.partitionBy(*map(column, windows.by)))
         kept = kept.withColumn(_CLOSES, F.unix_micros(first) <= reached)
@@ -330,7 +330,7 @@ def sessions_side_by_side(kept: DataFrame, runs: DataFrame, windows: Windows, ma
     return before.union(runs.select(*map(column, names), F.lit(False).alias(_KEPT)))
 
 
-def session_windows(rows: DataFrame, windows: Windows, marks: Watermarks) -> DataFrame:
+def merge_sessions(rows: DataFrame, windows: Windows, marks: Watermarks) -> DataFrame:
     """Return the sessions that the batch has changed or closes, of `sessions_side_by_side`.
 
     ABSORBED has START and EXPIRES of the sessions of before that are part of one with another begin now.
@@ -341,19 +341,19 @@ def session_windows(rows: DataFrame, windows: Windows, marks: Watermarks) -> Dat
     order = (START, _KEPT)
     before = Window.partitionBy(*map(column, windows.by)).orderBy(*order).rowsBetween(Window.unboundedPreceding, -1)
     reach = F.max(END).over(before)
-    numbered = _numbered(rows, reach.isNull() | (F.col(START) >= reach), windows, order)
+    numbered = _number_sessions(rows, reach.isNull() | (F.col(START) >= reach), windows, order)
     was = F.when(F.col(_KEPT), F.struct(F.col(START), column(EXPIRES)))
     touched = F.bool_or(~F.col(_KEPT)).alias(TOUCHED)
     times = (F.min(START).alias(_FIRST_OF_SESSION), F.max(END).alias(END), F.max(column(EXPIRES)).alias(EXPIRES))
-    sessions = merged_of(
+    sessions = merge_partials(
         numbered, (*windows.by, _NUMBER), windows.partials, order, *times, touched, F.collect_list(was).alias(_ITEMS)
     )
     others = F.filter(_ITEMS, lambda item: item[START] != F.col(_FIRST_OF_SESSION))
     made = sessions.withColumn(ABSORBED, others).drop(_ITEMS, _NUMBER).withColumnRenamed(_FIRST_OF_SESSION, START)
-    return with_marks(made, windows, marks.after)
+    return mark_windows(made, windows, marks.after)
 
 
-def _numbered(frame: DataFrame, begins: Column, windows: Windows, order: Sequence[str]) -> DataFrame:
+def _number_sessions(frame: DataFrame, begins: Column, windows: Windows, order: Sequence[str]) -> DataFrame:
     """Return the rows of each key with the number of the session that they are in."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F

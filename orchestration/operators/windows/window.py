@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.unbounded.local_table import StateSpec
-from dagster_adjunct.orchestration.operators.arguments import LONGEST, column_names, first_double
-from dagster_adjunct.orchestration.operators.columns import FINAL, check_kept, check_names, require
-from dagster_adjunct.orchestration.operators.event_time import as_json, as_late, made_records
+from dagster_adjunct.orchestration.operators.arguments import MAX_DURATION, first_duplicate, validate_column_names
+from dagster_adjunct.orchestration.operators.columns import FINAL, check_new_names, check_state_columns, require_columns
+from dagster_adjunct.orchestration.operators.event_time import make_records, to_json_object, to_late_records
 from dagster_adjunct.orchestration.operators.operator import Flow, Requirement, Spec
 from dagster_adjunct.orchestration.operators.windows import functions
 from dagster_adjunct.orchestration.operators.windows import rows as records
@@ -21,7 +21,7 @@ from dagster_adjunct.orchestration.operators.windows.aggregates import (
     Session,
     Sliding,
     Tumbling,
-    longest,
+    max_duration_after,
 )
 from dagster_adjunct.orchestration.operators.windows.exact_sums import WIDEST, ExactSum
 from dagster_adjunct.orchestration.operators.windows.functions import KEPT_TIME, LIMIT
@@ -30,15 +30,15 @@ from dagster_adjunct.orchestration.operators.windows.rows import (
     CLOSING,
     END,
     EXPIRES,
-    PLACE,
+    POSITION,
     RECORDS,
     START,
     TOUCHED,
     Windows,
-    fixed_windows,
-    session_runs,
-    session_windows,
-    sessions_side_by_side,
+    build_session_runs,
+    merge_sessions,
+    union_sessions,
+    update_fixed_windows,
 )
 from dagster_adjunct.resources.common import check_name
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError, SchemaMismatchError
@@ -54,13 +54,13 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.batch_context import BatchContext
     from dagster_adjunct.orchestration.operators.columns import Types
     from dagster_adjunct.orchestration.operators.operator import Declarations, PlanContext
-    from dagster_adjunct.orchestration.operators.stream_facts import LineageContext, Made
+    from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext
 
-_OF_RECORDS = (PLACE, KEPT_TIME, LIMIT, EXPIRES)
+_OF_RECORDS = (POSITION, KEPT_TIME, LIMIT, EXPIRES)
 _OF_WINDOWS = (START, END, RECORDS)
 
 
-def check_reserved(
+def check_reserved_names(
     operator: str,
     names: Iterable[str],
     by: Sequence[str],
@@ -73,14 +73,14 @@ def check_reserved(
     partials = [
         partial.name for name, made in aggregates for kind in ("", WIDEST) for partial in made.partials(name, kind)
     ]
-    _refuse(operator, "by=", by, {*_OF_RECORDS, *_OF_WINDOWS, *partials})
+    _reject_reserved(operator, "by=", by, {*_OF_RECORDS, *_OF_WINDOWS, *partials})
     own = [name for name in names if not name.startswith("__")]
     for name, made in aggregates:
         taken = made.columns or (own if isinstance(made, Aggregate) else ())
-        _refuse(operator, f"the aggregate {name!r}", taken, _OF_RECORDS)
+        _reject_reserved(operator, f"the aggregate {name!r}", taken, _OF_RECORDS)
 
 
-def _refuse(operator: str, what: str, taken: Iterable[str], reserved: Collection[str]) -> None:
+def _reject_reserved(operator: str, what: str, taken: Iterable[str], reserved: Collection[str]) -> None:
     clash = next((name for name in taken if name.lower() in {other.lower() for other in reserved}), None)
     if clash is not None:
         raise PlanningError(
@@ -95,7 +95,7 @@ def _refuse(operator: str, what: str, taken: Iterable[str], reserved: Collection
 Results: TypeAlias = Literal["final", "updates"]
 
 
-def results_of(
+def make_results(
     rows: DataFrame, windows: Windows, results: Results, operator: str, sensitive: Collection[str]
 ) -> DataFrame:
     """Return a result for each row, with TOMBSTONE; with updates FINAL and what sessions take back, too.
@@ -111,7 +111,7 @@ def results_of(
     if results == "final":
         kept = [column(name) for name in windows.by]
         return rows.filter(CLOSING).select(*kept, *values, F.lit(False).alias(TOMBSTONE))
-    return _with_taken_back(rows, windows, [*values, F.col(CLOSING).alias(FINAL)], (START,))
+    return _add_retractions(rows, windows, [*values, F.col(CLOSING).alias(FINAL)], (START,))
 
 
 def _value(name: str, made: Aggregation, windows: Windows, operator: str, masked: Collection[str]) -> Column:
@@ -156,14 +156,14 @@ def _next_step(made: Aggregation, kind: str) -> str:
     )
 
 
-def kept_rows(rows: DataFrame, windows: Windows) -> DataFrame:
+def select_open_windows(rows: DataFrame, windows: Windows) -> DataFrame:
     """Return the rows that stay open, as they are kept, with TOMBSTONE: those of absorbed sessions are deleted."""
     names = [name for name in windows.schema.names if name not in windows.by]
     still_open = rows.filter(TOUCHED).filter(f"not {CLOSING}")
-    return _with_taken_back(still_open, windows, [column(name) for name in names], (START, EXPIRES))
+    return _add_retractions(still_open, windows, [column(name) for name in names], (START, EXPIRES))
 
 
-def _with_taken_back(rows: DataFrame, windows: Windows, values: Sequence[Column], known: Sequence[str]) -> DataFrame:
+def _add_retractions(rows: DataFrame, windows: Windows, values: Sequence[Column], known: Sequence[str]) -> DataFrame:
     """Return these values of each row, and a tombstone with the `known` columns for each session that it absorbed.
 
     They come out of one list a row, so that they lie where it does: of a union Spark would not know.
@@ -218,11 +218,11 @@ class Window(Spec):
 
     @property
     def reaches(self) -> timedelta:
-        return longest(self.windows)
+        return max_duration_after(self.windows)
 
     @property
     def keeps_for(self) -> timedelta:
-        return longest(self.windows) + self.allowed_lateness
+        return max_duration_after(self.windows) + self.allowed_lateness
 
     @property
     def takes_partition_by(self) -> bool:
@@ -267,10 +267,12 @@ class Window(Spec):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
-        require(context.operator, "the stream", self.by, flow.columns, "Correct by=.")
+        require_columns(context.operator, "the stream", self.by, flow.columns, "Correct by=.")
         for name, made in self.aggregates:
-            require(context.operator, "the stream", made.columns, flow.columns, f"Correct the aggregate {name!r}.")
-        check_names(context.operator, list(self._columns), "Rename the column before, or the aggregate.")
+            require_columns(
+                context.operator, "the stream", made.columns, flow.columns, f"Correct the aggregate {name!r}."
+            )
+        check_new_names(context.operator, list(self._columns), "Rename the column before, or the aggregate.")
         return replace(flow, columns=self._columns)
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
@@ -286,13 +288,15 @@ class Window(Spec):
 
     def _check_types(self, operator: str, types: Mapping[str, str | None]) -> None:
         """Refuse what can't be added up, or kept; a type that is None is not known yet."""
-        check_reserved(operator, types, self.by, self.aggregates)
+        check_reserved_names(operator, types, self.by, self.aggregates)
         whole = any(isinstance(made, Aggregate) and not made.of for _, made in self.aggregates)
-        check_kept(operator, types, [name for name in types if not name.startswith("__")] if whole else (), self.by)
+        check_state_columns(
+            operator, types, [name for name in types if not name.startswith("__")] if whole else (), self.by
+        )
         for name, made in self.aggregates:
             for taken in made.columns:
                 kind = types.get(taken)
-                if kind is not None and (not made.takes(kind) or not _can_be_kept(taken, kind)):
+                if kind is not None and (not made.takes(kind) or not _is_storable(taken, kind)):
                     raise PlanningError(
                         f"{operator}: {name!r} is {made.words()}, and column {taken!r} is {kind}.",
                         f'Cast it before: .with_columns({taken}="cast({taken} as double)"), say.',
@@ -300,7 +304,7 @@ class Window(Spec):
                         column=taken,
                     )
 
-    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
         (made,) = arriving
         kept = {name: made[name] for name in self.by if name in made}
         for name, aggregation in self.aggregates:
@@ -321,11 +325,11 @@ class Window(Spec):
         counted = self._counted(operator, frame, windows, batch)
         state = batch.state(self.name, self._spec(windows, batch.partitions_at(operator)))
         rows = batch.computed_once(operator, self._rows(operator, state.frame(), counted, windows, batch))
-        state.write(kept_rows(rows, windows), lying=True)
+        state.write(select_open_windows(rows, windows), lying=True)
         if windows.functions:
             rows = self._with_functions(operator, rows, counted, windows, batch)
         return self._made(
-            results_of(rows, windows, self.results, operator, batch.sensitive(operator)),
+            make_results(rows, windows, self.results, operator, batch.sensitive(operator)),
             batch,
             batch.partitions_at(operator),
         )
@@ -337,10 +341,10 @@ class Window(Spec):
         marks = batch.watermarks(self.name)
         lying = [column(name) for name in self.partition_by]
         if isinstance(self.windows, Session):
-            runs = batch.computed_once(operator, session_runs(counted, windows))
-            rows = sessions_side_by_side(kept, runs, windows, marks)
-            return session_windows(rows.repartition(batch.partitions_at(operator), *lying), windows, marks)
-        rows = fixed_windows(kept, counted, windows, marks)
+            runs = batch.computed_once(operator, build_session_runs(counted, windows))
+            rows = union_sessions(kept, runs, windows, marks)
+            return merge_sessions(rows.repartition(batch.partitions_at(operator), *lying), windows, marks)
+        rows = update_fixed_windows(kept, counted, windows, marks)
         if not windows.functions and not batch.lying_by(operator):
             return rows  # where they do lie, though Spark does not know
         return rows.repartition(batch.partitions_at(operator), *lying)
@@ -350,8 +354,8 @@ class Window(Spec):
         from pyspark.sql import functions as F
 
         last = F.timestamp_micros(F.unix_micros(F.coalesce(END, START)) - 1)
-        ordinal = as_json([column(name) for name in (*self.by, START)])
-        return made_records(
+        ordinal = to_json_object([column(name) for name in (*self.by, START)])
+        return make_records(
             results, batch, by=self.partition_by, partitions=partitions, ordinal=ordinal, event_time=last
         )
 
@@ -361,14 +365,14 @@ class Window(Spec):
 
         conditions = {name: F.expr(condition) for name, condition in _COUNTS.items()}
         before = batch.watermarks(self.name).before
-        judged = batch.counted(operator, records.judged(frame, windows, before), conditions)
+        judged = batch.counted(operator, records.classify_window_records(frame, windows, before), conditions)
         wanted = batch.late_wanted(operator)
         if wanted or windows.functions:
             judged = batch.computed_once(operator, judged)
         if wanted:
-            why = F.col(records.WHY)
-            batch.leave_out(operator, as_late(judged.filter(why.isin(*records.ASIDE)), why, self.holds_back))
-        return records.counted(judged, batch)
+            why = F.col(records.EXCLUSION)
+            batch.leave_out(operator, to_late_records(judged.filter(why.isin(*records.LEFT_OUT)), why, self.holds_back))
+        return records.select_counted(judged, batch)
 
     def _spec(self, windows: Windows, partitions: int) -> StateSpec:
         key = (*self.by, START)
@@ -380,45 +384,45 @@ class Window(Spec):
         self, operator: str, rows: DataFrame, counted: DataFrame, windows: Windows, batch: BatchContext
     ) -> DataFrame:
         """Return the rows that make results with the values of users' functions; keep the records of open windows."""
-        schema, partitions = functions.record_schema(windows), batch.partitions_at(operator)
+        schema, partitions = functions.kept_record_schema(windows), batch.partitions_at(operator)
         session = isinstance(self.windows, Session)
-        key = (*self.by, records.PLACE)
+        key = (*self.by, records.POSITION)
         spec = StateSpec(schema, key, self.partition_by, partitions, EXPIRES, not session, self.summary())
         state = batch.state(self._records, spec, of=self.name)
-        new = functions.kept_records(counted, windows)
+        new = functions.prepare_records(counted, windows)
         asked = rows.filter(CLOSING) if self.results == "final" else rows
         if session:
-            every = functions.all_records(state.frame(), new, windows)
+            every = functions.merge_records(state.frame(), new, windows)
             every = every.repartition(partitions, *[column(name) for name in self.partition_by])
-            placed = _in_one(functions.session_records(every, rows, windows), partitions)
+            placed = _keep_single_partition(functions.assign_sessions(every, rows, windows), partitions)
             grown = placed.filter(TOUCHED).filter(f"not {CLOSING}")
             state.write(grown.select(*[column(name) for name in schema.names]), lying=True)
             placed = placed.filter(CLOSING) if self.results == "final" else placed
         else:
             state.write(new, lying=True)
-            placed = functions.window_records(state.with_written(), asked, windows)
-        values = functions.called_of_windows(operator, placed, windows, batch.sensitive(operator))
+            placed = functions.select_window_records(state.with_written(), asked, windows)
+        values = functions.call_window_functions(operator, placed, windows, batch.sensitive(operator))
         values = values.repartition(partitions, *[column(name) for name in self.partition_by])
-        return _in_one(asked.join(values.hint("merge"), [*self.by, START], "left"), partitions)
+        return _keep_single_partition(asked.join(values.hint("merge"), [*self.by, START], "left"), partitions)
 
 
 _COUNTS = {
     "records": "true",
-    "late": f"{records.WHY} = '{records.LATE}'",
-    "partly_late": records.PARTLY,
-    "null_times": f"{records.WHY} = '{records.NULL_TIME}'",
-    "null_keys": f"{records.WHY} = '{records.NULL_KEY}'",
-    "again": f"{records.WHY} = '{records.READ_AGAIN}'",
-    "tombstones": f"{records.WHY} = '{records.DELETED}'",
+    "late": f"{records.EXCLUSION} = '{records.LATE}'",
+    "partly_late": records.PARTLY_LATE,
+    "null_times": f"{records.EXCLUSION} = '{records.NULL_TIME}'",
+    "null_keys": f"{records.EXCLUSION} = '{records.NULL_KEY}'",
+    "again": f"{records.EXCLUSION} = '{records.REPLAYED_REASON}'",
+    "tombstones": f"{records.EXCLUSION} = '{records.DELETED}'",
 }
 
 
-def _in_one(joined: DataFrame, partitions: int) -> DataFrame:
+def _keep_single_partition(joined: DataFrame, partitions: int) -> DataFrame:
     """Return what was joined where it lay: two single partitions Spark spreads anew before it joins them."""
     return joined.coalesce(1) if partitions == 1 else joined
 
 
-def _can_be_kept(name: str, kind: str) -> bool:
+def _is_storable(name: str, kind: str) -> bool:
     try:
         Field(name, kind)
     except SchemaMismatchError:
@@ -426,7 +430,7 @@ def _can_be_kept(name: str, kind: str) -> bool:
     return True
 
 
-def checked_window(
+def build_window(
     after: str,
     kind: Kind,
     by: str | Sequence[str],
@@ -445,17 +449,17 @@ def checked_window(
         )
     if results not in ("final", "updates"):
         raise ConfigurationError(f"{what} has results={results!r}.", "Write final or updates.", argument="results")
-    if not isinstance(allowed_lateness, timedelta) or not timedelta(0) <= allowed_lateness <= LONGEST:
+    if not isinstance(allowed_lateness, timedelta) or not timedelta(0) <= allowed_lateness <= MAX_DURATION:
         raise ConfigurationError(
             f"{what} has allowed_lateness={allowed_lateness!r}: expected a timedelta of none or more, and "
             "of 100 years at most.",
             "Correct it.",
             argument="allowed_lateness",
         )
-    key = column_names(f"{what}: by=", by)
+    key = validate_column_names(f"{what}: by=", by)
     if not key:
         raise ConfigurationError(f"{what} has no column in by=.", "Name the key.", argument="by")
-    lying = key if partition_by is None else column_names(f"{what}: partition_by=", partition_by)
+    lying = key if partition_by is None else validate_column_names(f"{what}: partition_by=", partition_by)
     if not lying or set(lying) - set(key):
         raise ConfigurationError(
             f"{what} has partition_by={partition_by!r}: expected some of by= ({', '.join(key)}).",
@@ -472,8 +476,8 @@ def _aggregates(what: str, aggregates: Mapping[str, Aggregation]) -> tuple[tuple
             'Write {"views": Count()}, say.',
             argument="aggregates",
         )
-    names = column_names(f"{what}: aggregates=", list(aggregates))
-    double = first_double(names)
+    names = validate_column_names(f"{what}: aggregates=", list(aggregates))
+    double = first_duplicate(names)
     wrong = next((name for name, made in aggregates.items() if not isinstance(made, Aggregation)), None)
     if double is not None or wrong is not None:
         mistake = f"names {double!r} twice" if double is not None else f"gives {wrong!r} {aggregates[wrong or '']!r}"
@@ -483,5 +487,5 @@ def _aggregates(what: str, aggregates: Mapping[str, Aggregation]) -> tuple[tuple
             argument="aggregates",
         )
     for made in aggregates.values():
-        column_names(f"{what}: {made.words()}", made.columns)
+        validate_column_names(f"{what}: {made.words()}", made.columns)
     return tuple(aggregates.items())

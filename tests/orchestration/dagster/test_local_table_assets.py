@@ -10,7 +10,7 @@ from dagster import AssetKey, DagsterInstance, TableMetadataValue
 
 from dagster_adjunct import Application, Schema, SparkResource, build_definitions, open_lake
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
-from dagster_adjunct.orchestration.application.graph import outputs_of
+from dagster_adjunct.orchestration.application.graph import find_outputs
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from tests.orchestration.step_world import StepWorld
 
@@ -62,7 +62,7 @@ def test_a_dataset_that_is_fed_and_joined_makes_no_circle_either() -> None:
     app = Application("feeding")
     fed = app.table(unbounded_dataset("rates", input="lake.rates", key="shop", partitions=2))
     app.input_stream("lake.visits").join(fed, on="shop").send_to(fed)
-    (output,) = outputs_of(app)
+    (output,) = find_outputs(app)
     assert output == type(output)(LineageNode("stream", "lake.rates"), (LineageNode("stream", "lake.visits"),))
     assert build_definitions(app).resolve_asset_graph().get_all_asset_keys()
 

@@ -8,7 +8,7 @@ from typing import Any
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, OffsetState, Replay
 from dagster_adjunct.orchestration.code_location.metadata import output_metadata, plan_metadata, step_metadata
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.resources.tables.metrics import Meter
 from tests.orchestration.planner.planning import application, catalog
@@ -77,7 +77,7 @@ def test_the_plan_stands_on_outputs_as_text_that_stays_in_its_block_and_as_a_doc
         stream = app.input_stream("lake.s")
         for _ in range(filters):
             stream = stream.filter("k <> '````' or `k` = 1")
-        return plan(app, catalog(s=8))
+        return build_plan(app, catalog(s=8))
 
     metadata = plan_metadata(chain(1))
     lines = metadata["adjunct/plan"].value.splitlines()

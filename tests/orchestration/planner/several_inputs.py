@@ -12,7 +12,7 @@ from dagster_adjunct.orchestration.operators.operator import (
     PlanContext,
     Requirement,
     Spec,
-    agreed,
+    merge_flows,
 )
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Together(Planned):
         return "all records"
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        return agreed(context, arriving)
+        return merge_flows(context, arriving)
 
 
 BY_K = StreamJoin((("k",), ("k",)))

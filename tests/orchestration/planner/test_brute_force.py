@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.joins import Join
 from dagster_adjunct.orchestration.operators.table_updates import SendToDataset
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import PartitionCountMismatchError
 from tests.orchestration.planner.planning import application, catalog, dataset
 from tests.orchestration.planner.several_inputs import BY_K, StreamJoin, Together
@@ -138,9 +138,9 @@ def agrees(program) -> None:
     wanted = searched(app, counts)
     if wanted is None:
         with pytest.raises(PartitionCountMismatchError):
-            plan(app, FACTS)
+            build_plan(app, FACTS)
         return
-    planned = plan(app, FACTS)
+    planned = build_plan(app, FACTS)
     assert {edge.operator: edge.partitions for edge in planned.streams if edge.operator} == wanted
 
 
@@ -150,7 +150,7 @@ def test_those_that_take_part_are_those_that_reach_the_join(program):
     app, counts = described(program)
     if searched(app, counts) is None:
         return
-    planned = plan(app, FACTS)
+    planned = build_plan(app, FACTS)
     names = {edge.operator: edge.name for edge in planned.streams if edge.operator}
     names |= {edge.dataset: edge.name for edge in planned.streams if edge.dataset}
     wanted = [{names[member] for member in group} for group in taking_part(app, set(counts))]

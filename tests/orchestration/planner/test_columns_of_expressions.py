@@ -12,7 +12,7 @@ from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.validation.validators import custom, no_nulls, sql_check, unique_keys, values_in
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.functions import TableWriteFunction
@@ -38,7 +38,7 @@ class _Nowhere(TableWriteFunction):
 def planned(describe, *streams: StreamFacts):
     app = application()
     describe(app, app.input_stream("lake.visits"))
-    return plan(app, catalog(VISITS, *streams))
+    return build_plan(app, catalog(VISITS, *streams))
 
 
 def refusal(describe, *streams: StreamFacts) -> PlanningError:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatchError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog, dataset
@@ -18,7 +18,7 @@ from tests.orchestration.planner.several_inputs import BY_K, Together
 
 def refused(app, facts) -> PartitionCountMismatchError:
     with pytest.raises(PartitionCountMismatchError) as caught:
-        plan(app, facts)
+        build_plan(app, facts)
     return caught.value
 
 
@@ -139,7 +139,7 @@ def test_what_an_open_count_was_inferred_from_may_be_the_cheapest_to_change():
         "At join-4-large: rewrite dataset 'small' in place (adjunct dataset repartition small --partitions 16 --reason "
         "…) and declare it with partitions=16, 1 kB in all (the cheapest by bytes); or move app-partition-by-2 with "
     )
-    plan(described(16), facts)
+    build_plan(described(16), facts)
 
 
 def test_a_stream_that_an_open_count_was_inferred_from_may_move_where_they_meet():
@@ -155,7 +155,7 @@ def test_a_stream_that_an_open_count_was_inferred_from_may_move_where_they_meet(
     moved = mended.input_stream("lake.s2").partition_by("k")
     moved.apply(BY_K, mended.input_stream("lake.s1").partition_by("k"))
     moved.apply(BY_K, mended.input_stream("lake.s4"))
-    plan(mended, catalog(s1=16, s2=5, s4=8))
+    build_plan(mended, catalog(s1=16, s2=5, s4=8))
 
 
 def test_what_a_count_was_inferred_from_is_left_where_another_join_relies_on_it():
@@ -184,7 +184,7 @@ def test_proposed_changes_are_a_way_out():
     assert 'move lake.s with .partition_by("k") before it' in refused(app, catalog(s=8, t=1)).next_step
     mended = application()
     mended.input_stream("lake.s").partition_by("k").join(mended.table(dataset("t", 4)), on="k", select=[])
-    plan(mended, catalog(s=8, t=1))
+    build_plan(mended, catalog(s=8, t=1))
 
 
 def test_a_table_fed_by_streams_of_different_counts_is_refused_where_it_is_joined():
@@ -195,7 +195,7 @@ def test_a_table_fed_by_streams_of_different_counts_is_refused_where_it_is_joine
         app.input_stream("lake.s2").send_to(table)
         reading = app.input_stream("lake.s3")
         if not joined:
-            plan(app, catalog(s1=8, s2=4, s3=8, t=1))
+            build_plan(app, catalog(s1=8, s2=4, s3=8, t=1))
             continue
         for _ in range(3):
             reading.join(table, on="k", select=[])
@@ -253,7 +253,7 @@ def test_where_only_the_columns_differ_both_joins_are_told():
     for facts_of in facts:
         app.input_stream(facts_of.name).join(app.table(dataset(f"of-{facts_of.name[-1]}", 4)), on="k", select=[])
     with pytest.raises(PlanningError) as caught:
-        plan(app, catalog(*facts, **{"of-x": 1, "of-y": 1}))
+        build_plan(app, catalog(*facts, **{"of-x": 1, "of-y": 1}))
     assert not isinstance(caught.value, PartitionCountMismatchError)
     assert "lake.x does not lie" in caught.value.problem
     assert "lake.y does not lie" in caught.value.problem
@@ -302,4 +302,4 @@ def test_what_a_merge_brings_together_is_no_stream():
     merged = app.input_stream("lake.s").merge(app.input_stream("lake.r"))
     merged.join(app.table(dataset("t", 4)), on="k", select=[])
     with pytest.raises(PlanningError, match=r": what merge-3 brings together does not lie as dataset t does"):
-        plan(app, catalog(StreamFacts("lake.r", 4, ("k",), "kafka-murmur2"), s=4, t=4))
+        build_plan(app, catalog(StreamFacts("lake.r", 4, ("k",), "kafka-murmur2"), s=4, t=4))

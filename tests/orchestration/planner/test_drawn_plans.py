@@ -9,7 +9,7 @@ from dagster_adjunct.examples.flights.deliver import create_streams
 from dagster_adjunct.examples.flights.pipeline import app as flights
 from dagster_adjunct.orchestration.planner.catalog import plan_application, systems_for
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.objects.lake import open_lake
 from tests.doc_blocks import ROOT, blocks_of
 from tests.orchestration.planner.planning import application, catalog, dataset
@@ -22,7 +22,7 @@ def nasty() -> ExecutionPlan:
     app = application()
     stream = app.input_stream("lake.s").filter(NASTY).join(app.table(dataset("t", 8)), on="k", select=[])
     stream.send_to(app.output_stream("lake.out", partitions=4, key="k"))
-    return plan(app, catalog(s=8, t=1))
+    return build_plan(app, catalog(s=8, t=1))
 
 
 def test_a_drawing_has_every_operator_stream_dataset_and_table_by_name() -> None:
@@ -48,7 +48,7 @@ def test_exchanges_are_marked_on_the_way_that_moves() -> None:
     app = application()
     stream = app.input_stream("lake.s").partition_by("x", partitions=6)
     stream.send_to(app.output_stream("lake.out", partitions=4, key="k"))
-    lines = plan(app, catalog(s=8)).to_mermaid().splitlines()
+    lines = build_plan(app, catalog(s=8)).to_mermaid().splitlines()
     marked = [line.strip() for line in lines if "==>" in line]
     assert marked == ['n1 ==>|"exchange: 6 by x"| n2', 'n3 ==>|"exchange: 4 by k"| n4']
     arrows = [line for line in lines if "-->" in line or "==>" in line]
@@ -61,7 +61,7 @@ def test_exchanges_are_marked_on_the_way_that_moves() -> None:
 def test_a_plan_without_exchanges_has_no_marked_link() -> None:
     app = application()
     app.input_stream("lake.s").send_to(app.output_stream("lake.out", partitions=8, key="k"))
-    drawn = plan(app, catalog(s=8)).to_mermaid()
+    drawn = build_plan(app, catalog(s=8)).to_mermaid()
     assert "exchange:" not in drawn
     assert "linkStyle" not in drawn
 
@@ -81,7 +81,7 @@ def test_the_text_shows_where_each_branch_begins() -> None:
     last = stream.filter("c")
     last.filter("d").filter("e")
     last.filter("f")
-    drawn = [line.split("  [")[0] for line in plan(app, catalog(s=4)).render().splitlines()[3:10]]
+    drawn = [line.split("  [")[0] for line in build_plan(app, catalog(s=4)).render().splitlines()[3:10]]
     assert drawn == [
         "  input-1",
         "  +  filter-2",

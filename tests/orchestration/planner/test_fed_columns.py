@@ -9,7 +9,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application
@@ -24,7 +24,7 @@ def fed(*columns: str, **declared: Any) -> None:
     app.table(other)
     first = unbounded_dataset("ref", input="lake.ref", key="id", partitions=4)
     app.input_stream("lake.pay").map(*columns).send_to(app.table(first))
-    plan(app, {"lake.pay": SENT, "lake.ref": StreamFacts("lake.ref", 4, ("id",), SPARK, STORED, evolves=True)})
+    build_plan(app, {"lake.pay": SENT, "lake.ref": StreamFacts("lake.ref", 4, ("id",), SPARK, STORED, evolves=True)})
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.planner import plan
-from dagster_adjunct.orchestration.planner.render import differences
+from dagster_adjunct.orchestration.planner.planner import build_plan
+from dagster_adjunct.orchestration.planner.render import describe_differences
 from tests.orchestration.planner.planning import application, catalog, dataset
 from tests.orchestration.planner.test_planned_tables import counts, last_seen, planned, scans, tags
 
@@ -28,7 +28,7 @@ def orders(
     stream = stream.join(app.table(dataset("t", 8)), on="k", select=["v"]).partition_by("v")
     stream = stream.join(app.table(dataset("u", buckets)), on={"v": "k"}, select=[])
     after(stream).send_to(app.output_stream("lake.out", partitions=4, key=by))
-    return plan(app, catalog(s=8, t=1, u=1))
+    return build_plan(app, catalog(s=8, t=1, u=1))
 
 
 def test_equal_plans_have_no_differences() -> None:
@@ -102,8 +102,8 @@ def test_whatever_member_changes_is_told() -> None:
                 part = part[step]
             part[last] = 77 if isinstance(part[last], int) else "another"
             if place != ("format",):
-                assert differences(document, other), place
-        assert differences(document, copy.deepcopy(document)) == ()
+                assert describe_differences(document, other), place
+        assert describe_differences(document, copy.deepcopy(document)) == ()
 
 
 def leaves(value: Any, *way: Any) -> Any:
@@ -120,7 +120,7 @@ def test_what_only_one_version_writes_is_not_a_difference() -> None:
         item["mood"] = "calm"
     newer["colour"] = "green"
     del older["tables"]
-    assert differences(older, newer) == ()
+    assert describe_differences(older, newer) == ()
 
 
 @pytest.mark.parametrize("number", [1_000])
@@ -130,6 +130,6 @@ def test_many_operators_are_compared(number: int) -> None:
         stream = app.input_stream("lake.s")
         for _ in range(length):
             stream = stream.filter("k > 0")
-        return plan(app, catalog(s=8))
+        return build_plan(app, catalog(s=8))
 
     assert len(chain(number + 1).differences_from(chain(number))) == 1

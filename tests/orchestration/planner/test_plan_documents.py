@@ -10,7 +10,7 @@ import pytest
 
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -25,7 +25,7 @@ def several() -> ExecutionPlan:
     stream.map(lambda frame: frame).join(app.table(dataset("u", 4)), on="k", select=[])
     stream.join(app.table(dataset("b")), on="k").send_to(app.output_stream("lake.out", partitions=4, key="k"))
     app.input_stream("lake.r", broadcast=True).filter("true")
-    return plan(app, catalog(s=8, t=1, u=1, b=1, r=3))
+    return build_plan(app, catalog(s=8, t=1, u=1, b=1, r=3))
 
 
 def everything() -> ExecutionPlan:
@@ -40,7 +40,7 @@ def everything() -> ExecutionPlan:
     joined.sink(print)
     joined.send_to(app.output_stream("lake.out", partitions=4, key="k"))
     facts = [StreamFacts(f"lake.{name}", 8, ("k",), SPARK, Schema.of(k="string")) for name in ("s", "r")]
-    return plan(app, catalog(*facts))
+    return build_plan(app, catalog(*facts))
 
 
 def stored(execution_plan: ExecutionPlan) -> dict[str, Any]:

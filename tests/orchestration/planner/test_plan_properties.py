@@ -16,8 +16,8 @@ from dagster_adjunct.orchestration.operators.joins import Join
 from dagster_adjunct.orchestration.operators.records import Map, PartitionBy
 from dagster_adjunct.orchestration.operators.sends import SendToStream
 from dagster_adjunct.orchestration.operators.table_updates import SendToDataset
-from dagster_adjunct.orchestration.planner.partition_counts import assign
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.partition_counts import assign_counts
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
 from tests.orchestration.planner.planning import application, catalog, dataset
 from tests.orchestration.planner.several_inputs import Together
@@ -30,7 +30,7 @@ NODES = st.dictionaries(st.sampled_from("abcdefgh"), st.none() | COUNTS, min_siz
 def test_assigned_counts_are_those_of_whole_connected_components(counts, data):
     members = st.lists(st.sampled_from(sorted(counts)), min_size=1, max_size=3)
     groups = {f"j{i}": tuple(group) for i, group in enumerate(data.draw(st.lists(members, max_size=8)))}
-    assignment = assign(counts, groups, default=9)
+    assignment = assign_counts(counts, groups, default=9)
     wanted, conflict = components(counts, list(groups.values()), default=9)
     assert bool(assignment.conflicts) == conflict
     if not conflict:
@@ -147,10 +147,10 @@ def test_the_planner_agrees_with_brute_force_on_random_applications(program):
     verdict, wanted = brute_force(app)
     if verdict is not None:
         with pytest.raises(verdict) as caught:
-            plan(app, STREAMS)
+            build_plan(app, STREAMS)
         assert type(caught.value) is verdict
         return
-    planned = plan(app, STREAMS)
+    planned = build_plan(app, STREAMS)
     assigned = {edge.operator: edge.partitions for edge in planned.streams if edge.operator}
     assert assigned == {name: count for name, count in wanted.items() if not name.startswith("dataset")}
     check_joins(app, planned)
@@ -161,7 +161,7 @@ def test_the_planner_agrees_with_brute_force_on_random_applications(program):
 @example([(("move", ("k", None)), 0), (("feed", "t0"), 1), (("join", "t1"), 1)])
 def test_auto_repartition_accepts_every_random_application_and_proves_it(program):
     app = described(program, auto_repartition=True)
-    planned = plan(app, STREAMS)
+    planned = build_plan(app, STREAMS)
     check_joins(app, planned)
     if brute_force(app)[0] is None:
         assert not [exchange for exchange in planned.exchanges if exchange.reason == "auto_repartition"]
@@ -191,7 +191,7 @@ def test_what_is_shown_and_stored_of_a_plan_grows_in_proportion_to_the_operators
     """Of many joins and many writers of one table, none repeats what the others have; nor does a branch of a branch."""
 
     def sizes(joins):
-        planned = plan(joins_and_writers(joins, chained=chained), catalog(s=8, t=1))
+        planned = build_plan(joins_and_writers(joins, chained=chained), catalog(s=8, t=1))
         assert len(planned.fed[0].sinks) == len(planned.join_groups) == joins
         return len(planned.render()), len(json.dumps(planned.to_json()))
 
@@ -204,7 +204,7 @@ def test_what_comes_together_again_and_again_is_drawn_once():
     stream = app.input_stream("lake.s")
     for number in range(40):  # by so many ways as two to the 40th
         stream = stream.filter(f"n > {number}").apply(Together(), stream)
-    drawn = plan(app, catalog(s=8)).render()
+    drawn = build_plan(app, catalog(s=8)).render()
     assert drawn.count("  all records") == 40
     assert drawn.count("-> together-3\n") == 1
 
@@ -232,7 +232,7 @@ def steps_of_planning(joins: int, *, auto: bool) -> int:
 
     sys.setprofile(count)
     try:
-        planned = plan(app, facts)
+        planned = build_plan(app, facts)
     finally:
         sys.setprofile(None)
     assert {edge.partitions for edge in planned.streams} == {8}

@@ -6,7 +6,7 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatchError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog, dataset
@@ -18,7 +18,7 @@ def test_each_task_reads_all_of_it_beside_its_own_partition() -> None:
     app = application()
     app.input_stream("lake.s")
     app.input_stream("lake.rules", broadcast=True).send_to(app.output_stream("lake.out", partitions=9, key="rule"))
-    execution_plan = plan(app, catalog(RULES, s=4))
+    execution_plan = build_plan(app, catalog(RULES, s=4))
     everywhere = ("lake.rules.0", "lake.rules.1")
     assert [tuple(map(str, task.ssps)) for task in execution_plan.tasks] == [
         (f"lake.s.{number}", *everywhere) for number in range(4)
@@ -36,11 +36,11 @@ def test_it_constrains_no_count_and_is_no_member_of_a_join_group() -> None:
     app.input_stream("lake.s").join(app.table(wide), on="k")
     rules = app.input_stream("lake.rules", broadcast=True)
     rules.map("*", "rule as k").partition_by("k").join(app.table(dataset("other", 16)), on="k")
-    execution_plan = plan(app, catalog(RULES, s=16, wide=16, other=16))
+    execution_plan = build_plan(app, catalog(RULES, s=16, wide=16, other=16))
     assert all("lake.rules" not in group.streams for group in execution_plan.join_groups)
     assert execution_plan.partitions_at("input-3") == 16  # as many as there are tasks
     with pytest.raises(PartitionCountMismatchError):
-        plan(app, catalog(RULES, s=8, wide=16, other=16))
+        build_plan(app, catalog(RULES, s=8, wide=16, other=16))
 
 
 def test_a_partitioned_dataset_is_not_met_without_moving_first() -> None:
@@ -52,9 +52,9 @@ def test_a_partitioned_dataset_is_not_met_without_moving_first() -> None:
         facts = catalog(RULES, s=4, d=4)
         if refused:
             with pytest.raises(PlanningError, match=r"it is broadcast: every task gets all of it.*partition_by"):
-                plan(app, facts)
+                build_plan(app, facts)
         else:
-            assert [exchange.operator for exchange in plan(app, facts).exchanges] == ["join-4-d"]
+            assert [exchange.operator for exchange in build_plan(app, facts).exchanges] == ["join-4-d"]
 
 
 def test_a_broadcast_dataset_is_met_as_it_is() -> None:
@@ -62,7 +62,7 @@ def test_a_broadcast_dataset_is_met_as_it_is() -> None:
     app.input_stream("lake.s")
     rules = app.input_stream("lake.rules", broadcast=True).map("*", "rule as k")
     rules.join(app.table(dataset("d")), on="k")
-    assert plan(app, catalog(RULES, s=4, d=1)).exchanges == ()
+    assert build_plan(app, catalog(RULES, s=4, d=1)).exchanges == ()
 
 
 def test_the_copies_of_a_task_stay_together_in_an_output_of_as_many_partitions() -> None:
@@ -72,7 +72,7 @@ def test_the_copies_of_a_task_stay_together_in_an_output_of_as_many_partitions()
     rules.send_to(app.output_stream("kafka.alike", partitions=4))
     rules.send_to(app.output_stream("kafka.fewer", partitions=3))
     rules.send_to(app.output_stream("lake.keyed", partitions=4, key="number"))
-    moved = {exchange.operator: exchange.partitioned_by for exchange in plan(app, catalog(RULES, s=4)).exchanges}
+    moved = {exchange.operator: exchange.partitioned_by for exchange in build_plan(app, catalog(RULES, s=4)).exchanges}
     assert moved == {"send-to-4": (), "send-to-5": ("number",)}
 
 
@@ -80,12 +80,12 @@ def test_what_can_not_be_is_refused() -> None:
     app = application()
     app.input_stream("lake.rules", broadcast=True)
     with pytest.raises(PlanningError, match="all inputs of application 'app' are broadcast"):
-        plan(app, catalog(RULES))
+        build_plan(app, catalog(RULES))
     app = application()
     app.input_stream("lake.s")
     app.input_stream("lake.rules", broadcast="Limit")
     with pytest.raises(PlanningError, match="has a column 'Limit'"):
-        plan(app, catalog(RULES, s=1))
+        build_plan(app, catalog(RULES, s=1))
     for wrong in ("", "a b", "__task", 3):
         with pytest.raises(ConfigurationError, match="broadcast="):
             Application("app").input_stream("lake.rules", broadcast=wrong)  # type: ignore[arg-type]

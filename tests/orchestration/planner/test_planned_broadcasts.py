@@ -7,7 +7,7 @@ import re
 import pytest
 
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog, dataset
@@ -21,7 +21,9 @@ def test_there_are_as_many_copies_as_tasks() -> None:
     visits.partition_by("v", partitions=6).send_to(app.output_stream("lake.out", partitions=9, key="v"))
     told = visits.filter("v > 0").broadcast()
     kept = told.join(app.table(dataset("names")), on="k", how="left", select=["name"])
-    planned = plan(app, catalog(VISITS, StreamFacts("lake.names", 1, schema=Schema.of(k="string", name="string"))))
+    planned = build_plan(
+        app, catalog(VISITS, StreamFacts("lake.names", 1, schema=Schema.of(k="string", name="string")))
+    )
     assert len(planned.tasks) == 6
     assert planned.operator(kept.operator).partitions == 6
     assert planned.operator(kept.operator).columns == ("k", "v", "task", "name")
@@ -36,7 +38,7 @@ def test_a_partitioned_dataset_is_met_behind_a_shuffle_only() -> None:
     app = application()
     app.input_stream("lake.visits").broadcast().join(app.table(dataset("t", 4)), on="k")
     with pytest.raises(PlanningError, match="it is broadcast: every task gets all of it"):
-        plan(app, catalog(VISITS, t=1))
+        build_plan(app, catalog(VISITS, t=1))
 
 
 def test_its_column_is_named_and_not_there_yet() -> None:
@@ -46,4 +48,4 @@ def test_its_column_is_named_and_not_there_yet() -> None:
         visits.broadcast(task="a b")
     visits.broadcast(task="V")
     with pytest.raises(PlanningError, match="broadcast-2: the stream has a column 'V', as the number of the task"):
-        plan(app, catalog(VISITS))
+        build_plan(app, catalog(VISITS))

@@ -7,7 +7,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.operators.records import Filter
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog, dataset
@@ -21,7 +21,7 @@ ALL = {"on": "tailnum", "select": ["seats"]}
 def columns_after(describe, *streams: StreamFacts):
     app = application()
     describe(app, app.input_stream("lake.flights"))
-    return plan(app, catalog(*(streams or (FLIGHTS, PLANES)))).operators[-1].columns
+    return build_plan(app, catalog(*(streams or (FLIGHTS, PLANES)))).operators[-1].columns
 
 
 def refused(describe, *parts: str, streams: tuple[StreamFacts, ...] = ()) -> None:
@@ -124,7 +124,7 @@ def test_no_column_gets_a_name_of_those_that_carry_a_record_s_position(describe)
     app = application()
     describe(app)
     with pytest.raises(PlanningError, match=r"a column would be called '__[xv]'"):
-        plan(app, catalog(s=8, t=8))
+        build_plan(app, catalog(s=8, t=8))
 
 
 def test_a_filter_function_leaves_columns_as_they_are():

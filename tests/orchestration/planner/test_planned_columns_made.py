@@ -10,7 +10,7 @@ import pytest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import catalog, dataset
@@ -29,7 +29,7 @@ def after(make: Callable[[MessageStream], MessageStream]) -> tuple[tuple[str, ..
     """Return the columns behind the operators that `make` adds, and by which of them records are partitioned."""
     app = Application("app")
     stream = make(app.input_stream("lake.visits"))
-    planned = plan(app, catalog(VISITS)).operator(stream.operator)
+    planned = build_plan(app, catalog(VISITS)).operator(stream.operator)
     return planned.columns, planned.partitioned_by
 
 
@@ -122,6 +122,8 @@ def test_a_join_by_the_expression_is_proven() -> None:
     app = Application("app")
     visits = app.input_stream("lake.visits").partition_by("upper(shop) as shop_key")
     join = visits.join(app.table(dataset("shops", 2)), on={"shop_key": "k"}, select=["v"])
-    planned = plan(app, catalog(VISITS, StreamFacts("lake.shops", 1, ("k",), SPARK, Schema.of(k="string", v="int"))))
+    planned = build_plan(
+        app, catalog(VISITS, StreamFacts("lake.shops", 1, ("k",), SPARK, Schema.of(k="string", v="int")))
+    )
     assert planned.operator(join.operator).partitions == 2
     assert "partition-by-3  [2 by shop_key]  by shop_key" in planned.render()

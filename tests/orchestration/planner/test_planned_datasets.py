@@ -9,9 +9,9 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset, bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
-from dagster_adjunct.orchestration.application.graph import source_of, sources_read
+from dagster_adjunct.orchestration.application.graph import dataset_source, find_sources
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, LineageNode, StreamFacts
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog
@@ -29,7 +29,7 @@ def planes(source: Any, **more: Any) -> AdjunctDataset:
 def planned(dataset: AdjunctDataset, *streams: StreamFacts, **join: Any):
     app = application()
     app.input_stream("lake.flights").join(app.table(dataset), **{"on": "tailnum", **join})
-    return plan(app, catalog(FLIGHTS, *streams))
+    return build_plan(app, catalog(FLIGHTS, *streams))
 
 
 @pytest.mark.parametrize("source", [FILES, QUERY])
@@ -76,7 +76,7 @@ def test_a_dataset_that_could_not_be_made_is_refused_whether_it_is_joined_or_not
     if use == "fed":
         flights.send_to(table)
     with pytest.raises(PlanningError, match=message) as caught:
-        plan(app, catalog(FLIGHTS, StreamFacts("lake.planes", 2, ("tailnum",), SPARK, PLANES)))
+        build_plan(app, catalog(FLIGHTS, StreamFacts("lake.planes", 2, ("tailnum",), SPARK, PLANES)))
     assert caught.value.dataset == "planes"
     assert str(caught.value.declared_at).startswith("tests/orchestration/planner/test_planned_datasets.py:")
 
@@ -98,7 +98,9 @@ def test_a_dataset_keyed_by_offset_has_the_records_position_as_its_key() -> None
     flights.map("*", "0 as at", "1L as number").join(
         app.table(notes), on={"at": "source_partition", "number": "source_offset"}
     )
-    execution_plan = plan(app, catalog(FLIGHTS, StreamFacts("lake.notes", 1, (), SPARK, Schema.of(text="string"))))
+    execution_plan = build_plan(
+        app, catalog(FLIGHTS, StreamFacts("lake.notes", 1, (), SPARK, Schema.of(text="string")))
+    )
     assert execution_plan.operators[-1].columns == ("tailnum", "origin", "at", "number", "text")
 
 
@@ -112,5 +114,5 @@ def test_files_are_in_the_lineage_and_a_query_is_not() -> None:
     app = application()
     flights = app.input_stream("lake.flights")
     flights.join(app.table(planes(FILES)), on="tailnum")
-    assert sources_read(app) == (LineageNode("stream", "lake.flights"), LineageNode("files", "s3://bucket/planes"))
-    assert source_of(planes(QUERY)) is None
+    assert find_sources(app) == (LineageNode("stream", "lake.flights"), LineageNode("files", "s3://bucket/planes"))
+    assert dataset_source(planes(QUERY)) is None

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.graph import joins_of, outputs_of
+from dagster_adjunct.orchestration.application.graph import find_output_joins, find_outputs
 from dagster_adjunct.orchestration.code_location.metadata import output_columns
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, LineageNode, StreamFacts
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.cache import Cache
@@ -37,7 +37,7 @@ def looked_up(planes: RemoteTable[Any, Any, Any], **join: Any) -> Application:
 
 
 def planned(app: Application) -> ExecutionPlan:
-    return plan(app, {name: StreamFacts(name, 4, ("k",), SPARK, FLIGHTS) for name in ("lake.flights", "lake.c")})
+    return build_plan(app, {name: StreamFacts(name, 4, ("k",), SPARK, FLIGHTS) for name in ("lake.flights", "lake.c")})
 
 
 def refused(app: Application, *parts: str) -> None:
@@ -90,10 +90,10 @@ def test_a_lookup_between_joins_with_datasets_keeps_their_proof() -> None:
 
 def test_lineage_names_the_table_and_its_columns() -> None:
     app = looked_up(table(), select=["seats as places"], prefix="x_")
-    (output,) = outputs_of(app)
+    (output,) = find_outputs(app)
     assert output.upstream == (LineageNode("stream", "lake.flights"), LineageNode("table", "planes"))
     assert output_columns(app, planned(app))[output.node]["places"] == ((LineageNode("table", "planes"), "seats"),)
-    assert joins_of(app) == {"join-2-planes": output.node}
+    assert find_output_joins(app) == {"join-2-planes": output.node}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
 from dagster_adjunct.orchestration.code_location.metadata import output_columns
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, LineageNode, StreamFacts
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -61,7 +61,7 @@ def test_records_lie_as_all_inputs_do(case: str) -> None:
     make, by = LYING[case]
     app, stream = application()
     merged = make(stream)
-    planned = plan(app, ALL).operator(merged.operator)
+    planned = build_plan(app, ALL).operator(merged.operator)
     assert planned.partitioned_by == by
     assert planned.columns is not None
     assert sorted(planned.columns) == ["k", "v"]
@@ -70,7 +70,7 @@ def test_records_lie_as_all_inputs_do(case: str) -> None:
 def test_the_first_input_says_the_order_of_columns() -> None:
     app, stream = application()
     one, two = stream("a").merge(stream("kafka.a")), stream("kafka.a").merge(stream("a"))
-    planned = plan(app, ALL)
+    planned = build_plan(app, ALL)
     assert (planned.operator(one.operator).columns, planned.operator(two.operator).columns) == (("k", "v"), ("v", "k"))
 
 
@@ -78,13 +78,13 @@ def test_a_join_behind_it_makes_all_counts_agree() -> None:
     app, stream = application()
     moved = stream("c").partition_by("k")
     stream("a").merge(stream("b"), moved).join(app.table(dataset("t", 4)), on="k")
-    planned = plan(app, ALL)
+    planned = build_plan(app, ALL)
     assert planned.operator(moved.operator).partitions == 4
 
     app, stream = application()
     stream("a").merge(stream("c")).join(app.table(dataset("t", 4)), on="k")
     with pytest.raises(PartitionCountMismatchError, match=r"lake.c has 8"):
-        plan(app, ALL)
+        build_plan(app, ALL)
 
 
 BREAKING: dict[str, tuple[Callable[[Inputs], MessageStream], str]] = {
@@ -102,7 +102,7 @@ def test_the_input_of_a_merge_that_breaks_the_partitioning_is_named(case: str) -
     app, stream = application()
     make(stream).join(app.table(dataset("t", 4)), on="k")
     with pytest.raises(PlanningError) as refused:
-        plan(app, ALL)
+        build_plan(app, ALL)
     assert f"{named} breaks it" in refused.value.problem
     assert f'.partition_by("k") before {named.split()[3]}, on {named}' in refused.value.next_step
 
@@ -110,14 +110,14 @@ def test_the_input_of_a_merge_that_breaks_the_partitioning_is_named(case: str) -
 def test_moving_the_input_that_breaks_the_partitioning_of_a_merge_mends_it() -> None:
     app, stream = application()
     stream("a").merge(stream("kafka.a").partition_by("k")).join(app.table(dataset("t", 4)), on="k")
-    assert plan(app, ALL).operator("merge-4").partitioned_by == ("k",)
+    assert build_plan(app, ALL).operator("merge-4").partitioned_by == ("k",)
 
 
 def test_an_input_without_a_key_is_moved_by_that_of_the_others() -> None:
     app, stream = application()
     stream("a").merge(stream("n")).join(app.table(dataset("t", 4)), on="k")
     with pytest.raises(PartitionCountMismatchError) as refused:
-        plan(app, ALL)
+        build_plan(app, ALL)
     assert 'move lake.n with .partition_by("k")' in refused.value.next_step
 
 
@@ -150,7 +150,7 @@ def test_what_does_not_agree_is_refused_by_name(case: str) -> None:
 
     def planned() -> None:
         make(stream)
-        plan(app, ALL)
+        build_plan(app, ALL)
 
     with pytest.raises(AdjunctError, match=message) as refused:
         planned()
@@ -161,7 +161,7 @@ def test_lineage_comes_from_all_inputs() -> None:
     app, stream = application()
     merged = stream("a").merge(stream("b").with_columns(v="v * 2"))
     merged.send_to(app.output_stream("lake.out", partitions=4, key="k"))
-    planned = plan(app, ALL)
+    planned = build_plan(app, ALL)
     assert planned.exchanges == ()
     made = output_columns(app, planned)[LineageNode("stream", "lake.out")]
     assert made["v"] == ((LineageNode("stream", "lake.a"), "v"), (LineageNode("stream", "lake.b"), "v"))
@@ -170,4 +170,4 @@ def test_lineage_comes_from_all_inputs() -> None:
 def test_columns_that_are_not_known_are_left_to_the_run() -> None:
     app, stream = application()
     merged = stream("a").merge(stream("b"))
-    assert plan(app, ALL | {"lake.b": replace(B, schema=None)}).operator(merged.operator).columns == ("k", "v")
+    assert build_plan(app, ALL | {"lake.b": replace(B, schema=None)}).operator(merged.operator).columns == ("k", "v")

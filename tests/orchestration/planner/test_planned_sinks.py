@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import PlanningError
 from tests.orchestration.planner.planning import application, catalog, dataset, exchanges_before
 
@@ -22,7 +22,7 @@ class FakeTable:
 def to_output(partitions: int, key, prepare=lambda s: s, name: str = "lake.out", facts=()):
     app = application()
     prepare(app.input_stream("lake.s")).send_to(app.output_stream(name, partitions=partitions, key=key))
-    return exchanges_before(plan(app, catalog(*facts, s=8)), app.operators[-1].id)
+    return exchanges_before(build_plan(app, catalog(*facts, s=8)), app.operators[-1].id)
 
 
 def test_records_that_lie_right_go_to_an_output_stream_as_they_are():
@@ -57,7 +57,7 @@ def to_table(key, prepare=lambda s: s, facts=()):
     app = application()
     stream = prepare(app.input_stream("lake.s")).send_to(app.table(FakeTable("state", key)))
     stream.filter("true")
-    planned = plan(app, catalog(*facts, s=8) if not facts else catalog(*facts))
+    planned = build_plan(app, catalog(*facts, s=8) if not facts else catalog(*facts))
     return exchanges_before(planned, app.operators[-2].id), planned.operators[-1]
 
 
@@ -80,7 +80,7 @@ def test_a_remote_table_after_a_stream_of_unknown_partitioning_needs_an_exchange
 def test_a_dataset_is_fed_through_its_input_stream():
     app = application()
     app.input_stream("lake.s").send_to(app.table(dataset("t", 4)))
-    planned = plan(app, catalog(s=8, t=2))
+    planned = build_plan(app, catalog(s=8, t=2))
     (exchange,) = exchanges_before(planned, "send-to-table-2-t")
     assert (exchange.reason, exchange.partitioned_by, exchange.partitions) == ("dataset", ("k",), 2)
 
@@ -96,7 +96,7 @@ def full():
 
 
 def test_a_task_owns_its_partition_of_every_input_and_dataset_and_all_of_what_is_broadcast():
-    planned = plan(*full())
+    planned = build_plan(*full())
     assert len(planned.tasks) == 10
     assert tuple(map(str, planned.tasks[2].ssps)) == ("lake.s.2", "lake.r.2")
     assert planned.tasks[2].buckets == ("t.2",)
@@ -105,7 +105,7 @@ def test_a_task_owns_its_partition_of_every_input_and_dataset_and_all_of_what_is
 
 
 def test_a_plan_is_plain_json_and_readable_text():
-    planned = plan(*full())
+    planned = build_plan(*full())
     document = json.loads(json.dumps(planned.to_json()))
     assert document["application"] == "app"
     assert [edge["role"] for edge in document["streams"]].count("side-input") == 2
@@ -117,8 +117,8 @@ def test_a_plan_is_plain_json_and_readable_text():
 
 
 def test_equal_applications_give_equal_plans():
-    assert plan(*full()) == plan(*full())
-    assert plan(*full()).render() == plan(*full()).render()
+    assert build_plan(*full()) == build_plan(*full())
+    assert build_plan(*full()).render() == build_plan(*full()).render()
 
 
 def test_what_is_declared_and_not_used_is_noted():
@@ -127,12 +127,12 @@ def test_what_is_declared_and_not_used_is_noted():
     app.table(dataset("t", 8))
     app.output_stream("lake.out", partitions=4)
     app.table(FakeTable("state", "k"))
-    notes = plan(app, catalog(s=8, t=1)).notes
+    notes = build_plan(app, catalog(s=8, t=1)).notes
     assert [note.split()[0] for note in notes] == ["Nothing", "Output", "Dataset", "Table", "Unproven,"]
 
 
 def test_asking_a_plan_for_what_it_has_not_is_refused():
-    planned = plan(*full())
+    planned = build_plan(*full())
     with pytest.raises(PlanningError, match=r"no stream 'lake\.x'"):
         planned.stream("lake.x")
     with pytest.raises(PlanningError, match="no operator 'join-9'"):

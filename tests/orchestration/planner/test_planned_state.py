@@ -7,7 +7,7 @@ import pytest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatchError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog, dataset, exchanges_before
@@ -23,7 +23,7 @@ def counting(app: Application, partitions: int = 4) -> ExecutionPlan:
     stream = app.input_stream("lake.s")
     before = stream.join(counts, on="k", how="left", select=["n as m"], name="before")
     before.map("k", "n").send_to(counts).join(counts, on="k", select=["n as o"], name="after")
-    return plan(app, STREAMS)
+    return build_plan(app, STREAMS)
 
 
 def test_records_that_lie_in_its_buckets_do_not_move_on_their_way_to_a_table_or_in_a_join_with_it() -> None:
@@ -42,7 +42,7 @@ def test_records_that_lie_elsewhere_are_brought_to_its_buckets_and_go_on_from_wh
     counts = app.local_table("counts", key="k", schema=COUNTS, partitions=8)
     sent = app.input_stream("lake.r").send_to(counts)
     sent.filter("n > 0").send_to(app.output_stream("lake.out", partitions=3, key="n"))
-    (moved,) = plan(app, STREAMS).exchanges
+    (moved,) = build_plan(app, STREAMS).exchanges
     assert (moved.operator, moved.reason, moved.partitioned_by, moved.partitions) == (
         "send-to-table-2-counts", "local table", ("k",), 8,
     )  # fmt: skip
@@ -61,7 +61,7 @@ def test_an_intermediate_stream_takes_the_count_of_the_table_that_it_meets() -> 
     counts = app.local_table("counts", key="k", schema=COUNTS, partitions=5)
     moved = app.input_stream("lake.r").partition_by("k")
     moved.join(counts, on="k", how="left", select=["n as m"]).map("k", "n").send_to(counts)
-    planned = plan(app, STREAMS)
+    planned = build_plan(app, STREAMS)
     assert [(item.reason, item.partitions) for item in planned.exchanges] == [("partition_by", 5)]
 
 
@@ -72,11 +72,11 @@ def test_a_table_that_is_joined_is_fed_by_streams_of_its_count() -> None:
         app.input_stream("lake.r").send_to(counts)
         reading = app.input_stream("lake.s")
         if not joined:
-            plan(app, STREAMS)
+            build_plan(app, STREAMS)
             continue
         reading.join(counts, on="k", select=["n as m"])
         with pytest.raises(PartitionCountMismatchError, match=r"lake\.r has 3 \(input\)") as caught:
-            plan(app, STREAMS)
+            build_plan(app, STREAMS)
         assert 'At send-to-table-2-counts: move lake.r with .partition_by("k") before it' in caught.value.next_step
 
 
@@ -85,7 +85,7 @@ def test_what_is_moved_on_its_way_to_a_table_gets_the_count_of_the_join_and_move
     counts = app.local_table("counts", key="k", schema=COUNTS, partitions=4)
     app.input_stream("lake.r").partition_by("k").send_to(counts)
     app.input_stream("lake.s").join(counts, on="k", select=["n as m"])
-    planned = plan(app, STREAMS)
+    planned = build_plan(app, STREAMS)
     assert [(item.reason, item.partitions) for item in planned.exchanges] == [("partition_by", 4)]
     assert planned.taking_part("join-5-counts") == ("app-partition-by-2", "lake.s", "counts")
 
@@ -99,7 +99,7 @@ def test_a_join_meets_what_is_sent_before_it_in_this_batch_and_what_is_sent_afte
     s.join(counts, on="k", select=["n as m"], name="second")
     r.send_to(counts)
     s.join(counts, on="k", select=["n as m"], name="third")
-    planned = plan(app, {**STREAMS, **catalog(r=4)})
+    planned = build_plan(app, {**STREAMS, **catalog(r=4)})
     first, second = "send-to-table-4-counts", "send-to-table-6-counts"
     assert [(item.join, item.meets, item.last_send) for item in planned.fed_joins] == [
         ("join-3-first", "next batch", None),
@@ -121,7 +121,7 @@ def test_a_dataset_that_the_application_feeds_by_its_stream_is_met_in_the_next_b
     fed = app.table(dataset("t", 4))
     sent = app.input_stream("lake.s").send_to(fed)
     sent.join(fed, on="k", select=[])
-    planned = plan(app, catalog(s=4, t=4))
+    planned = build_plan(app, catalog(s=4, t=4))
     assert [(item.meets, item.last_send) for item in planned.fed_joins] == [("next batch", None)]
     assert planned.state == ()
 
@@ -133,7 +133,7 @@ def test_many_joins_and_senders_of_one_table_are_planned_in_proportion_to_them()
     for number in range(500):
         stream.join(counts, on="k", select=["n as m"], name=f"j{number}")
         stream.filter("n > 0").send_to(counts)
-    planned = plan(app, STREAMS)
+    planned = build_plan(app, STREAMS)
     assert len(planned.fed_joins) == 500
     assert len(planned.to_json()["fed_joins"]) == 500
 
@@ -146,12 +146,12 @@ def test_records_need_the_columns_of_the_table_with_their_types() -> None:
     counts = app.local_table("counts", key="k", schema=COUNTS, partitions=4)
     app.input_stream("lake.s").map("k").send_to(counts)
     with pytest.raises(PlanningError, match="send-to-table-3-counts: the stream has no column 'n'"):
-        plan(app, STREAMS)
+        build_plan(app, STREAMS)
     app = application()
     counts = app.local_table("counts", key="k", schema=COUNTS, partitions=4)
     app.input_stream("lake.s").map("k", "cast(n as int) as n").send_to(counts)
     with pytest.raises(PlanningError, match="column 'n' is int, and local table counts is declared with bigint"):
-        plan(app, STREAMS)
+        build_plan(app, STREAMS)
 
 
 def test_only_its_owner_writes_a_table_and_others_may_join_it() -> None:
@@ -163,7 +163,7 @@ def test_only_its_owner_writes_a_table_and_others_may_join_it() -> None:
     with pytest.raises(PlanningError, match="belongs to application 'app', which alone writes it"):
         stream.send_to(theirs)
     stream.join(theirs, on="k", select=["n as m"])
-    assert plan(other, STREAMS).fed_joins == ()
+    assert build_plan(other, STREAMS).fed_joins == ()
 
 
 def test_mistakes_in_the_declaration_are_named() -> None:
@@ -196,7 +196,7 @@ def test_what_changed_of_the_state_is_told_in_a_plan_s_differences() -> None:
     stream = app.input_stream("lake.s").join(counts, on="k", how="left", select=["n as m"], name="before")
     stream.map("k", "n").send_to(counts)
     stream.filter("n > 1").send_to(counts)
-    lines = plan(app, STREAMS).differences_from(older)
+    lines = build_plan(app, STREAMS).differences_from(older)
     assert "join with what is written here join-5-after is gone" in lines
     assert any(line.startswith("local table counts sends is send-to-table-4-counts, ") for line in lines)
 
@@ -213,5 +213,5 @@ def test_what_deletes_is_a_condition_over_the_records_that_are_sent(deleted: str
     counts = app.local_table("counts", key="k", schema=COUNTS, partitions=4)
     app.input_stream("lake.s").send_to(counts, deleted=deleted)
     with pytest.raises(PlanningError) as caught:
-        plan(app, STREAMS)
+        build_plan(app, STREAMS)
     assert caught.value.problem == f"send-to-table-2-counts: {problem}"

@@ -10,7 +10,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.message_stream import update_message
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -36,7 +36,7 @@ def tags(function: Any = None, *, key: Any = "tag", columns: Any = COLUMNS, **mo
 
 
 def planned(app: Application, facts: StreamFacts | None = None) -> ExecutionPlan:
-    return plan(app, {"lake.scans": facts or scans()})
+    return build_plan(app, {"lake.scans": facts or scans()})
 
 
 def last_seen(table: RemoteTable[Any, Any, Any], **more: Any) -> Application:
@@ -324,9 +324,9 @@ def test_what_is_read_again_can_not_be_skipped_behind_an_output_of_several_strea
 
     skipping = tags(idempotent=True, on_replay="skip")
     with pytest.raises(PlanningError, match=r"behind .*, where lake.more and lake.scans are one stream"):
-        plan(merged(skipping, before=False), facts)
-    plan(merged(skipping, before=True), facts)
-    plan(merged(tags(idempotent=True), before=False), facts)
+        build_plan(merged(skipping, before=False), facts)
+    build_plan(merged(skipping, before=True), facts)
+    build_plan(merged(tags(idempotent=True), before=False), facts)
 
 
 def test_dead_letters_need_an_output_stream_that_is_as_it_is_declared() -> None:
@@ -338,10 +338,10 @@ def test_dead_letters_need_an_output_stream_that_is_as_it_is_declared() -> None:
 
     there = {"lake.scans": scans(), "lake.refused": StreamFacts("lake.refused", 3, (), SPARK)}
     with pytest.raises(PlanningError, match=r"'lake.refused' exists with 3 partitions .* declared with 2"):
-        plan(letting(None), there)
+        build_plan(letting(None), there)
     with pytest.raises(PlanningError, match=r"a dead letter .*'tag'"):
-        plan(letting("tag"), {"lake.scans": scans()})
-    plan(letting("table"), {"lake.scans": scans()})
+        build_plan(letting("tag"), {"lake.scans": scans()})
+    build_plan(letting("table"), {"lake.scans": scans()})
 
 
 def refused(

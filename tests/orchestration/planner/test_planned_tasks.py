@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.metadata import MetadataStore
@@ -24,7 +24,7 @@ def planned(tasks: int | None, partitions: int = 6, other: int = 4):
     app.input_stream("lake.s").join(app.table(dataset("d", partitions)), on="k", select=[])
     app.input_stream("lake.r").join(app.table(dataset("small", other)), on="k", select=[])
     app.input_stream("lake.rules", broadcast=True)
-    return plan(app, catalog(RULES, s=partitions, r=other, d=1, small=1))
+    return build_plan(app, catalog(RULES, s=partitions, r=other, d=1, small=1))
 
 
 def test_each_partition_number_is_a_task_unless_said_otherwise():

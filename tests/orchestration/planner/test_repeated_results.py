@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog
@@ -17,7 +17,7 @@ TYPED = StreamFacts("lake.s", 2, ("k",), SPARK, Schema.of(COLUMNS))
 def noted(condition: str, **options: bool) -> list[str]:
     app = application(**options)
     app.input_stream("lake.s").filter(condition)
-    return [note for note in plan(app, catalog(TYPED)).notes if "is repeated" in note]
+    return [note for note in build_plan(app, catalog(TYPED)).notes if "is repeated" in note]
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,18 @@ import pytest
 from dagster_adjunct.orchestration.operators.records import Map
 from dagster_adjunct.orchestration.operators.stream_facts import (
     SPARK,
+    ColumnSources,
     LineageContext,
     LineageNode,
-    Made,
     StreamFacts,
-    sources_of,
+    sources_from_sql,
 )
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog
 
 VISITS = LineageNode("stream", "lake.visits")
-MADE: Made = {
+MADE: ColumnSources = {
     "visitor": ((VISITS, "visitor"),),
     "Spent": ((VISITS, "spent"),),
     "update.seats": ((VISITS, "seats"),),
@@ -42,7 +42,7 @@ MADE: Made = {
     ],
 )
 def test_sources_are_those_of_all_columns_or_not_known(text: str, columns: set[str]) -> None:
-    assert {column for _, column in sources_of(text, MADE)} == columns
+    assert {column for _, column in sources_from_sql(text, MADE)} == columns
 
 
 def test_a_name_given_before_is_made_of_what_it_was_made_of() -> None:
@@ -65,4 +65,4 @@ def test_types_of_what_is_computed_reach_the_operators_behind_it() -> None:
     app = application()
     made = app.input_stream("lake.visits").map("k", "to_date(at) as day", "coalesce(n, 0) + 1L as more")
     made.filter("more > 1").send_to(app.output_stream("lake.out", partitions=4, key="k"))
-    plan(app, catalog(facts, out))
+    build_plan(app, catalog(facts, out))

@@ -8,7 +8,7 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, StreamFacts
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.tables import RemoteTable, SqliteTable
@@ -38,7 +38,7 @@ def world(*, evolves: bool = True, **columns: str) -> Catalog:
     ],
 )
 def test_more_and_wider_columns_in_any_order_are_planned(expressions: tuple[str, ...]) -> None:
-    plan(sending(*expressions), world(k="string", v="int"))
+    build_plan(sending(*expressions), world(k="string", v="int"))
 
 
 @pytest.mark.parametrize(
@@ -57,19 +57,19 @@ def test_what_records_that_are_there_can_not_be_read_with_is_refused(
     expressions: tuple[str, ...], message: str
 ) -> None:
     if expressions == ("k", "x as v"):
-        plan(sending(*expressions), world(k="string", v="int"))  # every int is a double: it is widened
+        build_plan(sending(*expressions), world(k="string", v="int"))  # every int is a double: it is widened
         expressions, message = ("k", "cast(x as string) as v"), "v is string, was int"
     with pytest.raises(PlanningError, match=message) as caught:
-        plan(sending(*expressions), world(k="string", v="int"))
+        build_plan(sending(*expressions), world(k="string", v="int"))
     assert "adjunct stream delete out" in str(caught.value)
 
 
 def test_a_system_that_says_nothing_of_evolving_is_left_to_itself() -> None:
-    plan(sending("k"), world(evolves=False, k="string", v="int"))
+    build_plan(sending("k"), world(evolves=False, k="string", v="int"))
 
 
 def notes_of(app: Application, catalog: Catalog) -> list[str]:
-    return [note for note in plan(app, catalog).notes if "unproven" in note]
+    return [note for note in build_plan(app, catalog).notes if "unproven" in note]
 
 
 def test_columns_of_unknown_types_that_a_stream_has_are_unproven() -> None:
@@ -80,7 +80,7 @@ def test_columns_of_unknown_types_that_a_stream_has_are_unproven() -> None:
     app = Application("app", strict=True)
     app.input_stream("lake.s").map(*unknown).send_to(app.output_stream("lake.out", partitions=2, key="k"))
     with pytest.raises(PlanningError, match=r"send-to-3: the types of 'v' .* The application is strict\.") as caught:
-        plan(app, world(k="string", v="int", w="string"))
+        build_plan(app, world(k="string", v="int", w="string"))
     assert 'with_columns(v="cast(v as int)")' in caught.value.next_step
     assert notes_of(sending("k", "v + 1 as v"), world(k="string", v="int")) == []
     assert notes_of(sending("k", "null as v"), world(k="string", v="int")) == []
@@ -116,24 +116,24 @@ def test_columns_of_unknown_types_that_a_table_declares_are_unproven() -> None:
             )[number]
             if strict:
                 with pytest.raises(PlanningError, match=unproven):
-                    plan(app, {"lake.s": INPUT})
+                    build_plan(app, {"lake.s": INPUT})
             else:
-                assert re.search(unproven, " ".join(plan(app, {"lake.s": INPUT}).notes))
+                assert re.search(unproven, " ".join(build_plan(app, {"lake.s": INPUT}).notes))
 
 
 @pytest.mark.parametrize(("made", "kind"), [("array(v)", "array<int>"), ("struct(v)", "struct"), ("map(k, v)", "map")])
 def test_what_is_nested_is_refused_by_streams_and_tables(made: str, kind: str) -> None:
     with pytest.raises(PlanningError, match=f"lake.out can't take .* has type '{kind}"):
-        plan(sending("k", f"{made} as v"), {"lake.s": INPUT})
+        build_plan(sending("k", f"{made} as v"), {"lake.s": INPUT})
     with pytest.raises(PlanningError, match=f"lake.out can't take .* has type '{kind}"):
-        plan(sending("k", f"{made} as v"), world(k="string", v="int"))
+        build_plan(sending("k", f"{made} as v"), world(k="string", v="int"))
     store = SqliteTable("never.sqlite", "t", key="k", columns={"k": "string", "n": "int", "more": "json"})
     app = Application("app")
     table = app.table(RemoteTable("t", key="k", write_function=store))
     records = app.input_stream("lake.s")
     if kind != "map":  # an object in JSON has members with names
         records.map("k", f"{made} as more").send_to(table)
-    plan(app, {"lake.s": INPUT})
+    build_plan(app, {"lake.s": INPUT})
     records.map("k", f"{made} as n").send_to(table)
     with pytest.raises(PlanningError, match=f"has the column 'n' as int, and {kind}"):
-        plan(app, {"lake.s": INPUT})
+        build_plan(app, {"lake.s": INPUT})

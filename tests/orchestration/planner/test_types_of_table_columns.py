@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.operators.batch_context import TableSend
-from dagster_adjunct.orchestration.operators.table_updates import CheckedSink, Update, check_columns
+from dagster_adjunct.orchestration.operators.table_updates import TableSink, Update, check_sink_columns
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import PlanningError
@@ -31,9 +31,9 @@ def told(column: str, sent: str | None, declared: str | None = None) -> str:
     """What is said where `sent` goes into a column of the table; "" where it may."""
     columns = COLUMNS | ({} if declared is None else {column: declared})
     store = SqliteTable("t.sqlite", "t", "key", columns=COLUMNS)
-    sink = CheckedSink(RemoteTable("t", key="key", write_function=store), TableSend("t"))
+    sink = TableSink(RemoteTable("t", key="key", write_function=store), TableSend("t"))
     try:
-        check_columns("send-to-2-t", sink, {"key": "string"} | {column: sent}, columns)
+        check_sink_columns("send-to-2-t", sink, {"key": "string"} | {column: sent}, columns)
     except PlanningError as error:
         return f"{error.problem} {error.next_step}"
     return ""
@@ -80,9 +80,9 @@ def told_of(update: Update, store: Any = None, **known: str) -> str:
     }
     function = store or SqliteTable("t.sqlite", "t", "key", columns=COLUMNS)
     send = TableSend("t", UpdateContract.UPDATE_ONLY, update=update)
-    sink = CheckedSink(RemoteTable("t", key="key", write_function=function), send)
+    sink = TableSink(RemoteTable("t", key="key", write_function=function), send)
     try:
-        check_columns("update-2-t", sink, types, COLUMNS)
+        check_sink_columns("update-2-t", sink, types, COLUMNS)
     except PlanningError as error:
         return f"{error.problem} {error.next_step}"
     return ""

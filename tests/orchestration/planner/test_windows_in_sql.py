@@ -6,7 +6,7 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
-from dagster_adjunct.orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog
@@ -37,7 +37,7 @@ def described(*expressions: str, of: str = "lake.s", **options: object) -> Appli
 def test_a_window_over_records_that_lie_apart_is_refused(expression: str, problem: str, mended: str):
     app = described(expression)
     with pytest.raises(PlanningError) as caught:
-        plan(app, FACTS)
+        build_plan(app, FACTS)
     assert problem in caught.value.problem
     assert mended in caught.value.next_step
     assert caught.value.operator == "map-2"
@@ -47,27 +47,27 @@ def test_a_window_over_records_that_lie_apart_is_refused(expression: str, proble
 @pytest.mark.parametrize("columns", ["k", "K", "n, k", "(k)", "`k`, upper(k)"])
 def test_a_window_over_records_that_lie_together_is_planned_with_a_note_and_refused_where_strict(columns: str):
     expression = f"sum(n) over (partition by {columns}) as t"
-    execution_plan = plan(described(expression), FACTS)
+    execution_plan = build_plan(described(expression), FACTS)
     (note,) = (note for note in execution_plan.notes if "one batch" in note)
     assert note.startswith("map-2: sum() over (…) is over the records of one batch: how the input is cut into batches")
     assert execution_plan.operators[-1].partitioned_by == ("k",)
     with pytest.raises(PlanningError, match=r"map-2: sum\(\) over .* The application is strict\."):
-        plan(described(expression, strict=True), FACTS)
+        build_plan(described(expression, strict=True), FACTS)
 
 
 def test_the_mend_of_the_message_is_one():
     app = application()
     app.input_stream("lake.s").partition_by("n").map("*", "sum(n) over (partition by n) as t")
-    assert [exchange.operator for exchange in plan(app, FACTS).exchanges] == ["partition-by-2"]
+    assert [exchange.operator for exchange in build_plan(app, FACTS).exchanges] == ["partition-by-2"]
 
 
 def test_where_records_lie_by_another_hash_or_nobody_knows_a_window_is_refused():
     with pytest.raises(PlanningError, match=r"lie by \(k\) with kafka-murmur2: Spark would move them"):
-        plan(described("sum(n) over (partition by k) as t", of="lake.m"), FACTS)
+        build_plan(described("sum(n) over (partition by k) as t", of="lake.m"), FACTS)
     app = application()
     app.input_stream("lake.s").map(lambda frame: frame).with_columns(t="sum(n) over (partition by k)")
     with pytest.raises(PlanningError, match=r"with-columns-3: .* they lie as map-2 leaves them"):
-        plan(app, FACTS)
+        build_plan(app, FACTS)
 
 
 def test_behind_a_merge_of_different_counts_records_lie_apart():
@@ -75,18 +75,18 @@ def test_behind_a_merge_of_different_counts_records_lie_apart():
     merged = app.input_stream("lake.s").merge(app.input_stream("lake.r"))
     merged.with_columns(t="sum(n) over (partition by k)")
     kinds = StreamFacts("lake.r", 4, ("k",), SPARK, KINDS)
-    plan(app, FACTS | catalog(kinds))
+    build_plan(app, FACTS | catalog(kinds))
     with pytest.raises(PlanningError, match="they lie as merge-3 leaves them"):
-        plan(app, FACTS | catalog(StreamFacts("lake.r", 8, ("k",), SPARK, KINDS)))
+        build_plan(app, FACTS | catalog(StreamFacts("lake.r", 8, ("k",), SPARK, KINDS)))
 
 
 def test_the_time_of_a_record_is_its_own():
     app = application()
     app.input_stream("lake.s", event_time="max(timestamp_seconds(n)) over (partition by k)")
     with pytest.raises(PlanningError, match="told by the record alone"):
-        plan(app, FACTS)
+        build_plan(app, FACTS)
 
 
 def test_a_column_that_is_called_over_is_no_window():
-    execution_plan = plan(described("n as over", "over + 1 as more", "'over ()' as text"), FACTS)
+    execution_plan = build_plan(described("n as over", "over + 1 as more", "'over ()' as text"), FACTS)
     assert not [note for note in execution_plan.notes if "one batch" in note]
