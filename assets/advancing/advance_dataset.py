@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NoReturn
 from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
 from dagster_adjunct.assets.sources.opened_stream import Source
-from dagster_adjunct.assets.unbounded.commit import look
-from dagster_adjunct.assets.unbounded.recovery import recover
+from dagster_adjunct.assets.unbounded.commit import inspect_table
+from dagster_adjunct.assets.unbounded.recovery import decide_recovery
 from dagster_adjunct.assets.unbounded.transient import TransientTable
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, ignore
 from dagster_adjunct.assets.writing.write_generation import Runtime
@@ -186,8 +186,8 @@ class AdjunctDatasetManager:
         for dataset in self._datasets.values():
             if dataset.follows_changes and not dataset.is_local:
                 if dataset.following.persistent:
-                    seen = look(Runtime(self._lake, self._systems, _no_session, "manager"), dataset)
-                    if recover(seen).action == "bootstrap":
+                    seen = inspect_table(Runtime(self._lake, self._systems, _no_session, "manager"), dataset)
+                    if decide_recovery(seen).action == "bootstrap":
                         ssps |= set(seen.source.ssps)
                 elif dataset.bootstrap:
                     ssps |= set(Source.of(self._systems, dataset).ssps)

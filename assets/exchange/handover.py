@@ -18,11 +18,11 @@ from dagster_adjunct.assets.reading.history import (
     EntriesAt,
     EntriesOverTime,
     VersionsOverTime,
-    content_of,
-    edge_of,
-    names_of_times,
+    content_columns,
+    history_edge,
+    time_column_names,
 )
-from dagster_adjunct.assets.reading.key_lookup import StoredFile, files_of
+from dagster_adjunct.assets.reading.key_lookup import StoredFile, list_stored_files
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, moment_of
 from dagster_adjunct.resources.bucketing.files import attempt_of
@@ -110,12 +110,12 @@ class TimedFiles:
         key = list(self.reader.sealed.key)
         same = pl.col(VALID_TO).shift(1).over(key) == pl.col(VALID_FROM)
         same &= ~pl.col(TOMBSTONE).shift(1).over(key) & ~pl.col(TOMBSTONE)
-        for name in content_of(self.reader):
+        for name in content_columns(self.reader):
             same &= pl.col(name).shift(1).over(key).eq_missing(pl.col(name))
         rows = rows.sort(*key, VALID_FROM).with_columns(__starts=~same.fill_null(False))
         rows = rows.with_columns(__run=pl.col("__starts").cum_sum().over(key))
         rows = rows.with_columns(pl.col(VALID_TO).last().over([*key, "__run"]))
-        start, end, current = names_of_times(self.reader)
+        start, end, current = time_column_names(self.reader)
         times = [pl.col(VALID_FROM).alias(start)] if start else []
         times += [pl.col(VALID_TO).alias(end), pl.col(VALID_TO).is_null().alias(current)]
         whole = rows.filter(pl.col("__starts") & ~pl.col(TOMBSTONE)).select(*map(pl.col, names), *times)
@@ -125,7 +125,7 @@ class TimedFiles:
 
     @property
     def _edge(self) -> datetime | None:
-        edge = edge_of(self.reader)
+        edge = history_edge(self.reader)
         return None if edge is None else moment_of(edge)
 
     def _condition(self) -> Any:
@@ -178,9 +178,9 @@ class TimedFiles:
         in_time = f"(PARTITION BY {key} ORDER BY {VALID_FROM})"
         same = [f"NOT {TOMBSTONE}", f"NOT lag({TOMBSTONE}, 1, true) OVER {in_time}"]
         same += [f"coalesce(lag({VALID_TO}) OVER {in_time} = {VALID_FROM}, false)"]
-        same += [f"lag({c}) OVER {in_time} IS NOT DISTINCT FROM {c}" for c in map(_quoted, content_of(reader))]
+        same += [f"lag({c}) OVER {in_time} IS NOT DISTINCT FROM {c}" for c in map(_quoted, content_columns(reader))]
         exact = "true" if self._edge is None else f"({VALID_TO} IS NULL OR {VALID_TO} > {_literal(self._edge)})"
-        start, end, current = names_of_times(reader)
+        start, end, current = time_column_names(reader)
         columns = [*map(_quoted, reader.schema.names), *([f"{VALID_FROM} AS {start}"] if start else [])]
         whole = f"PARTITION BY {key}, __run ORDER BY {VALID_FROM} ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING"
         return (
@@ -591,7 +591,7 @@ def whole_files(view: Held) -> list[StoredFile]:
             dataset=view.dataset,
             version=view.version,
         )
-    return files_of(view.store, view.dataset, sealed)
+    return list_stored_files(view.store, view.dataset, sealed)
 
 
 def _has_all_columns(view: Held) -> bool:

@@ -18,7 +18,7 @@ from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime
 from dagster_adjunct.assets.reading.key_lookup import coerce_key
 from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersion, Watch
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, VersionOperations
-from dagster_adjunct.assets.reading.version_reader import EntriesInOrder
+from dagster_adjunct.assets.reading.version_reader import EntryIterator
 from dagster_adjunct.resources.backends.columns import register_backend
 from dagster_adjunct.resources.common import check_seconds
 from dagster_adjunct.resources.errors import ConfigurationError, NullKeyError, SchemaMismatchError
@@ -152,7 +152,7 @@ class Dataset(VersionOperations):
         groups with such keys are read, when they are reached. Raises SchemaMismatchError at once for bounds that do
         not fit the key.
         """
-        return EntriesInOrder(self._served, lambda reader: reader.items(prefix, start=start, end=end))
+        return EntryIterator(self._served, lambda reader: reader.items(prefix, start=start, end=end))
 
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
         """Return all entries as a DataFrame, with the columns of `schema`; the version stays held until `close`.
@@ -250,9 +250,9 @@ class Dataset(VersionOperations):
 
     def _explain(self, error: BaseException, lent: Sequence[VersionReader]) -> None:
         """Raise Spark's error about a file that it could not read as what it is; return for any other."""
-        from dagster_adjunct.assets.reading.version_reader import unread_version
+        from dagster_adjunct.assets.reading.version_reader import find_unreadable_version
 
-        unread = unread_version(error, lent)
+        unread = find_unreadable_version(error, lent)
         if unread is not None:
             self._served.explain(unread[1].version)
             raise unread[0] from error
@@ -289,7 +289,7 @@ def open_dataset(
     """
     stored = StoredVersions(lake, dataset, cache)
     fixed = None if version is None and as_of is None else stored.version(version, as_of=as_of)
-    return _opened(stored, fixed, lease=lease, on_damage=on_damage, holder=holder)
+    return _open_served(stored, fixed, lease=lease, on_damage=on_damage, holder=holder)
 
 
 def current_versions(lake: Lake, datasets: Sequence[AdjunctDataset | str]) -> dict[str, Dataset | None]:
@@ -299,12 +299,12 @@ def current_versions(lake: Lake, datasets: Sequence[AdjunctDataset | str]) -> di
     """
     stored = {versions.name: versions for versions in (StoredVersions(lake, dataset) for dataset in datasets)}
     return {
-        name: None if reader is None else _opened(stored[name], reader)
+        name: None if reader is None else _open_served(stored[name], reader)
         for name, reader in current_readers(stored).items()
     }
 
 
-def _opened(
+def _open_served(
     stored: StoredVersions,
     fixed: VersionReader | None,
     *,
@@ -342,7 +342,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         self._begin()
 
     def _begin(self) -> None:
-        self._open: _Used | None = None
+        self._open: _OpenDataset | None = None
         self._looked = 0.0
         self._moving = threading.Lock()  # held while the dataset is opened, refreshed or closed
 
@@ -435,12 +435,12 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
                 misfits[place] = Problem(State.REFUSED, error)
         return misfits
 
-    def _enter(self) -> _Used:
+    def _enter(self) -> _OpenDataset:
         """The open dataset for one request, which leaves it in the end."""
         with self._moving:
             if self._open is None:
                 lake = open_lake(self.lake, create=False) if isinstance(self.lake, str) else self.lake
-                self._open = _Used(open_dataset(lake, self.dataset, version=self.version))
+                self._open = _OpenDataset(open_dataset(lake, self.dataset, version=self.version))
                 self._looked = time.monotonic()
             elif self._is_due():
                 self._open.dataset.refresh()
@@ -453,7 +453,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         every = None if self.version is not None else self.refresh_every
         return every is not None and time.monotonic() - self._looked >= every
 
-    def _leave(self, used: _Used) -> None:
+    def _leave(self, used: _OpenDataset) -> None:
         with self._moving:
             used.by -= 1
             over = not used.by and used is not self._open
@@ -469,7 +469,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
 
 
 @dataclass(slots=True, eq=False)
-class _Used:
+class _OpenDataset:
     """An open dataset, and how many requests read from it."""
 
     dataset: Dataset

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.reading.key_lookup import StoredFile, files_of
+from dagster_adjunct.assets.reading.key_lookup import StoredFile, list_stored_files
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
 from dagster_adjunct.resources.bucketing.files import as_laid_out, columns_problem, encode_key
 from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM
@@ -38,7 +38,7 @@ _ANCHORS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class TableComparison:
     """What two tables have in common, and what not, as row numbers (numpy).
 
     `added` are rows of the new table whose key the old one has not, `removed` rows of the old table the other way
@@ -52,7 +52,7 @@ class Compared:
     unchanged: int
 
 
-def compare(old: pa.Table, new: pa.Table, key: Sequence[str], values: Sequence[str]) -> Compared | None:
+def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str], values: Sequence[str]) -> TableComparison | None:
     """Compare the rows with equal key in the columns `values`; None when a key stands twice in a table.
 
     A null equals a null and a NaN a NaN. The tables may have further columns, which only travel along. The columns
@@ -64,8 +64,8 @@ def compare(old: pa.Table, new: pa.Table, key: Sequence[str], values: Sequence[s
     if old.num_rows == new.num_rows and all(old.column(name).equals(new.column(name)) for name in key):
         at = np.arange(new.num_rows)
     else:
-        both = key_codes([_joined(old.column(name), new.column(name)) for name in key])
-        at = _rows_of(both.slice(0, old.num_rows), both.slice(old.num_rows))
+        both = key_codes([_concat_columns(old.column(name), new.column(name)) for name in key])
+        at = _match_rows(both.slice(0, old.num_rows), both.slice(old.num_rows))
     stays = at >= 0
     known = np.zeros(old.num_rows, np.bool_)
     known[at[stays]] = True
@@ -82,7 +82,7 @@ def compare(old: pa.Table, new: pa.Table, key: Sequence[str], values: Sequence[s
         if not every_old:
             before = before.filter(there) if ordered else before.take(there)
         differs |= _differing(before, after if every_new else after.filter(common))
-    return Compared(
+    return TableComparison(
         added=np.nonzero(~stays)[0],
         removed=np.nonzero(~known)[0],
         before=rows[differs],
@@ -91,7 +91,7 @@ def compare(old: pa.Table, new: pa.Table, key: Sequence[str], values: Sequence[s
     )
 
 
-def _rows_of(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
+def _match_rows(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
     """Return for each value of `new` its row in `old`, or -1.
 
     Sorted versions that differ little are the same sequence with rows left out here and there, so most rows are found
@@ -137,15 +137,15 @@ def key_codes(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
     codes: Any = np.zeros(len(columns[0]), np.int64)
     span = 1
     for column in columns:
-        numbers, count = _numbered(column)
+        numbers, count = _number_values(column)
         if span * count > _CODES:
-            codes, span = _numbered(pa.chunked_array([pa.array(codes)]))
+            codes, span = _number_values(pa.chunked_array([pa.array(codes)]))
         codes = codes * count + numbers
         span *= count
     return pa.chunked_array([pa.array(codes, pa.int64())])
 
 
-def smallest(table: pa.Table, rows: Any, key: Sequence[str], count: int) -> pa.Table:
+def smallest_rows(table: pa.Table, rows: Any, key: Sequence[str], count: int) -> pa.Table:
     """Return of these rows (numpy) the `count` with the smallest keys, in order."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -171,13 +171,13 @@ def common_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
     return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
 
 
-def _joined(old: pa.ChunkedArray, new: pa.ChunkedArray) -> pa.ChunkedArray:
+def _concat_columns(old: pa.ChunkedArray, new: pa.ChunkedArray) -> pa.ChunkedArray:
     import pyarrow as pa
 
     return pa.chunked_array([*old.chunks, *new.chunks], old.type)
 
 
-def _numbered(column: pa.ChunkedArray) -> tuple[Any, int]:
+def _number_values(column: pa.ChunkedArray) -> tuple[Any, int]:
     """Return a number for each row, equal where the values are, and how many numbers there are (1 or more)."""
     import numpy as np
 
@@ -214,7 +214,7 @@ def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = Tru
     sealed = view.sealed
     tables: list[pa.Table] = []
     generations: list[int] = []
-    files = iter(files_of(view.store, view.dataset, sealed))
+    files = iter(list_stored_files(view.store, view.dataset, sealed))
     for generation in sealed.generations:
         for _ in generation.files:
             stored = next(files)
@@ -223,18 +223,22 @@ def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = Tru
                 generations.append(generation.id)
     rows = pa.concat_tables(tables) if tables else sealed.layout.arrow_schema().empty_table()
     if sealed.history is not None:
-        rows = _current(rows, [(table.num_rows, id) for table, id in zip(tables, generations, strict=True)], sealed.key)
+        rows = _current_rows(
+            rows, [(table.num_rows, id) for table, id in zip(tables, generations, strict=True)], sealed.key
+        )
     elif sealed.positioned:
-        rows = _newest(rows, [(table.num_rows, id) for table, id in zip(tables, generations, strict=True)], sealed.key)
+        rows = _newest_rows(
+            rows, [(table.num_rows, id) for table, id in zip(tables, generations, strict=True)], sealed.key
+        )
     return rows.select(sealed.columns.names)
 
 
 def read_stored_file(stored: StoredFile, layout: BucketLayout, *, threads: bool = True) -> pa.Table:
     """Return all rows of a file with the columns of the layout, fetched in one request; raises as `read_entries`."""
-    return stored.reading(partial(_decoded, stored, layout, threads))
+    return stored.reading(partial(_decode_file, stored, layout, threads))
 
 
-def _decoded(stored: StoredFile, layout: BucketLayout, threads: bool) -> pa.Table:
+def _decode_file(stored: StoredFile, layout: BucketLayout, threads: bool) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -246,7 +250,7 @@ def _decoded(stored: StoredFile, layout: BucketLayout, threads: bool) -> pa.Tabl
     return as_laid_out(file.read(use_threads=threads).replace_schema_metadata(), layout)
 
 
-def _current(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...]) -> pa.Table:
+def _current_rows(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...]) -> pa.Table:
     """Return the row of each key with the highest (moment, position, generation), unless it is a tombstone."""
     import numpy as np
 
@@ -256,14 +260,14 @@ def _current(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...])
     codes = key_codes([rows.column(name) for name in key]).dictionary_encode().unify_dictionaries()
     number = np.concatenate([chunk.indices.to_numpy() for chunk in codes.chunks])
     moment = rows.column(VALID_FROM).cast("int64").to_numpy()
-    order = np.lexsort((generation, _places(rows.column(POSITION)), moment, number))
+    order = np.lexsort((generation, _sortable_positions(rows.column(POSITION)), moment, number))
     last = np.append(np.diff(number[order]) != 0, True)
     kept = np.zeros(rows.num_rows, dtype=bool)
     kept[order[last]] = True
     return rows.filter(kept & ~rows.column(TOMBSTONE).to_numpy())
 
 
-def _newest(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...]) -> pa.Table:
+def _newest_rows(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...]) -> pa.Table:
     """Return the row with the highest (position, generation) of each key, unless it is a tombstone.
 
     `files` are the rows and the generation of each file, in the order of `rows`. Only keys that stand in a delta
@@ -280,7 +284,7 @@ def _newest(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...]) 
         contested = np.nonzero(pc.is_in(codes, value_set=codes.filter(later)).to_numpy())[0]
         same = codes.take(contested).dictionary_encode().unify_dictionaries()
         number = np.concatenate([chunk.indices.to_numpy() for chunk in same.chunks])
-        position = _places(rows.column(POSITION))[contested]
+        position = _sortable_positions(rows.column(POSITION))[contested]
         order = np.lexsort((generation[contested], position, number))
         beaten = contested[order[:-1][np.diff(number[order]) == 0]]
         kept = kept.copy()
@@ -288,7 +292,7 @@ def _newest(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...]) 
     return rows if kept.all() else rows.filter(kept)
 
 
-def _places(positions: pa.ChunkedArray) -> Any:
+def _sortable_positions(positions: pa.ChunkedArray) -> Any:
     """Return numbers that compare as positions do, which may be texts."""
     import pyarrow.compute as pc
     import pyarrow.types as pt
@@ -297,7 +301,7 @@ def _places(positions: pa.ChunkedArray) -> Any:
 
 
 Entry = dict[str, Any]
-_AT_ONCE = 4
+_MAX_BUCKETS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,10 +344,10 @@ class VersionDiff:
             "removed": self.removed,
             "changed": self.changed,
             "unchanged": self.unchanged,
-            "added_sample": [_plain(key) for key in self.added_sample],
-            "removed_sample": [_plain(key) for key in self.removed_sample],
+            "added_sample": [_jsonable(key) for key in self.added_sample],
+            "removed_sample": [_jsonable(key) for key in self.removed_sample],
             "changed_sample": [
-                {"key": _plain(entry.key), "old": _plain(entry.old), "new": _plain(entry.new)}
+                {"key": _jsonable(entry.key), "old": _jsonable(entry.old), "new": _jsonable(entry.new)}
                 for entry in self.changed_sample
             ],
             "columns_added": list(self.columns_added),
@@ -371,7 +375,7 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
     few = len(buckets) < _workers()
     parts = list(_pool(os.getpid()).map(partial(_diff_bucket, old, new, types, sample, few), buckets))
     nothing = tuple(_cast(view.schema.to_arrow().empty_table(), types) for view in (new, old, old, new))
-    added, removed, before, after = _sampled([nothing, *(part.rows for part in parts)], key, sample)
+    added, removed, before, after = _merge_samples([nothing, *(part.rows for part in parts)], key, sample)
     changed = [
         ChangedEntry({name: now[name] for name in key}, was, now)
         for was, now in zip(before.to_pylist(), after.to_pylist(), strict=True)
@@ -395,7 +399,7 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
 
 
 def _workers() -> int:
-    return min(_AT_ONCE, os.cpu_count() or 1)
+    return min(_MAX_BUCKETS, os.cpu_count() or 1)
 
 
 @lru_cache(maxsize=1)
@@ -408,7 +412,7 @@ def _pool(_: int) -> ThreadPoolExecutor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _BucketDiff:
     """One bucket's part of a diff.
 
     `counts` are those of added, removed, changed and unchanged; `rows` samples of the first two, and of the changed
@@ -426,10 +430,10 @@ def _diff_bucket(
     sample: int,
     threads: bool,
     bucket: int | None,
-) -> _Part:
+) -> _BucketDiff:
     key = new.sealed.key
     before, after = (_cast(read_entries(view, bucket, threads=threads), types) for view in (old, new))
-    comparison = compare(before, after, key, [name for name in types if name not in key])
+    comparison = compare_tables(before, after, key, [name for name in types if name not in key])
     if comparison is None:
         raise DatasetError(
             f"a key of {', '.join(key)} stands twice in version {old.version} or {new.version} of {new.dataset!r}.",
@@ -443,16 +447,16 @@ def _diff_bucket(
         (before, comparison.before),
         (after, comparison.after),
     )
-    return _Part(counts, tuple(smallest(table, rows, key, sample) for table, rows in sides))
+    return _BucketDiff(counts, tuple(smallest_rows(table, rows, key, sample) for table, rows in sides))
 
 
-def _sampled(parts: list[tuple[pa.Table, ...]], key: tuple[str, ...], count: int) -> tuple[pa.Table, ...]:
+def _merge_samples(parts: list[tuple[pa.Table, ...]], key: tuple[str, ...], count: int) -> tuple[pa.Table, ...]:
     """Return of each kind of rows those with the smallest keys, over all parts."""
     import numpy as np
     import pyarrow as pa
 
     tables = [pa.concat_tables(tables) for tables in zip(*parts, strict=True)]
-    return tuple(smallest(table, np.arange(table.num_rows), key, count) for table in tables)
+    return tuple(smallest_rows(table, np.arange(table.num_rows), key, count) for table in tables)
 
 
 def _cast(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
@@ -491,18 +495,18 @@ def _buckets_to_read(old: VersionReader, new: VersionReader) -> tuple[list[int |
     if layouts[0] != layouts[1]:
         return [None], 0
     comparable = old.schema == new.schema and not (old.sealed.positioned or new.sealed.positioned)
-    mine, theirs = _files(old), _files(new)
+    mine, theirs = _files_by_bucket(old), _files_by_bucket(new)
     buckets: list[int | None] = []
     unchanged = 0
     for bucket in sorted({*mine, *theirs}):
-        if comparable and _same_content(mine.get(bucket, []), theirs.get(bucket, [])):
+        if comparable and _has_same_content(mine.get(bucket, []), theirs.get(bucket, [])):
             unchanged += sum(file.rows for file in theirs[bucket])
         else:
             buckets.append(bucket)
     return buckets, unchanged
 
 
-def _files(view: VersionReader) -> dict[int, list[BucketFile]]:
+def _files_by_bucket(view: VersionReader) -> dict[int, list[BucketFile]]:
     by_bucket: dict[int, list[BucketFile]] = {}
     for generation in view.sealed.generations:
         for file in generation.files:
@@ -510,7 +514,7 @@ def _files(view: VersionReader) -> dict[int, list[BucketFile]]:
     return by_bucket
 
 
-def _same_content(old: list[BucketFile], new: list[BucketFile]) -> bool:
+def _has_same_content(old: list[BucketFile], new: list[BucketFile]) -> bool:
     """Whether one file has the rows of the other: the same bytes, or the same rows' hashes."""
     if len(old) != 1 or len(new) != 1:
         return False
@@ -518,7 +522,7 @@ def _same_content(old: list[BucketFile], new: list[BucketFile]) -> bool:
     return a.sha256 == b.sha256 or (a.rows == b.rows and a.digest is not None and a.digest == b.digest)
 
 
-def _plain(entry: Entry) -> Entry:
+def _jsonable(entry: Entry) -> Entry:
     """Return an entry as JSON-able values; JSON has no infinite numbers, nor NaN."""
     values = encode_key(list(entry.values()))
     texts = [str(v) if isinstance(v, float) and not math.isfinite(v) else v for v in values]
@@ -582,11 +586,11 @@ def verify_version(view: VersionReader, *, deep: bool = False) -> VerifyReport:
 
     Reads all bytes once (with `deep` the key columns once more), in ranges, several objects at a time.
     """
-    files = files_of(view.store, view.dataset, view.sealed)
-    check = partial(_check, layout=view.sealed.layout, deep=deep)
+    files = list_stored_files(view.store, view.dataset, view.sealed)
+    check = partial(_verify_file, layout=view.sealed.layout, deep=deep)
     with ThreadPoolExecutor(_WORKERS) as pool:
         damaged = [damage for damages in pool.map(check, files) for damage in damages]
-    damaged += _strays(view, {stored.key for stored in files})
+    damaged += _unlisted_objects(view, {stored.key for stored in files})
     return VerifyReport(
         dataset=view.dataset,
         version=view.version,
@@ -598,7 +602,7 @@ def verify_version(view: VersionReader, *, deep: bool = False) -> VerifyReport:
     )
 
 
-def _strays(view: VersionReader, listed: set[str]) -> Iterator[Damage]:
+def _unlisted_objects(view: VersionReader, listed: set[str]) -> Iterator[Damage]:
     """Find objects beside those listed: Spark would refuse the whole folder for one of them."""
     for folder in sorted({generation.folder for generation in view.sealed.generations}):
         for item in view.store.list(f"{folder}/"):
@@ -606,7 +610,7 @@ def _strays(view: VersionReader, listed: set[str]) -> Iterator[Damage]:
                 yield Damage(item.key, "it is not listed in the manifest; Spark refuses the version while it is there")
 
 
-def _check(stored: StoredFile, *, layout: BucketLayout, deep: bool) -> list[Damage]:
+def _verify_file(stored: StoredFile, *, layout: BucketLayout, deep: bool) -> list[Damage]:
     file = stored.file
     info = stored.store.head(stored.key)
     if info is None:
@@ -641,20 +645,20 @@ def _content_problems(stored: StoredFile, layout: BucketLayout) -> list[str]:
     first: list[Any] | None = None
     for group in range(opened.num_row_groups):
         keys = stored.reading(partial(opened.read_row_group, group, columns=list(layout.key)))
-        first = first or _key_at(keys, layout.key, 0)
+        first = first or _encoded_key(keys, layout.key, 0)
         problem = _bucket_problem(keys, layout, file.bucket)
         joined = keys if last is None else pa.concat_tables([last, keys])
         problem = problem or _order_problem(joined, layout.key)
         if problem:
             return [f"row group {group}: {problem}"]
         last = keys.slice(keys.num_rows - 1)
-    greatest = None if last is None else _key_at(last, layout.key, 0)
+    greatest = None if last is None else _encoded_key(last, layout.key, 0)
     if (first, greatest) != (file.min_key, file.max_key):
         return [f"its keys go from {first} to {greatest}, the manifest lists {file.min_key} to {file.max_key}"]
     return []
 
 
-def _key_at(table: pa.Table, key: Sequence[str], row: int) -> list[Any]:
+def _encoded_key(table: pa.Table, key: Sequence[str], row: int) -> list[Any]:
     return encode_key([table.column(name)[row].as_py() for name in key])
 
 
@@ -669,7 +673,7 @@ def _bucket_problem(keys: pa.Table, layout: BucketLayout, bucket: int) -> str:
     wrong = np.nonzero(by_row != bucket)[0]
     if not wrong.size:
         return ""
-    key = _key_at(keys, layout.key, int(wrong[0]))
+    key = _encoded_key(keys, layout.key, int(wrong[0]))
     return f"{wrong.size:,} keys belong to another bucket, such as {key}, of bucket {by_row[wrong[0]]} (file: {bucket})"
 
 
@@ -689,5 +693,5 @@ def _order_problem(keys: pa.Table, key: Sequence[str]) -> str:
     wrong = pc.index(pc.fill_null(rises, False), False).as_py()
     if wrong < 0:
         return ""
-    pair = _key_at(keys, key, wrong), _key_at(keys, key, wrong + 1)
+    pair = _encoded_key(keys, key, wrong), _encoded_key(keys, key, wrong + 1)
     return f"the key {pair[1]} comes " + ("twice" if pair[0] == pair[1] else f"after {pair[0]}")

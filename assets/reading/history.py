@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.file_cache import FileCache
-from dagster_adjunct.assets.reading.rows_over_time import Validity, joined, without_history
+from dagster_adjunct.assets.reading.rows_over_time import Validity, merge_equal_neighbours, no_history_error
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, SealedVersion, moment_of
 from dagster_adjunct.resources.bucketing.files import GENERATION
@@ -52,7 +52,7 @@ class VersionsOverTime:
 
     def __init__(self, store: ObjectStore, dataset: str, sealed: Sequence[SealedVersion]) -> None:
         self.store, self.dataset = store, dataset
-        self.spans, self._cache = spans_of(sealed), FileCache()
+        self.spans, self._cache = version_spans(sealed), FileCache()
         self._newest = max((span.version for span in self.spans), key=lambda version: version.number, default=None)
         if self._newest is None:
             raise DatasetError(
@@ -61,7 +61,7 @@ class VersionsOverTime:
                 dataset=dataset,
             )
         for span in self.spans:
-            _check_readable_as(dataset, span.version, self._newest)
+            _require_readable_as(dataset, span.version, self._newest)
 
     def __repr__(self) -> str:
         return f"VersionsOverTime({self.dataset!r}, {len(self.spans)} versions)"
@@ -90,7 +90,7 @@ class VersionsOverTime:
     @property
     def edge(self) -> int | None:
         """Since when the oldest version is valid, in microseconds since the epoch: before it nothing is known."""
-        return micros(self.spans[0].start)
+        return to_micros(self.spans[0].start)
 
     @property
     def layout(self) -> BucketLayout:
@@ -118,7 +118,7 @@ class VersionsOverTime:
             entry = None if held is None else {name: held.get(name) for name in self.schema.names}
             if entry is not None or parts:
                 parts.append(Validity(span.start, span.end, entry))
-        return list(joined(parts))
+        return list(merge_equal_neighbours(parts))
 
     @translate_spark_errors()
     def history_frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
@@ -133,8 +133,8 @@ class VersionsOverTime:
 
         what = f"dataset {self.dataset!r}, all versions"
         rows = bucketed_frame(resolve_session(spark), self.store, what, self.layout, self.generations)
-        starts = F.array(*[F.lit(micros(span.start)) for span in self.spans])
-        ends = F.array(*[F.lit(micros(span.end)).cast("bigint") for span in self.spans])
+        starts = F.array(*[F.lit(to_micros(span.start)) for span in self.spans])
+        ends = F.array(*[F.lit(to_micros(span.end)).cast("bigint") for span in self.spans])
         return rows.select(
             *[column(name) for name in self.schema.names],
             F.timestamp_micros(F.element_at(starts, F.col(GENERATION))).alias(VALID_FROM),
@@ -144,7 +144,7 @@ class VersionsOverTime:
         )
 
 
-def spans_of(sealed: Iterable[SealedVersion]) -> tuple[Span, ...]:
+def version_spans(sealed: Iterable[SealedVersion]) -> tuple[Span, ...]:
     """Return the versions that say a time, in its order, each valid until the next; of one time the one sealed last."""
     by_time: dict[datetime, SealedVersion] = {}
     for version in sorted(sealed, key=lambda version: version.number):
@@ -156,12 +156,12 @@ def spans_of(sealed: Iterable[SealedVersion]) -> tuple[Span, ...]:
     )
 
 
-def micros(moment: datetime | None) -> int | None:
+def to_micros(moment: datetime | None) -> int | None:
     """Return a moment in microseconds since the epoch."""
     return None if moment is None else (moment - _BEGIN) // timedelta(microseconds=1)
 
 
-def _check_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion) -> None:
+def _require_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion) -> None:
     """Refuse a version that does not lie in the buckets of the newest one, or has a column of another kind."""
     what = f"dataset {dataset!r}: version {old.id} can't be read over time with {newest.id}, which was sealed last: "
     if old.partitions != newest.partitions:
@@ -217,7 +217,7 @@ class EntriesOverTime:
     reader: Reader
 
     def __post_init__(self) -> None:
-        check_history(self.reader)
+        require_history(self.reader)
 
     @property
     def dataset(self) -> str:
@@ -237,7 +237,7 @@ class EntriesOverTime:
     @property
     def names(self) -> tuple[str | None, str, str]:
         """What the three columns of time are called; see `names_of_times`."""
-        return names_of_times(self.reader)
+        return time_column_names(self.reader)
 
     @property
     def schema(self) -> Schema:
@@ -251,7 +251,7 @@ class EntriesOverTime:
         from pyspark.sql import functions as F
 
         rows = self.reader.history_frame(resolve_session(spark))
-        edge = edge_of(self.reader)
+        edge = history_edge(self.reader)
         if edge is not None:  # whether or not a compaction has dropped it already
             rows = rows.where(F.col(VALID_TO).isNull() | (F.col(VALID_TO) > F.timestamp_micros(F.lit(edge))))
         if not self.reader.sealed.partition_by:
@@ -260,7 +260,7 @@ class EntriesOverTime:
         in_time = Window.partitionBy(*key).orderBy(VALID_FROM)
         goes_on = F.lag(VALID_TO).over(in_time) == F.col(VALID_FROM)
         same: Column = F.coalesce(goes_on, F.lit(False)) & ~F.lag(TOMBSTONE, 1, True).over(in_time)
-        for name in content_of(self.reader):
+        for name in content_columns(self.reader):
             same = same & F.lag(column(name)).over(in_time).eqNullSafe(column(name))
         starts = (F.col(TOMBSTONE) | ~same).cast("int")
         runs = rows.withColumn(_STARTS, starts).withColumn(_RUN, F.sum(_STARTS).over(in_time))
@@ -283,8 +283,8 @@ class EntriesAt:
     moment: datetime
 
     def __post_init__(self) -> None:
-        check_history(self.reader)
-        check_moment(self.reader, self.moment)
+        require_history(self.reader)
+        validate_moment(self.reader, self.moment)
 
     @property
     def dataset(self) -> str:
@@ -322,16 +322,16 @@ class EntriesAt:
 
         if isinstance(self.reader, VersionsOverTime):
             return self.read.frame(spark)
-        return self.reader.frame_at(spark, F.timestamp_micros(F.lit(micros(self.moment))))
+        return self.reader.frame_at(spark, F.timestamp_micros(F.lit(to_micros(self.moment))))
 
 
-def check_history(reader: Reader) -> None:
+def require_history(reader: Reader) -> None:
     """Refuse a version that holds entries of one time only. Raises DatasetError."""
     if isinstance(reader, VersionReader) and reader.sealed.history is None:
-        raise without_history(reader.dataset)
+        raise no_history_error(reader.dataset)
 
 
-def check_moment(reader: Reader, moment: datetime) -> None:
+def validate_moment(reader: Reader, moment: datetime) -> None:
     """Refuse a time without its zone, and one that lies before what the history holds."""
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         raise ConfigurationError(
@@ -340,8 +340,8 @@ def check_moment(reader: Reader, moment: datetime) -> None:
             argument="moment",
             dataset=reader.dataset,
         )
-    edge = edge_of(reader)
-    asked = micros(moment)
+    edge = history_edge(reader)
+    asked = to_micros(moment)
     assert asked is not None
     if edge is not None and asked < edge:
         since = moment_of(edge)
@@ -353,31 +353,31 @@ def check_moment(reader: Reader, moment: datetime) -> None:
         )
 
 
-def edge_of(reader: Reader) -> int | None:
+def history_edge(reader: Reader) -> int | None:
     """Return the first moment that the history is whole at, in microseconds since the epoch; None: it has no begin."""
     return reader.edge if isinstance(reader, VersionsOverTime) else reader.sealed.edge
 
 
-def content_of(reader: Reader) -> list[str]:
+def content_columns(reader: Reader) -> list[str]:
     """Return the columns that say whether two entries of a key are equal: not since when they are valid."""
-    told = _told_by(reader)
+    told = _valid_from_column(reader)
     return [name for name in reader.schema.names if name not in reader.sealed.key and name != told]
 
 
-def names_of_times(reader: Reader) -> tuple[str | None, str, str]:
+def time_column_names(reader: Reader) -> tuple[str | None, str, str]:
     """Return what the columns of time are called beside those of entries.
 
     Where entries tell since when they are valid in a column `valid_from`, that is it (None: there is no other). Where
     they have another column that is called as one of the three, all begin with `__`.
     """
     own = {name.lower() for name in reader.schema.names}
-    told = _told_by(reader) == "valid_from"
+    told = _valid_from_column(reader) == "valid_from"
     if own & ({"valid_to", "is_current"} if told else {"valid_from", "valid_to", "is_current"}):
         return ("__valid_from", "__valid_to", "__is_current")
     return (None if told else "valid_from", "valid_to", "is_current")
 
 
-def _told_by(reader: Reader) -> str | None:
+def _valid_from_column(reader: Reader) -> str | None:
     """Return the column that says since when an entry is valid, None where its record or version does."""
     history = reader.sealed.history if isinstance(reader, VersionReader) else None
     return None if history is None else history.valid_from

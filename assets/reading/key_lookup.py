@@ -86,20 +86,21 @@ def key_from_text(what: str, fields: Sequence[Field], texts: Sequence[str]) -> t
     values = []
     for field, text in zip(fields, texts, strict=True):
         try:
-            values.append(_parser(field.type)(text))
+            values.append(_text_parser(field.type)(text))
         except (ValueError, InvalidOperation) as error:
-            raise _wrong(what, field, text) from error
+            raise _wrong_type_error(what, field, text) from error
     return coerce_key(what, fields, tuple(values))
 
 
 def decode_key(types: Sequence[str], encoded: Sequence[Any]) -> tuple[Any, ...]:
     """Return a key of columns of these types that `encode_key` wrote into a manifest."""
     return tuple(
-        _parser(kind)(value) if isinstance(value, str) else value for kind, value in zip(types, encoded, strict=True)
+        _text_parser(kind)(value) if isinstance(value, str) else value
+        for kind, value in zip(types, encoded, strict=True)
     )
 
 
-def plain_key(
+def stored_key_from_manifest(
     types: Sequence[str], plain: Sequence[Callable[[Any], Plain]], encoded: Sequence[Any] | None
 ) -> tuple[Plain, ...]:
     """Return a key of a manifest in stored form (`plain`: by key column); () where the manifest has none."""
@@ -108,7 +109,7 @@ def plain_key(
     return tuple(stored(value) for stored, value in zip(plain, decode_key(types, encoded), strict=True))
 
 
-def _parser(kind: str) -> Callable[[str], Any]:
+def _text_parser(kind: str) -> Callable[[str], Any]:
     if kind in _BITS:
         return int
     if kind.startswith("decimal"):
@@ -134,7 +135,7 @@ def _coerce(what: str, field: Field, value: object) -> Any:
     try:
         coerced = _CHECKS.get(field.type.partition("(")[0], _text)(field, value)
     except (TypeError, ValueError, OverflowError, InvalidOperation) as error:
-        raise _wrong(what, field, value) from error
+        raise _wrong_type_error(what, field, value) from error
     return coerced
 
 
@@ -200,7 +201,7 @@ _EXPECTED = {
 }
 
 
-def _wrong(what: str, field: Field, value: object) -> SchemaMismatchError:
+def _wrong_type_error(what: str, field: Field, value: object) -> SchemaMismatchError:
     expected = _EXPECTED.get(field.type.partition("(")[0], field.type)
     return SchemaMismatchError(
         f"{what}: key column {field.name!r} is {field.type}, and {value!r} ({type(value).__name__}) is given: "
@@ -225,7 +226,7 @@ class RowGroup:
         self.table = table
         self.rows: int = table.num_rows
         self.size: int = table.nbytes
-        columns = {name: _one_array(table.column(name)) for name in layout.columns}
+        columns = {name: _single_chunk(table.column(name)) for name in layout.columns}
         self._values = {name: _reader(column) for name, column in columns.items()}
         self._keys = [_searchable(columns[name], kind) for name, kind in zip(layout.key, layout.key_types, strict=True)]
 
@@ -267,7 +268,7 @@ class RowGroup:
         return {name: values[name](row) for name in names}
 
 
-def range_of_group(metadata: pq.FileMetaData, group: int) -> tuple[int, int]:
+def row_group_range(metadata: pq.FileMetaData, group: int) -> tuple[int, int]:
     """Return where a row group begins in its file, and its length, in bytes."""
     row_group = metadata.row_group(group)
     begins, ends = [], []
@@ -286,15 +287,15 @@ def decode_group(metadata: pq.FileMetaData, group: int, data: bytes, layout: Buc
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    start, _ = range_of_group(metadata, group)
+    start, _ = row_group_range(metadata, group)
     # Only the group's own range is read through the window, whose end is where pyarrow expects the file's.
-    source = pa.PythonFile(RangedFile(start + len(data), partial(_within, memoryview(data), start)), mode="r")
+    source = pa.PythonFile(RangedFile(start + len(data), partial(_read_window, memoryview(data), start)), mode="r")
     file = pq.ParquetFile(source, metadata=metadata, pre_buffer=False, page_checksum_verification=True)
     table = file.read_row_group(group, columns=list(layout.columns), use_threads=False)
     return RowGroup(as_laid_out(table, layout).combine_chunks(), layout)
 
 
-def _within(data: memoryview, start: int, at: int, count: int) -> memoryview:
+def _read_window(data: memoryview, start: int, at: int, count: int) -> memoryview:
     """Return bytes of a file of which only `data` is there, from `start` on."""
     if at < start:
         raise OSError(f"bytes at {at} are asked for, before the row group at {start}")
@@ -307,7 +308,7 @@ class _Bytes(Sequence[bytes]):
     __slots__ = ("_data", "_offsets")
 
     def __init__(self, array: pa.Array) -> None:
-        self._offsets, self._data = _pieces(array)
+        self._offsets, self._data = _offsets_and_data(array)
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -347,7 +348,7 @@ class _Converted(Sequence[Plain]):
         return self._plain(self._column[row].as_py())
 
 
-def _one_array(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+def _single_chunk(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Return the only chunk: reading a value of it is faster. More than 2 GiB of text stay in chunks."""
     return column.chunk(0) if column.num_chunks == 1 else column
 
@@ -395,7 +396,7 @@ def _with_nulls(column: pa.Array, read: Callable[[int], Any]) -> Callable[[int],
 
 
 def _texts(column: pa.Array) -> Callable[[int], str]:
-    offsets, data = _pieces(column)
+    offsets, data = _offsets_and_data(column)
     return lambda row: str(data[offsets[row] : offsets[row + 1]], "utf-8")
 
 
@@ -407,7 +408,7 @@ def _instants(column: pa.Array) -> Callable[[int], dt.datetime]:
     return lambda row: epoch + dt.timedelta(microseconds=micros[row])
 
 
-def _pieces(array: pa.Array) -> tuple[memoryview, memoryview]:
+def _offsets_and_data(array: pa.Array) -> tuple[memoryview, memoryview]:
     """Return the offsets of an array of texts or binaries, and what they point into."""
     _, offsets, data = array.buffers()
     ends = memoryview(offsets).cast("i")[array.offset : array.offset + len(array) + 1]
@@ -476,7 +477,7 @@ class StoredFile:
         )
 
 
-def files_of(store: ObjectStore, dataset: str, sealed: SealedVersion) -> list[StoredFile]:
+def list_stored_files(store: ObjectStore, dataset: str, sealed: SealedVersion) -> list[StoredFile]:
     """Return all files of a version, those of every generation."""
     what = f"dataset {dataset!r}, version {sealed.id}"
     return [
@@ -517,7 +518,7 @@ def _nulls(file: pq.ParquetFile, columns: Sequence[str]) -> dict[str, int]:
 
 
 Key = tuple[Plain, ...]
-_TAIL = 64 * 1024
+_TAIL_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -552,8 +553,8 @@ class KeyFiles:
         self._files = {
             file.bucket: (
                 StoredFile(store, what, generation.folder, file),
-                plain_key(self._types, self._plain, file.min_key),
-                plain_key(self._types, self._plain, file.max_key),
+                stored_key_from_manifest(self._types, self._plain, file.min_key),
+                stored_key_from_manifest(self._types, self._plain, file.max_key),
             )
             for file in generation.files
         }
@@ -629,7 +630,7 @@ class KeyFiles:
 
     def _group(self, file: StoredFile, footer: Footer, group: int) -> RowGroup:
         def load() -> tuple[RowGroup, int]:
-            start, length = range_of_group(footer.metadata, group)
+            start, length = row_group_range(footer.metadata, group)
             data = file.reading(lambda: file.store.get_range(file.key, start, length))
             if len(data) < length:
                 raise file.damaged(f"it ends before its row group {group}")
@@ -641,8 +642,8 @@ class KeyFiles:
     def _footer(self, file: StoredFile) -> Footer:
         def load() -> tuple[Footer, int]:
             stored = file.file.footer
-            tail = unpack_footer(stored) if stored is not None else file.reading(lambda: _tail(file))
-            metadata = file.reading(lambda: _parse(tail))
+            tail = unpack_footer(stored) if stored is not None else file.reading(lambda: _read_tail(file))
+            metadata = file.reading(lambda: _parse_footer(tail))
             if metadata.num_rows != file.file.rows:
                 raise file.damaged(f"it has {metadata.num_rows} rows")
             return self._described(metadata), 4 * len(tail)  # parsed, it takes a few times its stored size
@@ -652,7 +653,7 @@ class KeyFiles:
     def _described(self, metadata: pq.FileMetaData) -> Footer:
         stored = (metadata.metadata or {}).get(GROUP_KEYS)
         if stored is not None:
-            starts_of_groups = (plain_key(self._types, self._plain, key) for key in json.loads(stored))
+            starts_of_groups = (stored_key_from_manifest(self._types, self._plain, key) for key in json.loads(stored))
             return Footer(metadata, tuple(starts_of_groups), True)
         columns = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
         first = columns.index(self._key[0])
@@ -665,17 +666,17 @@ class KeyFiles:
         return Footer(metadata, tuple(starts), False)
 
 
-def _tail(file: StoredFile) -> bytes:
+def _read_tail(file: StoredFile) -> bytes:
     """Return the file from its footer on, in one request unless the footer is very long."""
     size = file.file.size
-    tail = file.store.get_range(file.key, max(0, size - _TAIL), min(size, _TAIL))
+    tail = file.store.get_range(file.key, max(0, size - _TAIL_BYTES), min(size, _TAIL_BYTES))
     length = int.from_bytes(tail[-8:-4], "little") + 8
     if len(tail) < length <= size:
         tail = file.store.get_range(file.key, size - length, length)
     return tail[-length:]
 
 
-def _parse(tail: bytes) -> pq.FileMetaData:
+def _parse_footer(tail: bytes) -> pq.FileMetaData:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -78,7 +78,7 @@ class RowOverTime:
         return None if self.deleted else self.rows.entry(names, self.row)
 
 
-def without_history(dataset: str) -> DatasetError:
+def no_history_error(dataset: str) -> DatasetError:
     """Return the error for a version that keeps no entries over time."""
     return DatasetError(
         f"dataset {dataset!r}: this version keeps no history: of each key it holds the newest entry only.",
@@ -88,17 +88,17 @@ def without_history(dataset: str) -> DatasetError:
     )
 
 
-def newest_row(generations: Iterable[KeyFiles], bucket: int, key: Key) -> RowOverTime | None:
+def find_newest_row(generations: Iterable[KeyFiles], bucket: int, key: Key) -> RowOverTime | None:
     """Return the row of a key with the highest (moment, position, generation); None where there is none."""
     newest: RowOverTime | None = None
     for files in generations:
         last = deque(files.find_all(bucket, key), maxlen=1)
         for rows, _, after in last:
-            newest = _later(newest, _row(files, rows, after - 1))
+            newest = _later(newest, _row_over_time(files, rows, after - 1))
     return newest
 
 
-def history_of_key(
+def read_key_history(
     generations: Iterable[KeyFiles],
     bucket: int,
     key: Key,
@@ -115,19 +115,21 @@ def history_of_key(
     for files in generations:
         for rows, first, after in files.find_all(bucket, key):
             for row in range(first, after):
-                read = _row(files, rows, row)
+                read = _row_over_time(files, rows, row)
                 at[read.valid_from] = _later(at.get(read.valid_from), read)
     spans = pairwise([*sorted(at), None])
     told = (Validity(begin, end, at[begin].entry(names)) for begin, end in spans if begin is not None)
     exact = (part for part in told if edge is None or part.valid_to is None or part.valid_to > edge)
-    return list(joined(exact, told_by))
+    return list(merge_equal_neighbours(exact, told_by))
 
 
-def joined(parts: Iterable[Validity], told_by: str | None = None) -> Iterator[Validity]:
+def merge_equal_neighbours(parts: Iterable[Validity], told_by: str | None = None) -> Iterator[Validity]:
     """Yield the parts of a history with neighbours of the same content as one; since when it is valid is no content."""
 
     def content(part: Validity) -> dict[str, Any] | None:
-        return None if part.entry is None else {name: _same(v) for name, v in part.entry.items() if name != told_by}
+        return (
+            None if part.entry is None else {name: _comparable(v) for name, v in part.entry.items() if name != told_by}
+        )
 
     last: Validity | None = None
     for part in parts:
@@ -141,12 +143,12 @@ def joined(parts: Iterable[Validity], told_by: str | None = None) -> Iterator[Va
         yield last
 
 
-def _same(value: Any) -> Any:
+def _comparable(value: Any) -> Any:
     """Return the value, or one that equals itself for NaN, as it does to Spark and the engines that read all keys."""
     return _NAN if isinstance(value, float) and isnan(value) else value
 
 
-def _row(files: KeyFiles, rows: RowGroup, row: int) -> RowOverTime:
+def _row_over_time(files: KeyFiles, rows: RowGroup, row: int) -> RowOverTime:
     return RowOverTime(rows.value(VALID_FROM, row), (rows.value(POSITION, row), files.id), rows, row)
 
 
@@ -157,7 +159,7 @@ def _later(one: RowOverTime | None, other: RowOverTime) -> RowOverTime:
 
 
 _AT, _WINNER, _END, _BEGINS, _OLDEST = "__at", "__winner", "__end", "__begins", "__oldest"
-_NONE = -1
+_NO_GENERATION = -1
 _STORED_END, _STORED_FIRST = "__stored_end", "__stored_first"
 
 
@@ -209,7 +211,7 @@ class RowsOverTime:
         """The generation whose rows say where they end; none after an erasure that has left no row of it."""
         first = next((generation for generation in self.sealed.generations if generation.files), None)
         untold = first is None or any(file.stats.get(TOLD) is False for file in first.files)
-        return _NONE if untold or first is None else first.id
+        return _NO_GENERATION if untold or first is None else first.id
 
     @property
     def _changes(self) -> int:

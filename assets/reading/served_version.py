@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class HeldVersion:
+class VersionInUse:
     """One version that is read, by how many calls, and the lease that keeps it from being discarded."""
 
     reader: VersionReader
@@ -49,7 +49,7 @@ class HeldVersion:
         return self.lease is not None and not self.lease.lost
 
 
-class Holding:
+class LeasedVersion:
     """One version at a time. Whoever changes it holds `moving`; calls that run keep the one that they entered.
 
     A lease is given back when its version has been replaced and the last call has left it.
@@ -61,17 +61,17 @@ class Holding:
         """Begin with `first`, or with the error that calls raise while there is nothing to read."""
         self._lake, self._name = lake, name
         self.leases, self._holder = leases, holder
-        self._held: HeldVersion | None = None if isinstance(first, AdjunctError) else HeldVersion(first)
+        self._held: VersionInUse | None = None if isinstance(first, AdjunctError) else VersionInUse(first)
         self._ended: AdjunctError | None = first if isinstance(first, AdjunctError) else None
         self._lock = threading.Lock()  # never held over a request
         self.moving = threading.RLock()
 
     @property
-    def held(self) -> HeldVersion | None:
+    def held(self) -> VersionInUse | None:
         """The version that the next call enters; None where there is none any more."""
         return self._held
 
-    def require(self) -> HeldVersion:
+    def require(self) -> VersionInUse:
         """Return the version that the next call enters, or raise why there is none."""
         held, ended = self._held, self._ended
         if held is None:
@@ -79,7 +79,7 @@ class Holding:
             raise ended.reworded(ended.problem, ended.next_step)
         return held
 
-    def enter(self, *, leased: bool) -> HeldVersion:
+    def enter(self, *, leased: bool) -> VersionInUse:
         """Return the version for a call, which leaves it in the end; with a lease on it if that is asked for.
 
         Raises VersionDiscardedError where it was discarded before it could be leased.
@@ -95,19 +95,19 @@ class Holding:
                 if held is self._held and not held.leased:
                     held.lease = self._acquire(held.reader.version)
 
-    def leave(self, held: HeldVersion) -> None:
+    def leave(self, held: VersionInUse) -> None:
         """End a call."""
         with self._lock:
             held.users -= 1
             idle = not held.users and held is not self._held
         if idle:
-            _let_go(held)
+            _release_lease(held)
 
     def move_to(self, reader: VersionReader) -> None:
         """Let calls that begin from now on read this version; it is leased first if the one before was."""
         with self.moving:
             leased = self._held is not None and self._held.lease is not None
-            self._replace(HeldVersion(reader, self._acquire(reader.version) if leased else None), None)
+            self._replace(VersionInUse(reader, self._acquire(reader.version) if leased else None), None)
 
     def end(self, why: AdjunctError) -> None:
         """Let calls that begin from now on raise this error."""
@@ -124,12 +124,12 @@ class Holding:
         if held is not None and not held.users and held.lease is not None:
             held.lease.release_later()
 
-    def _replace(self, held: HeldVersion | None, why: AdjunctError | None) -> None:
+    def _replace(self, held: VersionInUse | None, why: AdjunctError | None) -> None:
         with self._lock:
             before, self._held, self._ended = self._held, held, why
             idle = before is not None and not before.users
         if before is not None and idle:
-            _let_go(before)
+            _release_lease(before)
 
     def _acquire(self, *versions: str) -> Lease:
         try:
@@ -143,7 +143,7 @@ class Holding:
             ) from error
 
 
-def _let_go(held: HeldVersion) -> None:
+def _release_lease(held: VersionInUse) -> None:
     lease, held.lease = held.lease, None
     if lease is not None:
         lease.release()
@@ -176,7 +176,7 @@ class ServedVersion:
         self.damaged: dict[str, ManifestMismatchError] = {}
         self._avoided: str | None = None  # the version served, while an earlier one is read because of its damage
         self._answered = self._closed = False
-        self._lent: list[HeldVersion] = []
+        self._lent: list[VersionInUse] = []
         self._over_time: dict[tuple[str, ...], Lease] = {}
         self._fixed = None if fixed is None else fixed.version
         self._commit: Commit | None = None
@@ -186,13 +186,13 @@ class ServedVersion:
         else:
             self._commit, manifest = stored.newest()
             first = stored.reader_of(manifest) or stored.nothing_served(manifest)
-        self._holding = Holding(stored.log.lake, stored.name, first, leases=leases, holder=holder)
+        self._holding = LeasedVersion(stored.log.lake, stored.name, first, leases=leases, holder=holder)
         # A dataset that is never closed gives its lease back with the last object that reads it. Not at the end of the
         # process: nothing is renewed then, and the lease expires.
         weakref.finalize(self, self._holding.drop).atexit = False
 
     @property
-    def held(self) -> HeldVersion | None:
+    def held(self) -> VersionInUse | None:
         """The version that the next call reads, with its lease; None where there is none."""
         return self._holding.held
 
@@ -274,7 +274,7 @@ class ServedVersion:
                     raise
         raise AssertionError("unreachable")
 
-    def enter(self, *, leased: bool) -> HeldVersion:
+    def enter(self, *, leased: bool) -> VersionInUse:
         """Return the version for a call, which leaves it in the end."""
         while True:
             try:
@@ -283,7 +283,7 @@ class ServedVersion:
                 if self._fixed is not None or not self.refresh():
                     raise
 
-    def leave(self, held: HeldVersion) -> None:
+    def leave(self, held: VersionInUse) -> None:
         """End a call."""
         self._holding.leave(held)
 
@@ -327,7 +327,7 @@ class ServedVersion:
         for lease in over_time.values():
             lease.release()
 
-    def _keep(self, held: HeldVersion) -> None:
+    def _keep(self, held: VersionInUse) -> None:
         """Let this call go on until the dataset is closed; one call a version is enough."""
         with self._holding.moving:
             known = self._closed or any(other is held for other in self._lent)
@@ -374,7 +374,7 @@ class ServedVersion:
 
     # -- damage
 
-    def take_another(self, held: HeldVersion, error: ManifestMismatchError) -> None:
+    def take_another(self, held: VersionInUse, error: ManifestMismatchError) -> None:
         """Move to a version that takes the place of this one, which has a missing or damaged file, or raise."""
         with self._holding.moving:
             if held is not self._holding.held:
@@ -396,7 +396,7 @@ class ServedVersion:
             self._holding.move_to(other)
             self._avoided = served.version if served is not None and served.version != other.version else None
 
-    def _stays_back(self, held: HeldVersion, served: VersionReader) -> bool:
+    def _stays_back(self, held: VersionInUse, served: VersionReader) -> bool:
         """Whether the version served is the one that was found damaged, and what is read instead may still be."""
         if served.version != self._avoided:
             return False

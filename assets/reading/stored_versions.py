@@ -71,7 +71,7 @@ AsOf: TypeAlias = datetime | int | str
 """A time with its zone, or a commit by its number or id."""
 
 
-def chosen_version(
+def resolve_version(
     log: DatasetLog, current: Commit, manifest: DatasetManifest, version: str | None, as_of: AsOf | None = None
 ) -> SealedVersion:
     """Return any retained version by its id, or the newest of a name, or what was served `as_of` a time or commit.
@@ -81,17 +81,17 @@ def chosen_version(
     NoSealedVersionError where nothing was served yet, and VersionDiscardedError for a version of an unbounded dataset
     that can't be read any more.
     """
-    _check_asked(log.name, version, as_of)
+    _validate_request(log.name, version, as_of)
     if version is not None and manifest.version is not None and manifest.version.id == version:
         return manifest.version
     if isinstance(manifest, UnboundedManifest):
-        return _of_table(log, current, manifest, version, as_of)
+        return _resolve_in_table(log, current, manifest, version, as_of)
     if version is not None:
         return log.read_version(readable_version(manifest, version))
-    served = next((then.version for commit, then in log.history() if _is_then(commit, as_of)), None)
+    served = next((then.version for commit, then in log.history() if _matches_commit(commit, as_of)), None)
     if served is None:
         raise NoSealedVersionError(
-            f"dataset {log.name!r}: nothing was served {_told(as_of)}, as far back as its history goes.",
+            f"dataset {log.name!r}: nothing was served {_describe_as_of(as_of)}, as far back as its history goes.",
             f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}.",
             dataset=log.name,
         )
@@ -99,7 +99,7 @@ def chosen_version(
     return served
 
 
-def _check_asked(dataset: str, version: str | None, as_of: AsOf | None) -> None:
+def _validate_request(dataset: str, version: str | None, as_of: AsOf | None) -> None:
     if (version is None) == (as_of is None):
         asked = "at no version and as of nothing" if version is None else f"at version {version!r} and as of {as_of}"
         raise ConfigurationError(
@@ -117,27 +117,27 @@ def _check_asked(dataset: str, version: str | None, as_of: AsOf | None) -> None:
         )
 
 
-def _is_then(commit: Commit, as_of: AsOf | None) -> bool:
+def _matches_commit(commit: Commit, as_of: AsOf | None) -> bool:
     """Whether it is the commit that is asked for, or, newest first, one that was there at that time."""
     return commit.created_at <= as_of if isinstance(as_of, datetime) else as_of in (commit.number, commit.id)
 
 
-def _told(as_of: AsOf | None) -> str:
+def _describe_as_of(as_of: AsOf | None) -> str:
     return f"at {as_of:%Y-%m-%d %H:%M:%S %Z}" if isinstance(as_of, datetime) else f"after commit {as_of}"
 
 
-def _of_table(
+def _resolve_in_table(
     log: DatasetLog, current: Commit, manifest: UnboundedManifest, version: str | None, as_of: AsOf | None
 ) -> SealedVersion:
     if as_of is not None:
-        return _Past(log, current, manifest).served(as_of)
+        return _CommitHistory(log, current, manifest).served(as_of)
     assert version is not None, "one of them is given"
     if version_number(version):
         manifest.check_kept(version)
-    return _Past(log, current, manifest).begun(version) or committed_version(log, manifest, version)
+    return _CommitHistory(log, current, manifest).begun(version) or read_committed_version(log, manifest, version)
 
 
-def version_of_batch(log: DatasetLog, manifest: DatasetManifest, version: str) -> SealedVersion:
+def read_batch_version(log: DatasetLog, manifest: DatasetManifest, version: str) -> SealedVersion:
     """Return the version of this id that a batch was begun with.
 
     Also one that was withdrawn since, or that an erasure has rewritten, which is kept as it was until that batch
@@ -146,7 +146,7 @@ def version_of_batch(log: DatasetLog, manifest: DatasetManifest, version: str) -
     if manifest.version is not None and manifest.version.id == version:
         return manifest.version
     if isinstance(manifest, UnboundedManifest):
-        return committed_version(log, manifest, version)
+        return read_committed_version(log, manifest, version)
     ref = manifest.ref(version)
     if ref is not None:
         return log.read_version(ref)
@@ -158,7 +158,7 @@ def version_of_batch(log: DatasetLog, manifest: DatasetManifest, version: str) -
     return log.read_version(require_version(manifest, version))
 
 
-def committed_version(log: DatasetLog, manifest: UnboundedManifest, version: str) -> SealedVersion:
+def read_committed_version(log: DatasetLog, manifest: UnboundedManifest, version: str) -> SealedVersion:
     """Return an unbounded dataset's version by its id, whose number is that of the commit that holds it."""
     number, dash, commit_id = version.removeprefix("v").partition("-")
     sealed = None
@@ -179,7 +179,7 @@ def committed_version(log: DatasetLog, manifest: UnboundedManifest, version: str
 
 
 @dataclass
-class _Past:
+class _CommitHistory:
     """The commits of an unbounded dataset that can be read: listed once, and looked into where they are asked for.
 
     `manifest` is that of the `current` commit.
@@ -212,7 +212,7 @@ class _Past:
         """Return what was served then; raises as `chosen_version`."""
         then = self.before(as_of) if isinstance(as_of, datetime) else self.by_commit(as_of)
         if then is None or then.version is None:
-            self.refuse(_told(as_of))
+            self.refuse(_describe_as_of(as_of))
         self.manifest.check_kept(then.version.id)
         return then.version
 
@@ -252,7 +252,11 @@ class _Past:
     def by_commit(self, asked: int | str) -> DatasetManifest | None:
         """Return the manifest of a commit that is readable. Raises DatasetError for one that never was."""
         if isinstance(asked, str):
-            ours = (candidate for candidate in self.numbers if any(_is_of(key, asked) for key in self.keys[candidate]))
+            ours = (
+                candidate
+                for candidate in self.numbers
+                if any(_is_manifest_of(key, asked) for key in self.keys[candidate])
+            )
             number = next((candidate for candidate in ours if self.at(candidate).id == asked), None)
         else:
             number = asked if asked in self.numbers else None
@@ -291,7 +295,7 @@ class _Past:
         )
 
 
-def _is_of(key: str, commit_id: str) -> bool:
+def _is_manifest_of(key: str, commit_id: str) -> bool:
     return key.endswith(f"-{commit_id}.json")
 
 
@@ -304,7 +308,7 @@ def list_datasets(lake: Lake) -> list[str]:
     return sorted(name for name in names if _has_commit(lake, name))
 
 
-def dataset_not_found(lake: Lake, name: str) -> DatasetNotFoundError:
+def dataset_not_found_error(lake: Lake, name: str) -> DatasetNotFoundError:
     """Return the error that says which datasets there are instead."""
     known = ", ".join(list_datasets(lake)) or "none"
     return DatasetNotFoundError(
@@ -331,42 +335,44 @@ def _has_commit(lake: Lake, name: str) -> bool:
 def is_delivered(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
     """Whether versions of this bounded dataset are delivered and nothing else explains why none is served."""
     withdrawn = manifest is not None and any(ref.state == "withdrawn" for ref in manifest.listed)
-    return not _is_followed(spec, manifest) and not withdrawn and not _is_computed(spec, manifest)
+    return not _follows_changes(spec, manifest) and not withdrawn and not _is_computed(spec, manifest)
 
 
-def nothing_computed(
+def query_not_run_error(
     name: str, spec: AdjunctDataset | None, manifest: DatasetManifest | None
 ) -> NoSealedVersionError | None:
     """Return the error for a dataset that a query computes, which waits for nobody's delivery; None for any other."""
     if not _is_computed(spec, manifest):
         return None
-    by_name = _is_by_name(spec, manifest)
+    by_name = _is_partitioned(spec, manifest)
     return NoSealedVersionError(
-        f"dataset {name!r} has no version to read yet: {_computation(manifest, by_name)}.",
-        f"Materialise {_to_materialise(spec, by_name)} in Dagster, or run adjunct dataset advance {name} "
+        f"dataset {name!r} has no version to read yet: {_describe_query_cause(manifest, by_name)}.",
+        f"Materialise {_describe_partitions(spec, by_name)} in Dagster, or run adjunct dataset advance {name} "
         f"MODULE:APP{' --partition NAME' if by_name else ''}.",
         dataset=name,
     )
 
 
-def nothing_delivered(
+def not_delivered_error(
     name: str, spec: AdjunctDataset | None, manifest: DatasetManifest | None, waiting: str | None = None
 ) -> NoSealedVersionError:
     """Return the error for any other dataset; `waiting` is what is known of the next version's delivery."""
     return NoSealedVersionError(
-        f"dataset {name!r} has no version to read yet: {_cause(spec, manifest, waiting)}.",
+        f"dataset {name!r} has no version to read yet: {_describe_cause(spec, manifest, waiting)}.",
         "Deliver what is missing and advance the dataset (materialise its asset, or adjunct run).",
         dataset=name,
     )
 
 
-def nothing_whole(spec: AdjunctDataset, manifest: DatasetManifest | None, awaiting: Awaiting) -> NoSealedVersionError:
+def no_complete_version_error(
+    spec: AdjunctDataset, manifest: DatasetManifest | None, awaiting: Awaiting
+) -> NoSealedVersionError:
     """Return the error for a declared dataset of which no version is delivered whole; it waits for this."""
-    waiting = waiting_for(awaiting, manifest) if is_delivered(spec, manifest) else None
-    return nothing_computed(spec.name, spec, manifest) or nothing_delivered(spec.name, spec, manifest, waiting)
+    waiting = describe_waiting(awaiting, manifest) if is_delivered(spec, manifest) else None
+    return query_not_run_error(spec.name, spec, manifest) or not_delivered_error(spec.name, spec, manifest, waiting)
 
 
-def waiting_for(awaiting: Awaiting | None, manifest: DatasetManifest | None, others: Sequence[str] = ()) -> str:
+def describe_waiting(awaiting: Awaiting | None, manifest: DatasetManifest | None, others: Sequence[str] = ()) -> str:
     """Return what the next version waits for; None stands for one that is delivered whole.
 
     `others` are the markers that the other members of its version set wait for.
@@ -384,10 +390,10 @@ def waiting_for(awaiting: Awaiting | None, manifest: DatasetManifest | None, oth
     return f"{version} waits{since} for the end-of-dataset markers of {', '.join(awaiting.missing)}"
 
 
-def _cause(spec: AdjunctDataset | None, manifest: DatasetManifest | None, waiting: str | None) -> str:
+def _describe_cause(spec: AdjunctDataset | None, manifest: DatasetManifest | None, waiting: str | None) -> str:
     if (spec is not None and spec.is_local) or (manifest is not None and manifest.declaration.owner is not None):
         return "no batch of its application has written it"
-    if _is_followed(spec, manifest):
+    if _follows_changes(spec, manifest):
         return "its bootstrap is not finished"
     refs = manifest.listed if manifest is not None else ()
     if any(ref.state == "withdrawn" for ref in refs):
@@ -400,7 +406,7 @@ def _cause(spec: AdjunctDataset | None, manifest: DatasetManifest | None, waitin
     return f"no version has been marked as complete in every partition of {source} and sealed{refused}"
 
 
-def _is_followed(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
+def _follows_changes(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
     """Whether it follows a change stream, and has no versions that are delivered."""
     if manifest is not None:
         return manifest.versions_are_commits
@@ -414,14 +420,14 @@ def _is_computed(spec: AdjunctDataset | None, manifest: DatasetManifest | None) 
     return manifest is not None and manifest.declaration.computed
 
 
-def _is_by_name(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
+def _is_partitioned(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
     """Whether versions are partitions."""
     if spec is not None:
         return spec.versions is not None
     return manifest is not None and manifest.declaration.order == "name"
 
 
-def _computation(manifest: DatasetManifest | None, by_name: bool) -> str:
+def _describe_query_cause(manifest: DatasetManifest | None, by_name: bool) -> str:
     refs = manifest.listed if manifest is not None else ()
     rejected = [ref for ref in refs if ref.state == "rejected"]
     if any(ref.state == "withdrawn" for ref in refs):
@@ -433,7 +439,7 @@ def _computation(manifest: DatasetManifest | None, by_name: bool) -> str:
     return "it is computed by a query, which has not been asked yet"
 
 
-def _to_materialise(spec: AdjunctDataset | None, by_name: bool) -> str:
+def _describe_partitions(spec: AdjunctDataset | None, by_name: bool) -> str:
     versions = spec.versions if spec is not None else None
     if versions is not None and versions.start is not None:
         return f"the partition of a day of its asset ({versions.start} is the first)"
@@ -589,7 +595,7 @@ class StoredVersions(VersionOperations):
         self, manifest: DatasetManifest | None, systems: Mapping[str, StreamSystem] | None = None
     ) -> NoSealedVersionError:
         """Return the error that says what a dataset without a version to read waits for; see `require_current`."""
-        if computed := nothing_computed(self.name, self.spec, manifest):
+        if computed := query_not_run_error(self.name, self.spec, manifest):
             return computed
         waiting = None
         if self.spec is not None and systems is not None and is_delivered(self.spec, manifest):
@@ -597,8 +603,8 @@ class StoredVersions(VersionOperations):
             members = [] if awaiting else self.log.read_all()[1].values()
             waits = [member.awaited for member in members if member.name != self.name and member.awaited]
             others = [marker for awaited in waits for marker in awaited.missing]
-            waiting = waiting_for(awaiting, manifest, others)
-        return nothing_delivered(self.name, self.spec, manifest, waiting)
+            waiting = describe_waiting(awaiting, manifest, others)
+        return not_delivered_error(self.name, self.spec, manifest, waiting)
 
     def awaiting(self, systems: Mapping[str, StreamSystem], manifest: DatasetManifest | None) -> Awaiting | None:
         """Return what a bounded dataset's next version waits for, None if one has been delivered whole.
@@ -623,7 +629,7 @@ class StoredVersions(VersionOperations):
         retained, where it can't be read any more.
         """
         current, manifest = self.newest()
-        sealed = chosen_version(self.log, current, manifest, version, as_of)
+        sealed = resolve_version(self.log, current, manifest, version, as_of)
         return VersionReader(self._lake.store, self.name, sealed, self._cache)
 
     def over_time(self, versions: Sequence[str] | None = None) -> VersionReader | VersionsOverTime:
@@ -638,12 +644,12 @@ class StoredVersions(VersionOperations):
         if retained is None:
             return self.require_current() if versions is None else self.version_of_batch(versions[0])
         ids = retained if versions is None else versions
-        sealed = [version_of_batch(self.log, manifest, version) for version in ids]
+        sealed = [read_batch_version(self.log, manifest, version) for version in ids]
         return VersionsOverTime(self._lake.store, self.name, sealed)
 
     def version_of_batch(self, version: str) -> VersionReader:
         """Return the version of this id that an open batch was begun with, also one that was withdrawn since."""
-        return self._reader(version_of_batch(self.log, self.require_manifest(), version))
+        return self._reader(read_batch_version(self.log, self.require_manifest(), version))
 
     def diff(self, old: str, new: str, *, sample: int = 20) -> VersionDiff:
         """Return what differs between two versions, by id or name: counts, and up to `sample` keys of each kind.
@@ -669,7 +675,7 @@ class StoredVersions(VersionOperations):
         """Return the newest commit and its manifest. Raises DatasetNotFoundError before the first one."""
         commit, manifest = self.read()
         if commit is None or manifest is None:
-            raise dataset_not_found(self._lake, self.name)
+            raise dataset_not_found_error(self._lake, self.name)
         return commit, manifest
 
     def _reader(self, version: SealedVersion) -> VersionReader:
@@ -689,7 +695,7 @@ class StoredVersions(VersionOperations):
         check_declaration(self.name, manifest.declaration, declared)
 
 
-def stored_versions(lake: Lake, name: str) -> StoredVersions:
+def open_stored_versions(lake: Lake, name: str) -> StoredVersions:
     """Return the versions of a dataset that exists. Raises DatasetNotFoundError."""
     stored = StoredVersions(lake, name)
     stored.require_manifest()

@@ -18,9 +18,9 @@ from dagster_adjunct.assets.reading.key_lookup import Key, KeyFiles, coerce_key
 from dagster_adjunct.assets.reading.rows_over_time import (
     RowsOverTime,
     Validity,
-    history_of_key,
-    newest_row,
-    without_history,
+    find_newest_row,
+    no_history_error,
+    read_key_history,
 )
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, moment_of
 from dagster_adjunct.resources.bucketing.hashing import bucketer
@@ -34,12 +34,12 @@ from dagster_adjunct.resources.spark.in_process import resolve_session
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from dagster_adjunct.assets.reading.served_version import HeldVersion, ServedVersion
+    from dagster_adjunct.assets.reading.served_version import ServedVersion, VersionInUse
     from dagster_adjunct.resources.objects.store import ObjectStore
     from dagster_adjunct.resources.schemas.schema import Schema
 
 
-class EntriesInOrder(Iterator[tuple[Any, "Entry"]]):
+class EntryIterator(Iterator[tuple[Any, "Entry"]]):
     """Yields (key, entry) of the version that is read when this is made.
 
     Where a file turns out to be damaged or discarded before the first entry, another version may take its place;
@@ -49,7 +49,7 @@ class EntriesInOrder(Iterator[tuple[Any, "Entry"]]):
     def __init__(self, served: ServedVersion, read: Callable[[VersionReader], Iterator[tuple[Any, Entry]]]) -> None:
         self._served, self._read = served, read
         self._begun = False
-        self._held: HeldVersion | None = None
+        self._held: VersionInUse | None = None
         self._open()
 
     def __next__(self) -> tuple[Any, Entry]:
@@ -105,8 +105,8 @@ def key_range(what: str, fields: Sequence[Field], prefix: object, start: object,
     columns. `start` and `end` are keys or tuples of leading values. `what` names the dataset in errors.
     """
     if prefix is None:
-        first = () if start is None else _leading(what, fields, start)
-        return first, None if end is None else _leading(what, fields, end)
+        first = () if start is None else _leading_values(what, fields, start)
+        return first, None if end is None else _leading_values(what, fields, end)
     if start is not None or end is not None:
         raise SchemaMismatchError(
             f"{what}: both a prefix and a range are given.",
@@ -122,17 +122,17 @@ def key_range(what: str, fields: Sequence[Field], prefix: object, start: object,
                 argument="prefix",
                 column=fields[0].name,
             )
-        (begin,) = _leading(what, fields, prefix)
+        (begin,) = _leading_values(what, fields, prefix)
         assert isinstance(begin, bytes)
-        return (begin,), _after_all_beginning_with(begin)
-    values = _leading(what, fields, prefix)
+        return (begin,), _first_after_prefix(begin)
+    values = _leading_values(what, fields, prefix)
     if not values:
         return (), None
     *before, last = values
     return values, (*before, last + b"\0" if isinstance(last, bytes) else last + 1)
 
 
-def _leading(what: str, fields: Sequence[Field], values: object) -> tuple[Plain, ...]:
+def _leading_values(what: str, fields: Sequence[Field], values: object) -> tuple[Plain, ...]:
     """Return values of leading key columns in stored form."""
     given = tuple(values) if isinstance(values, tuple | list) else (values,)
     known = fields[: len(given)] if len(given) <= len(fields) else fields
@@ -140,13 +140,13 @@ def _leading(what: str, fields: Sequence[Field], values: object) -> tuple[Plain,
     return tuple(to_plain(field.type)(value) for field, value in zip(known, coerced, strict=True))
 
 
-def _after_all_beginning_with(begin: bytes) -> tuple[Plain, ...] | None:
+def _first_after_prefix(begin: bytes) -> tuple[Plain, ...] | None:
     """Return the least bytes that are greater than all that begin so; None where there are none."""
     kept = begin.rstrip(b"\xff")
     return (kept[:-1] + bytes([kept[-1] + 1]),) if kept else None
 
 
-def unread_version(
+def find_unreadable_version(
     error: BaseException | None, readers: Iterable[VersionReader]
 ) -> tuple[ManifestMismatchError, VersionReader] | None:
     """Return Spark's error as one of ours, and the version of these whose file Spark could not read.
@@ -254,7 +254,7 @@ class VersionReader:
 
     def _over_time(self, spark: SparkSession) -> RowsOverTime:
         if self.sealed.history is None:
-            raise without_history(self.dataset)
+            raise no_history_error(self.dataset)
         return RowsOverTime(self.sealed, self._scan_all(spark), _SORTED_ROWS, _BROADCAST_ROWS)
 
     def _scan_all(self, spark: SparkSession) -> DataFrame:
@@ -275,10 +275,10 @@ class VersionReader:
         base, *deltas = self.sealed.generations
         changes = sum(delta.rows for delta in deltas)
         if changes:
-            shared = F.broadcast if changes <= _BROADCAST_ROWS else _as_it_is
+            shared = F.broadcast if changes <= _BROADCAST_ROWS else _identity
             newest = shared(self._newest(rows, base.id, shared))
             rows = rows.join(newest, self._same_key() & (F.col(_GENERATION) != F.col(_NEWEST)), "left_anti")
-        if any(_LEFT_OUT not in file.stats for file in base.files):
+        if any(_DELETED_COUNTER not in file.stats for file in base.files):
             rows = rows.where(~F.col(TOMBSTONE))
         return rows
 
@@ -293,7 +293,9 @@ class VersionReader:
         if self.sealed.order_by is not None:  # a change that comes late may be older than the base's row
             changed = rows.join(shared(changed.select(*keys).distinct()), self._same_key(), "left_semi")
         newest = changed.groupBy(*keys).agg(F.max(F.struct(POSITION, _GENERATION, TOMBSTONE)).alias(_NEWEST))
-        generation = F.when(F.col(f"{_NEWEST}.{TOMBSTONE}"), _NONE).otherwise(F.col(f"{_NEWEST}.{_GENERATION}"))
+        generation = F.when(F.col(f"{_NEWEST}.{TOMBSTONE}"), _NO_GENERATION).otherwise(
+            F.col(f"{_NEWEST}.{_GENERATION}")
+        )
         return newest.withColumn(_NEWEST, generation)
 
     def _same_key(self) -> Column:
@@ -327,11 +329,11 @@ class VersionReader:
         DatasetError for a version without history, and what `get` raises.
         """
         if self.sealed.history is None:
-            raise without_history(self.dataset)
+            raise no_history_error(self.dataset)
         values = self._stored(key)
         edge = None if self.sealed.edge is None else moment_of(self.sealed.edge)
         told_by = self.sealed.history.valid_from
-        return history_of_key(self._generations, self._bucket(values), values, self._names, edge, told_by)
+        return read_key_history(self._generations, self._bucket(values), values, self._names, edge, told_by)
 
     def items(self, prefix: object = None, *, start: object = None, end: object = None) -> Iterator[tuple[Any, Entry]]:
         """Yield (key, entry) in the order of keys; a key of several columns is a tuple.
@@ -361,7 +363,7 @@ class VersionReader:
         bucket = self._bucket(key)
         names = self._names
         if self.sealed.history is not None:
-            newest = newest_row(self._generations, bucket, key)
+            newest = find_newest_row(self._generations, bucket, key)
             return None if newest is None else newest.entry(names)
         if not self.sealed.positioned:
             for files in self._generations:
@@ -407,8 +409,8 @@ class VersionReader:
 
 
 _GENERATION = "__gen"
-_NEWEST, _NONE = "__newest", -1
-_LEFT_OUT = "deleted"
+_NEWEST, _NO_GENERATION = "__newest", -1
+_DELETED_COUNTER = "deleted"
 """What the writer counts where it leaves tombstones out; of other files the column is read."""
 _BROADCAST_ROWS = 2_000_000
 """Above so many rows in deltas, their keys are not broadcast: each bucket is merged by sorting."""
@@ -416,5 +418,5 @@ _SORTED_ROWS = 2_000_000
 """Up to so many rows over time in base and deltas, each bucket is merged by sorting: no job goes before the scan."""
 
 
-def _as_it_is(frame: DataFrame) -> DataFrame:
+def _identity(frame: DataFrame) -> DataFrame:
     return frame

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.reading.key_lookup import StoredFile, files_of
+from dagster_adjunct.assets.reading.key_lookup import StoredFile, list_stored_files
 from dagster_adjunct.assets.retention.discard import delete_doomed
-from dagster_adjunct.assets.retention.rewrite import Replacement, replaced
-from dagster_adjunct.assets.unbounded.commit import retire, without_large_footers
+from dagster_adjunct.assets.retention.rewrite import VersionReplacement, replace_versions
+from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import AttemptRenewal, Lease, attempt_key, build_on_record, store_now
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, UnboundedManifest
@@ -324,7 +324,7 @@ class _Rewriting:
         self, manifest: UnboundedManifest, version: SealedVersion, number: int, commit_id: str
     ) -> UnboundedManifest:
         new = [self.made[generation.folder][1] for generation in version.generations if generation.files]
-        slim = tuple(without_large_footers(generation) for generation in new)
+        slim = tuple(strip_large_footers(generation) for generation in new)
         facts = {
             "id": version_id(number, commit_id),
             "number": number,
@@ -340,7 +340,7 @@ class _Rewriting:
             next_generation=manifest.next_generation + 1,
             change=Change(action="repartition", version=made.id, reason=self.reason),
         )
-        return retire(after, made, made.sealed_at)
+        return switch_version(after, made, made.sealed_at)
 
     def _report(self, before: int, version: SealedVersion, new: str, holding: tuple[str, ...] = ()) -> RebucketReport:
         return RebucketReport(
@@ -373,7 +373,7 @@ def repartition_versions(
     or no change.
     """
     log = DatasetLog(lake, dataset)
-    made: dict[str, Replacement] = {}
+    made: dict[str, VersionReplacement] = {}
 
     def rewrite_once() -> tuple[int, BoundedManifest]:
         commit, manifest = _read(log, partitions)
@@ -429,16 +429,18 @@ def _planned(log: DatasetLog, partitions: int, reason: str, roots: Roots) -> Reb
     return RebucketReport(log.name, before, partitions, ids, rows=rows, holding=holding, dry_run=True)
 
 
-def _stands(lake: Lake, manifest: BoundedManifest, made: Replacement) -> bool:
+def _stands(lake: Lake, manifest: BoundedManifest, made: VersionReplacement) -> bool:
     """Whether nobody has discarded what was rewritten, which no manifest lists yet."""
     document = str(made.new.document)
     return not {*made.new.folders, document} & set(manifest.doomed) and lake.store.head(document) is not None
 
 
-def _after(manifest: BoundedManifest, made: dict[str, Replacement], partitions: int, reason: str) -> BoundedManifest:
+def _after(
+    manifest: BoundedManifest, made: dict[str, VersionReplacement], partitions: int, reason: str
+) -> BoundedManifest:
     """Return the manifest with the rewritten versions, `made` of all of them."""
     old = {ref.id: made[str(ref.document)] for ref in manifest.built}
-    after = replaced(manifest, old)
+    after = replace_versions(manifest, old)
     doomed = [*manifest.doomed]
     doomed += [entry for new in old.values() for entry in (*new.old.folders, str(new.old.document))]
     served = old.get(manifest.version.id) if manifest.version else None
@@ -451,14 +453,14 @@ def _after(manifest: BoundedManifest, made: dict[str, Replacement], partitions: 
     )
 
 
-def _rewritten(log: DatasetLog, ref: VersionRef, partitions: int, by: str) -> Replacement:
+def _rewritten(log: DatasetLog, ref: VersionRef, partitions: int, by: str) -> VersionReplacement:
     sealed = log.read_version(ref)
     (generation,) = sealed.generations
     layout = layout_of(sealed.columns, sealed.key, sealed.partition_by, partitions, sealed.positioned)
     attempt = log.attempt()
     # On record until the commit, so that nobody takes the new files for garbage.
     with AttemptRenewal(log.lake, log.name, attempt.id, by):
-        files = rebucketed(log, files_of(log.lake.store, log.name, sealed), layout, attempt, generation.id)
+        files = rebucketed(log, list_stored_files(log.lake.store, log.name, sealed), layout, attempt, generation.id)
     new = attempt.generation(generation.id, files)
     if new.rows != generation.rows:
         raise ManifestMismatchError(
@@ -475,4 +477,4 @@ def _rewritten(log: DatasetLog, ref: VersionRef, partitions: int, by: str) -> Re
         "folders": (new.folder,),
         "bytes": new.size,
     }
-    return Replacement(ref, ref.model_copy(update=update), made, attempt, 0)
+    return VersionReplacement(ref, ref.model_copy(update=update), made, attempt, 0)

@@ -68,7 +68,7 @@ def check_deletable(dataset: str, seen: Commit) -> None:
         )
 
 
-def delete(lake: Lake, dataset: str, seen: Commit, *, reason: str, by: str) -> Swept:
+def delete_dataset_objects(lake: Lake, dataset: str, seen: Commit, *, reason: str, by: str) -> Swept:
     """Delete the dataset as it was `seen`, or what an interrupted deletion has left; return what went.
 
     Raises CommitConflictError where it has changed since, and DatasetError while somebody who began to read before
@@ -153,7 +153,7 @@ def plan_retired(
     return RetiredPlan(tuple(go), tuple(stay), retained_from)
 
 
-def oldest_kept(log: DatasetLog, manifest: UnboundedManifest, policy: DiscardPolicy) -> int:
+def find_oldest_kept(log: DatasetLog, manifest: UnboundedManifest, policy: DiscardPolicy) -> int:
     """Return the number of the oldest of the newest versions that the policy keeps; 0 where it keeps them all.
 
     The manifest knows their numbers. Where a very long history leaves some of them out, commits are
@@ -185,7 +185,7 @@ def _retired_at(retired: Retired, committed: Mapping[int, datetime], now: dateti
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class RetentionDecision:
     """A version, a folder or a document, and why it stays or goes."""
 
     what: str
@@ -217,9 +217,9 @@ class DiscardPlan:
     first version that can be read when they have gone.
     """
 
-    go: tuple[Judged, ...]
-    stay: tuple[Judged, ...]
-    garbage: tuple[Judged, ...]
+    go: tuple[RetentionDecision, ...]
+    stay: tuple[RetentionDecision, ...]
+    garbage: tuple[RetentionDecision, ...]
     retained_from: int | None = None
 
 
@@ -235,29 +235,33 @@ def plan_discard(
 
     `kept_from` is the number of the oldest version that an unbounded dataset keeps for being new.
     """
-    held = holders_of(leases, roots, listing.now)
+    held = version_holders(leases, roots, listing.now)
     reached = manifest.reachable()
     limit = subtract_span(listing.now, policy.grace)
     garbage = [
-        Judged(folder, None, f"no version reaches it, untouched since {at:%Y-%m-%d %H:%M} UTC")
+        RetentionDecision(folder, None, f"no version reaches it, untouched since {at:%Y-%m-%d %H:%M} UTC")
         for folder, at in sorted({**listing.folders, **listing.documents}.items())
-        if folder not in reached and folder not in manifest.doomed and at <= limit and not _is_running(folder, listing)
+        if folder not in reached
+        and folder not in manifest.doomed
+        and at <= limit
+        and not _is_being_built(folder, listing)
     ]
     if isinstance(manifest, UnboundedManifest):
         plan = plan_retired(manifest, policy, held, kept_from, listing.commits, listing.now)
         go, stay = (
-            tuple(Judged(retired.folder, None, why) for retired, why in judged) for judged in (plan.go, plan.stay)
+            tuple(RetentionDecision(retired.folder, None, why) for retired, why in judged)
+            for judged in (plan.go, plan.stay)
         )
         return DiscardPlan(go, stay, tuple(garbage), plan.retained_from)
-    go, stay = _judge_versions(manifest, policy, held, listing)
+    go, stay = _decide_versions(manifest, policy, held, listing)
     return DiscardPlan(go, stay, tuple(garbage))
 
 
-def _judge_versions(
+def _decide_versions(
     manifest: BoundedManifest, policy: DiscardPolicy, held: Mapping[str, str], listing: Listing
-) -> tuple[tuple[Judged, ...], tuple[Judged, ...]]:
+) -> tuple[tuple[RetentionDecision, ...], tuple[RetentionDecision, ...]]:
     """Return which versions go, and which stay."""
-    newest = _newest(manifest, policy)
+    newest = _newest_versions(manifest, policy)
     head = manifest.ref(manifest.head) if manifest.head else None
     # After a rollback that is an older one than others that stay, and these must not take its place.
     next_best = head.replaced if head is not None and policy.keep != 1 else None
@@ -278,19 +282,19 @@ def _judge_versions(
         )
         why = next((reason for reason in reasons if reason), "")
         if why:
-            stay.append(Judged(ref.id, ref.name, why))
+            stay.append(RetentionDecision(ref.id, ref.name, why))
         else:
-            go.append(Judged(ref.id, ref.name, _why_gone(manifest, ref, policy)))
+            go.append(RetentionDecision(ref.id, ref.name, _discard_reason(manifest, ref, policy)))
     return tuple(go), tuple(stay)
 
 
-def doomed_by(manifest: DatasetManifest, plan: DiscardPlan) -> DatasetManifest | None:
+def manifest_after_discard(manifest: DatasetManifest, plan: DiscardPlan) -> DatasetManifest | None:
     """Return the manifest from which what goes is taken out, and named as doomed; None where nothing goes."""
     gone, garbage = [judged.what for judged in plan.go], [judged.what for judged in plan.garbage]
     return manifest.without(gone, garbage) if gone or garbage else None
 
 
-def holders_of(leases: Sequence[LeaseInfo], roots: Mapping[str, str], now: datetime) -> dict[str, str]:
+def version_holders(leases: Sequence[LeaseInfo], roots: Mapping[str, str], now: datetime) -> dict[str, str]:
     held = {
         version: f"leased by {lease.holder} until {lease.expires_at:%Y-%m-%d %H:%M:%S} UTC"
         for lease in leases
@@ -300,29 +304,31 @@ def holders_of(leases: Sequence[LeaseInfo], roots: Mapping[str, str], now: datet
     return {**held, **roots}
 
 
-def spared_of(
+def find_spared(
     manifest: DatasetManifest, leases: Sequence[LeaseInfo], roots: Mapping[str, str], now: datetime
-) -> list[Judged]:
+) -> list[RetentionDecision]:
     """Return what is doomed and still held."""
-    held = holders_of(leases, roots, now)
+    held = version_holders(leases, roots, now)
     reached = manifest.reachable()
     earlier = {version for version in held if manifest.may_have_needed(version)}
     spared = []
     for entry in manifest.doomed:
-        why = next((reason for version, reason in held.items() if version in earlier or is_of(version, entry)), "")
+        why = next(
+            (reason for version, reason in held.items() if version in earlier or belongs_to_version(version, entry)), ""
+        )
         if entry in reached:
             why = "a version reaches it"  # never by our own hand; better garbage than a hole
         if why:
-            spared.append(Judged(entry, None, why))
+            spared.append(RetentionDecision(entry, None, why))
     return spared
 
 
-def is_of(version: str, entry: str) -> bool:
+def belongs_to_version(version: str, entry: str) -> bool:
     """Whether a folder, document or manifest may be of a version, whose id ends with its attempt's."""
     return version == "*" or version.partition("-")[2] in entry
 
 
-def _newest(manifest: BoundedManifest, policy: DiscardPolicy) -> dict[str, str]:
+def _newest_versions(manifest: BoundedManifest, policy: DiscardPolicy) -> dict[str, str]:
     """Return the versions that stay for being new; of versions ordered by name only the newest build of each name."""
     order = order_of(manifest)
     sealed = sorted((ref for ref in manifest.versions if ref.state == "sealed"), key=order, reverse=True)
@@ -334,7 +340,7 @@ def _newest(manifest: BoundedManifest, policy: DiscardPolicy) -> dict[str, str]:
     return {ref.id: why for ref in kept}
 
 
-def _why_gone(manifest: BoundedManifest, ref: VersionRef, policy: DiscardPolicy) -> str:
+def _discard_reason(manifest: BoundedManifest, ref: VersionRef, policy: DiscardPolicy) -> str:
     if ref.state != "sealed":
         return f"{ref.state}, older than {policy.grace}"
     later = [other for other in manifest.versions if (other.name, other.state) == (ref.name, "sealed")]
@@ -343,7 +349,7 @@ def _why_gone(manifest: BoundedManifest, ref: VersionRef, policy: DiscardPolicy)
     return f"not among the newest {policy.keep}"
 
 
-def _is_running(entry: str, listing: Listing) -> bool:
+def _is_being_built(entry: str, listing: Listing) -> bool:
     """Whether a folder or document is of a build that is going on: it is nobody's garbage, however short the grace."""
     return any(attempt in entry for attempt in listing.running)
 
@@ -362,10 +368,10 @@ class DiscardReport:
 
     dataset: str
     dry_run: bool
-    discarded: tuple[Judged, ...]
-    kept: tuple[Judged, ...]
-    garbage: tuple[Judged, ...]
-    spared: tuple[Judged, ...] = ()
+    discarded: tuple[RetentionDecision, ...]
+    kept: tuple[RetentionDecision, ...]
+    garbage: tuple[RetentionDecision, ...]
+    spared: tuple[RetentionDecision, ...] = ()
     objects: int = 0
     bytes: int = 0
     unpinned: str | None = None
@@ -413,12 +419,12 @@ def discard(
             f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it a first time.", dataset=dataset
         )
     policy = policy or manifests[dataset].declaration.discard
-    listing = _look(log, commits=manifests[dataset].versions_are_commits)
+    listing = _list_objects(log, commits=manifests[dataset].versions_are_commits)
     manifest = expire_pin(log, manifests[dataset], listing.now)
     pin = manifests[dataset].pin
     unpinned = pin.version if pin is not None and manifest.pin is None else None
     if dry_run:
-        kept_from = _kept_from(log, manifest, policy)
+        kept_from = _find_kept_from(log, manifest, policy)
         plan = plan_discard(manifest, policy, all_leases(lake, dataset), roots(), listing, kept_from)
         return DiscardReport(
             dataset, True, plan.go, plan.stay, plan.garbage, unpinned=unpinned, retained_from=plan.retained_from
@@ -430,14 +436,14 @@ def discard(
     def doom(fresh: DatasetManifest) -> DatasetManifest | None:
         nonlocal plan, listing
         if not {ref.document for ref in fresh.listed if ref.document is not None} <= listing.documents.keys():
-            listing = _look(log)  # a version was published since: how old it is, only the store can say
-        kept_from = _kept_from(log, fresh, policy)
+            listing = _list_objects(log)  # a version was published since: how old it is, only the store can say
+        kept_from = _find_kept_from(log, fresh, policy)
         plan = plan_discard(fresh, policy, all_leases(lake, dataset), roots(), listing, kept_from)
-        return doomed_by(fresh, plan)
+        return manifest_after_discard(fresh, plan)
 
     after = log.transact(doom, by=by)
     spared, objects = delete_doomed(log, after, roots, listing.now, by=by)
-    objects += _sweep(log, after, listing, policy, roots)
+    objects += _delete_old_records(log, after, listing, policy, roots)
     sizes = sum(item.size for item in objects)
     return DiscardReport(
         dataset, False, plan.go, plan.stay, plan.garbage, tuple(spared), len(objects), sizes, unpinned,
@@ -447,7 +453,7 @@ def discard(
 
 def delete_doomed(
     log: DatasetLog, manifest: DatasetManifest, roots: Roots, now: datetime, *, by: str
-) -> tuple[list[Judged], list[ObjectInfo]]:
+) -> tuple[list[RetentionDecision], list[ObjectInfo]]:
     """Delete what a committed manifest dooms and nobody holds; return what is spared, and the deleted objects.
 
     `now` is by the store's clock. Leases and open batches are read here, after the commit that doomed.
@@ -457,9 +463,9 @@ def delete_doomed(
     log.lake.store.delete_many([lease.key for lease in leases if lease.expires_at <= now])
     if not manifest.doomed:
         return [], []
-    spared = spared_of(manifest, leases, roots(), now)
+    spared = find_spared(manifest, leases, roots(), now)
     deleted = set(manifest.doomed) - {judged.what for judged in spared}
-    objects = _delete(log, sorted(deleted))
+    objects = _delete_entries(log, sorted(deleted))
 
     def clear(fresh: DatasetManifest) -> DatasetManifest | None:
         left = tuple(entry for entry in fresh.doomed if entry not in deleted)
@@ -470,12 +476,12 @@ def delete_doomed(
     return spared, objects
 
 
-def _kept_from(log: DatasetLog, manifest: DatasetManifest, policy: DiscardPolicy) -> int:
+def _find_kept_from(log: DatasetLog, manifest: DatasetManifest, policy: DiscardPolicy) -> int:
     """Return the oldest version that an unbounded dataset keeps for being new; it is looked up where it matters."""
-    return oldest_kept(log, as_unbounded(manifest), policy) if manifest.retired else 0
+    return find_oldest_kept(log, as_unbounded(manifest), policy) if manifest.retired else 0
 
 
-def _look(log: DatasetLog, *, commits: bool = False) -> Listing:
+def _list_objects(log: DatasetLog, *, commits: bool = False) -> Listing:
     store, prefix = log.lake.store, log.prefix
     now = store_now(log.lake, log.name)
     folders: dict[str, datetime] = {}
@@ -492,17 +498,17 @@ def _look(log: DatasetLog, *, commits: bool = False) -> Listing:
     documents = {item.key: item.modified for item in store.list(f"{prefix}/versions/")}
     committed: dict[int, datetime] = {}
     for item in store.list(f"{prefix}/manifests/") if commits else ():
-        number = _number_of(item)
+        number = _commit_number(item)
         committed[number] = max(item.modified, committed.get(number, item.modified))
     return Listing(now, folders, documents, frozenset(running), committed)
 
 
-def _number_of(manifest: ObjectInfo) -> int:
+def _commit_number(manifest: ObjectInfo) -> int:
     """Return the number of the commit whose manifest an object is."""
     return int(manifest.key.rsplit("/", 1)[1].partition("-")[0])
 
 
-def _delete(log: DatasetLog, entries: Sequence[str]) -> list[ObjectInfo]:
+def _delete_entries(log: DatasetLog, entries: Sequence[str]) -> list[ObjectInfo]:
     """Delete the objects of doomed folders and doomed documents; return them."""
     store = log.lake.store
     objects: list[ObjectInfo] = []
@@ -516,14 +522,14 @@ def _delete(log: DatasetLog, entries: Sequence[str]) -> list[ObjectInfo]:
     return objects
 
 
-def _sweep(
+def _delete_old_records(
     log: DatasetLog, manifest: DatasetManifest, listing: Listing, policy: DiscardPolicy, roots: Roots
 ) -> list[ObjectInfo]:
     """Delete records of builds that ended long ago, and commits that are long past."""
     store, limit = log.lake.store, subtract_span(listing.now, policy.grace)
     held: Mapping[str, str] = {}
     if manifest.versions_are_commits:
-        held = holders_of(all_leases(log.lake, log.name), roots(), listing.now)
+        held = version_holders(all_leases(log.lake, log.name), roots(), listing.now)
     ended = min(limit, listing.now - RUNNING)
     objects = [item for item in store.list(f"{log.prefix}/attempts/") if item.modified <= ended]
     logs = [log.log]
@@ -531,15 +537,19 @@ def _sweep(
     if set_name is not None:
         logs.append(set_log(log.lake, set_name))
     for commits in logs:
-        past = [item for item in _past(commits, limit) if not any(is_of(version, item.key) for version in held)]
+        past = [
+            item
+            for item in _list_old_manifests(commits, limit)
+            if not any(belongs_to_version(version, item.key) for version in held)
+        ]
         if manifest.retained_from is not None:
-            past = [item for item in past if _number_of(item) < manifest.retained_from]
+            past = [item for item in past if _commit_number(item) < manifest.retained_from]
         objects += past
     store.delete_many([item.key for item in objects])
     return objects
 
 
-def _past(log: CommitLog, limit: datetime) -> list[ObjectInfo]:
+def _list_old_manifests(log: CommitLog, limit: datetime) -> list[ObjectInfo]:
     """Return commit manifests that are neither recent nor young; the history ends where they did."""
     current = log.current()
     if current is None or current.number <= COMMITS_KEPT:

@@ -19,9 +19,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.retention.discard import Judged, Roots, delete_doomed
-from dagster_adjunct.assets.retention.key_search import KeySearch, KeySet, clear_past, delete_superseded, search_keys
-from dagster_adjunct.assets.retention.rewrite import Regenerating, Replacing, RewrittenVersion
+from dagster_adjunct.assets.retention.discard import RetentionDecision, Roots, delete_doomed
+from dagster_adjunct.assets.retention.key_search import (
+    KeySearch,
+    KeySet,
+    delete_superseded_documents,
+    redact_past_manifests,
+    search_keys,
+)
+from dagster_adjunct.assets.retention.rewrite import GenerationErasure, RewrittenVersion, VersionErasure
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import store_now
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
@@ -49,7 +55,7 @@ class ErasureReport:
     rewritten: tuple[RewrittenVersion, ...]
     redacted: int
     deleted: int
-    pending: tuple[Judged, ...]
+    pending: tuple[RetentionDecision, ...]
     proof: KeySearch
     not_erased: tuple[str, ...]
     retained_from: int | None = None
@@ -96,13 +102,17 @@ def forget(
     another type), and ManifestMismatchError where a damaged file can't be rewritten: nothing is erased then.
     """
     log = DatasetLog(lake, dataset)
-    manifest = _manifest(log)
-    wanted = _wanted(manifest, keys, reason, by)
-    work = Regenerating(log, wanted, by) if isinstance(manifest, UnboundedManifest) else Replacing(log, wanted, by)
+    manifest = _require_manifest(log)
+    wanted = _validate_request(manifest, keys, reason, by)
+    work = (
+        GenerationErasure(log, wanted, by)
+        if isinstance(manifest, UnboundedManifest)
+        else VersionErasure(log, wanted, by)
+    )
     manifest = work.commit(reason)
     spared, objects = delete_doomed(log, manifest, roots, store_now(lake, dataset), by=by)
-    superseded = delete_superseded(log)
-    past = clear_past(log, wanted)
+    superseded = delete_superseded_documents(log)
+    past = redact_past_manifests(log, wanted)
     proof = search_keys(log, wanted)
     return ErasureReport(
         dataset=dataset,
@@ -112,9 +122,9 @@ def forget(
         rewritten=work.rewritten(manifest),
         redacted=past + work.reworded(manifest),
         deleted=len(objects) + superseded,
-        pending=tuple(judged for judged in (*spared, *work.leftovers.builds) if _explains(judged, proof)),
+        pending=tuple(judged for judged in (*spared, *work.leftovers.builds) if _has_found_keys(judged, proof)),
         proof=proof,
-        not_erased=_not_erased(lake, manifest),
+        not_erased=_list_not_erased(lake, manifest),
         retained_from=manifest.retained_from,
     )
 
@@ -122,10 +132,10 @@ def forget(
 def find_keys(lake: Lake, dataset: str, keys: Iterable[object]) -> KeySearch:
     """Say where a dataset stores these keys, given as for `get`, without changing anything."""
     log = DatasetLog(lake, dataset)
-    return search_keys(log, KeySet.of(f"dataset {dataset!r}", _key_fields(_manifest(log)), keys))
+    return search_keys(log, KeySet.of(f"dataset {dataset!r}", _key_fields(_require_manifest(log)), keys))
 
 
-def _manifest(log: DatasetLog) -> DatasetManifest:
+def _require_manifest(log: DatasetLog) -> DatasetManifest:
     manifest = log.read()[1]
     if manifest is None:
         raise DatasetNotFoundError(
@@ -134,7 +144,7 @@ def _manifest(log: DatasetLog) -> DatasetManifest:
     return manifest
 
 
-def _wanted(manifest: DatasetManifest, keys: Iterable[object], reason: str, by: str) -> KeySet:
+def _validate_request(manifest: DatasetManifest, keys: Iterable[object], reason: str, by: str) -> KeySet:
     what = f"dataset {manifest.name!r}"
     wanted = KeySet.of(what, _key_fields(manifest), keys)
     if not len(wanted):
@@ -161,13 +171,13 @@ def _key_fields(manifest: DatasetManifest) -> tuple[Field, ...]:
     return tuple(Field(name, kind) for name, kind in zip(declared.key, declared.key_types, strict=True))
 
 
-def _explains(held: Judged, proof: KeySearch) -> bool:
+def _has_found_keys(held: RetentionDecision, proof: KeySearch) -> bool:
     """Whether the search met keys in what is held: in a folder's files, or in the record or document of its attempt."""
     attempt = held.what.rsplit("/", 1)[1]
     return any(attempt in sighting.object for sighting in (*proof.found, *proof.unsearched))
 
 
-def _not_erased(lake: Lake, manifest: DatasetManifest) -> tuple[str, ...]:
+def _list_not_erased(lake: Lake, manifest: DatasetManifest) -> tuple[str, ...]:
     left = manifest.kept_elsewhere()
     if lake.url.startswith("s3://"):
         left.append(f"older object versions in {lake.url}, if the bucket keeps them")

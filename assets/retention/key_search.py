@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.key_lookup import coerce_key, decode_key
-from dagster_adjunct.assets.retention.discard import Judged
+from dagster_adjunct.assets.retention.discard import RetentionDecision
 from dagster_adjunct.assets.versions.dataset_log import SETS
 from dagster_adjunct.assets.versions.leases import attempts
 from dagster_adjunct.resources.bucketing.files import BucketFile, encode_key, unpack_footer
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 
 CLEARED = "(cleared by an erasure)"
-FORGET = "forget"
+ERASE_ACTION = "forget"
 """The action of the commit that an erasure makes."""
 
-_DISCARD = "discard"
+_DISCARD_ACTION = "discard"
 _REASONS = ("reason", "why")
-_VERDICT = {"name", "passed", "message", "facts"}
-_FILE = {"bucket", "name", "rows", "sha256"}
+_VERDICT_FIELDS = {"name", "passed", "message", "facts"}
+_FILE_FIELDS = {"bucket", "name", "rows", "sha256"}
 
 
-def redacted(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
+def redact(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
     """Return a document's JSON value without these keys; what does not name them stays as it is.
 
     Cleared are the messages and facts of verdicts, and reasons, that name a key, and key ranges and footers of files
@@ -57,33 +57,33 @@ def redacted(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
     request's. The reason of a discard is counts, and is not searched.
     """
     if isinstance(value, list):
-        return [redacted(item, keys, all_ranges=all_ranges) for item in value]
+        return [redact(item, keys, all_ranges=all_ranges) for item in value]
     if not isinstance(value, dict):
         return value
-    if value.keys() >= _FILE:
-        return _without_range(value) if all_ranges or _lists(value, keys) else value
-    if value.keys() >= _VERDICT:
+    if value.keys() >= _FILE_FIELDS:
+        return _clear_range(value) if all_ranges or _range_has_key(value, keys) else value
+    if value.keys() >= _VERDICT_FIELDS:
         named = keys.named_in(value["message"], value["facts"])
         return {**value, "message": CLEARED, "facts": {}} if named else value
     action = value.get("action")
-    wanted = keys.with_text() if action == FORGET else keys
+    wanted = keys.with_text() if action == ERASE_ACTION else keys
     return {
         name: CLEARED
-        if name in _REASONS and isinstance(field, str) and action != _DISCARD and wanted.named_in(field)
-        else redacted(field, keys, all_ranges=all_ranges)
+        if name in _REASONS and isinstance(field, str) and action != _DISCARD_ACTION and wanted.named_in(field)
+        else redact(field, keys, all_ranges=all_ranges)
         for name, field in value.items()
     }
 
 
-def _without_range(file: dict[str, Any]) -> dict[str, Any]:
+def _clear_range(file: dict[str, Any]) -> dict[str, Any]:
     return {name: field for name, field in file.items() if name != "footer"} | {"min_key": None, "max_key": None}
 
 
-def _lists(file: dict[str, Any], keys: KeySet) -> bool:
-    return keys.listed_as(file.get("min_key")) or keys.listed_as(file.get("max_key")) or _in_footer(file, keys)
+def _range_has_key(file: dict[str, Any], keys: KeySet) -> bool:
+    return keys.listed_as(file.get("min_key")) or keys.listed_as(file.get("max_key")) or _footer_has_key(file, keys)
 
 
-def _in_footer(file: dict[str, Any], keys: KeySet) -> bool:
+def _footer_has_key(file: dict[str, Any], keys: KeySet) -> bool:
     """Whether a footer gives one of the keys away: as a row group's first, or as the least or greatest value."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -112,7 +112,7 @@ _WORKERS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class KeyFinding:
     """An object in which keys were found, or which could not be searched, and what was found there."""
 
     object: str
@@ -132,8 +132,8 @@ class KeySearch:
     objects: int
     rows: int
     documents: int
-    found: tuple[Sighting, ...]
-    unsearched: tuple[Sighting, ...]
+    found: tuple[KeyFinding, ...]
+    unsearched: tuple[KeyFinding, ...]
 
     @property
     def clean(self) -> bool:
@@ -160,9 +160,9 @@ def search_keys(log: DatasetLog, keys: KeySet) -> KeySearch:
     in_files = search_files(log.lake.store, files, keys)
     with ThreadPoolExecutor(_WORKERS) as pool:
         sightings = [sighting for sighting in pool.map(partial(_search_document, log, keys), documents) if sighting]
-        shared = set_manifests(log)
+        shared = list_set_manifests(log)
         sightings += [sighting for sighting in pool.map(partial(_search_document, log, keys), shared) if sighting]
-    lost = _unlisted_files(log, {item.key for item in files})
+    lost = _find_missing_files(log, {item.key for item in files})
     return KeySearch(
         objects=in_files.objects,
         rows=in_files.rows,
@@ -189,13 +189,13 @@ def search_files(store: ObjectStore, files: Iterable[ObjectInfo], keys: KeySet) 
     )
 
 
-def set_manifests(log: DatasetLog) -> list[str]:
+def list_set_manifests(log: DatasetLog) -> list[str]:
     """Return the manifests of the version set that a dataset is a member of."""
     name = log.version_set()
     return [] if name is None else [item.key for item in log.lake.store.list(f"{SETS}/{name}/manifests/")]
 
 
-def own_part(log: DatasetLog, key: str, document: Any) -> Any:
+def dataset_part(log: DatasetLog, key: str, document: Any) -> Any:
     """Return the part of a document that is about this dataset: of a version set's manifest, its member."""
     if key.startswith(f"{SETS}/"):
         return document["body"]["members"].get(log.name)
@@ -205,17 +205,19 @@ def own_part(log: DatasetLog, key: str, document: Any) -> Any:
 _UNREADABLE = "it can't be read"
 
 
-def _search_document(log: DatasetLog, keys: KeySet, key: str) -> Sighting | None:
+def _search_document(log: DatasetLog, keys: KeySet, key: str) -> KeyFinding | None:
     try:
-        part = own_part(log, key, json.loads(log.lake.store.get(key).data))
+        part = dataset_part(log, key, json.loads(log.lake.store.get(key).data))
     except ObjectNotFoundError:
         return None  # deleted since it was listed
     except (ValueError, KeyError, TypeError, AttributeError):
-        return Sighting(key, _UNREADABLE)
-    return None if redacted(part, keys) == part else Sighting(key, "it names a key")
+        return KeyFinding(key, _UNREADABLE)
+    return None if redact(part, keys) == part else KeyFinding(key, "it names a key")
 
 
-def _search_file(store: ObjectStore, keys: KeySet, item: ObjectInfo) -> tuple[int, Sighting | None, Sighting | None]:
+def _search_file(
+    store: ObjectStore, keys: KeySet, item: ObjectInfo
+) -> tuple[int, KeyFinding | None, KeyFinding | None]:
     """Return the rows searched, what was found, and why it could not be searched."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -226,18 +228,18 @@ def _search_file(store: ObjectStore, keys: KeySet, item: ObjectInfo) -> tuple[in
         file = pq.ParquetFile(open_object(store, item.key, item.size), pre_buffer=True)
         missing = [name for name in names if name not in file.schema_arrow.names]
         if missing:
-            return 0, None, Sighting(item.key, f"it has no column {missing[0]!r}")
+            return 0, None, KeyFinding(item.key, f"it has no column {missing[0]!r}")
         for group in range(file.num_row_groups):
             hits += len(keys.rows_in(file.read_row_group(group, columns=names)))
     except ObjectNotFoundError:
         return 0, None, None  # deleted since it was listed
     except (pa.ArrowException, OSError) as error:
-        return 0, None, Sighting(item.key, f"{_UNREADABLE}: {str(error).partition(chr(10))[0]}")
+        return 0, None, KeyFinding(item.key, f"{_UNREADABLE}: {str(error).partition(chr(10))[0]}")
     rows = f"{hits} row has" if hits == 1 else f"{hits} rows have"
-    return file.metadata.num_rows, Sighting(item.key, f"{rows} one of the keys") if hits else None, None
+    return file.metadata.num_rows, KeyFinding(item.key, f"{rows} one of the keys") if hits else None, None
 
 
-def _unlisted_files(log: DatasetLog, there: set[str]) -> list[Sighting]:
+def _find_missing_files(log: DatasetLog, there: set[str]) -> list[KeyFinding]:
     """Find files of retained versions that are not there: nobody can say what they held."""
     manifest = log.read()[1]
     if manifest is None:
@@ -246,7 +248,7 @@ def _unlisted_files(log: DatasetLog, there: set[str]) -> list[Sighting]:
         (f"version {ref.id}", log.read_version(ref).generations) for ref in manifest.listed if ref.document is not None
     ]
     return [
-        Sighting(key, f"{what} lists it, and it is missing")
+        KeyFinding(key, f"{what} lists it, and it is missing")
         for what, generations in [*listed, *manifest.generations_without_document()]
         for generation in generations
         for file in generation.files
@@ -262,19 +264,19 @@ class Leftovers:
     """
 
     garbage: tuple[str, ...] = ()
-    builds: tuple[Judged, ...] = ()
+    builds: tuple[RetentionDecision, ...] = ()
 
 
 def find_leftovers(log: DatasetLog, manifest: DatasetManifest, keys: KeySet) -> Leftovers:
     """Search what no retained version reaches and what is not doomed already."""
     store = log.lake.store
     known = manifest.reachable() | set(manifest.doomed)
-    files = [item for item in store.list(f"{log.prefix}/data/") if _folder(item.key) not in known]
+    files = [item for item in store.list(f"{log.prefix}/data/") if _folder_from_key(item.key) not in known]
     seen = search_files(store, files, keys)
     # What can't be read can't be proved to be without the keys, so it goes with what holds them.
-    holding = {_folder(sighting.object) for sighting in (*seen.found, *seen.unsearched)}
+    holding = {_folder_from_key(sighting.object) for sighting in (*seen.found, *seen.unsearched)}
     documents = [item.key for item in store.list(f"{log.prefix}/versions/") if item.key not in known]
-    holding |= {key for key in documents if _names_a_key(log, key, keys)}
+    holding |= {key for key in documents if _document_names_key(log, key, keys)}
     on_record = list(attempts(log.lake, log.name))
     garbage, builds = [], []
     for entry in sorted(holding):
@@ -283,11 +285,13 @@ def find_leftovers(log: DatasetLog, manifest: DatasetManifest, keys: KeySet) -> 
             garbage.append(entry)
         else:
             build = f"a build on record, renewed at {record.renewed:%Y-%m-%d %H:%M} UTC"
-            builds.append(Judged(entry, None, f"{build}: it is published by an advance, or discarded past its grace"))
+            builds.append(
+                RetentionDecision(entry, None, f"{build}: it is published by an advance, or discarded past its grace")
+            )
     return Leftovers(tuple(garbage), tuple(builds))
 
 
-def delete_superseded(log: DatasetLog) -> int:
+def delete_superseded_documents(log: DatasetLog) -> int:
     """Delete documents of retained versions that have another document by now; return how many.
 
     Readers need a document only while they open its version: one that meets the deletion opens it again.
@@ -305,7 +309,7 @@ def delete_superseded(log: DatasetLog) -> int:
     return len(gone)
 
 
-def clear_past(log: DatasetLog, keys: KeySet) -> int:
+def redact_past_manifests(log: DatasetLog, keys: KeySet) -> int:
     """Clear the keys, and all key ranges, from manifests of the past; return how many were written anew.
 
     They go on saying who did what, when and why. The current one was made without the keys, and what is committed
@@ -315,29 +319,29 @@ def clear_past(log: DatasetLog, keys: KeySet) -> int:
     assert commit is not None
     own = [item.key for item in log.lake.store.list(f"{log.prefix}/manifests/")]
     # A member's own log ended when it joined its version set.
-    past = own if commit.manifest_key.startswith(f"{SETS}/") else _until(own, commit.manifest_key)
-    past += _until(set_manifests(log), commit.manifest_key)
+    past = own if commit.manifest_key.startswith(f"{SETS}/") else _manifests_up_to(own, commit.manifest_key)
+    past += _manifests_up_to(list_set_manifests(log), commit.manifest_key)
     with ThreadPoolExecutor(_WORKERS) as pool:
-        return sum(pool.map(partial(_clear, log, keys), past))
+        return sum(pool.map(partial(_redact_manifest, log, keys), past))
 
 
-def _until(manifests: Iterable[str], current: str) -> list[str]:
+def _manifests_up_to(manifests: Iterable[str], current: str) -> list[str]:
     """Return the manifests up to the current one's number, without it: also those of commits that lost a race."""
-    return [key for key in manifests if key != current and _number(key) <= _number(current)]
+    return [key for key in manifests if key != current and _commit_number(key) <= _commit_number(current)]
 
 
-def _number(manifest_key: str) -> str:
+def _commit_number(manifest_key: str) -> str:
     return manifest_key.rsplit("/", 1)[1].partition("-")[0]
 
 
-def _clear(log: DatasetLog, keys: KeySet, key: str) -> bool:
+def _redact_manifest(log: DatasetLog, keys: KeySet, key: str) -> bool:
     store = log.lake.store
     try:
         document = json.loads(store.get(key).data)
     except ObjectNotFoundError:
         return False  # discarded since it was listed
-    part = own_part(log, key, document)
-    cleared = redacted(part, keys, all_ranges=True)
+    part = dataset_part(log, key, document)
+    cleared = redact(part, keys, all_ranges=True)
     if cleared == part:
         return False
     if key.startswith(f"{SETS}/"):
@@ -348,15 +352,15 @@ def _clear(log: DatasetLog, keys: KeySet, key: str) -> bool:
     return True
 
 
-def _names_a_key(log: DatasetLog, key: str, keys: KeySet) -> bool:
+def _document_names_key(log: DatasetLog, key: str, keys: KeySet) -> bool:
     try:
         document = json.loads(log.lake.store.get(key).data)
     except (ObjectNotFoundError, ValueError):
         return False
-    return bool(redacted(document, keys) != document)
+    return bool(redact(document, keys) != document)
 
 
-def _folder(key: str) -> str:
+def _folder_from_key(key: str) -> str:
     return key.rsplit("/", 1)[0]
 
 
@@ -416,12 +420,12 @@ class KeySet:
         if not isinstance(stored, list):
             return False
         own = stored[:-1] if len(stored) > len(self.fields) and _is_moment(stored[-1]) else stored
-        return tuple(own) in _encoded(self)
+        return tuple(own) in _encoded_keys(self)
 
     def named_in(self, *values: Any) -> bool:
         """Whether words, or JSON-able values, name one of these keys: every part of it, as a word of its own."""
         text = "\n".join(_texts(values))
-        return bool(text) and any(all(_named(forms, text) for forms in key) for key in _forms_of(self))
+        return bool(text) and any(all(_is_named(forms, text) for forms in key) for key in _written_forms(self))
 
 
 def _is_moment(value: object) -> bool:
@@ -437,19 +441,19 @@ def _with_text(keys: KeySet) -> KeySet:
 
 
 @lru_cache(maxsize=8)
-def _encoded(keys: KeySet) -> frozenset[tuple[Any, ...]]:
+def _encoded_keys(keys: KeySet) -> frozenset[tuple[Any, ...]]:
     return frozenset(tuple(encode_key(key)) for key in keys.keys)
 
 
 @lru_cache(maxsize=8)
-def _forms_of(keys: KeySet) -> list[tuple[tuple[str, ...], ...]]:
+def _written_forms(keys: KeySet) -> list[tuple[tuple[str, ...], ...]]:
     """Return, for each part of each key, the ways in which it may be written in words."""
-    return [tuple(tuple({form for form in _forms(part) if form}) for part in key) for key in keys.keys]
+    return [tuple(tuple({form for form in _value_forms(part) if form}) for part in key) for key in keys.keys]
 
 
-def _named(forms: tuple[str, ...], text: str) -> bool:
+def _is_named(forms: tuple[str, ...], text: str) -> bool:
     # A key such as "N1" is not meant by "N10".
-    return any(form in text and re.search(_bounded(form), text) for form in forms)
+    return any(form in text and re.search(_word_pattern(form), text) for form in forms)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -464,13 +468,13 @@ def _texts(value: Any) -> Iterator[str]:
         yield str(value)
 
 
-def _bounded(form: str) -> str:
+def _word_pattern(form: str) -> str:
     before = r"(?<!\w)" if re.match(r"\w", form[0]) else ""
     after = r"(?!\w)" if re.match(r"\w", form[-1]) else ""
     return f"{before}{re.escape(form)}{after}"
 
 
-def _forms(value: Any) -> Iterator[str]:
+def _value_forms(value: Any) -> Iterator[str]:
     yield str(value)
     yield repr(value)
     if isinstance(value, str):

@@ -14,8 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from dagster_adjunct.assets.reading.key_lookup import StoredFile, files_of
-from dagster_adjunct.assets.retention.key_search import FORGET, Leftovers, find_leftovers, redacted, search_files
+from dagster_adjunct.assets.reading.key_lookup import StoredFile, list_stored_files
+from dagster_adjunct.assets.retention.key_search import ERASE_ACTION, Leftovers, find_leftovers, redact, search_files
 from dagster_adjunct.assets.versions.leases import AttemptRenewal, attempt_key
 from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
@@ -79,7 +79,7 @@ class RewrittenVersion:
     rows: int
 
 
-def files_with(files: Sequence[StoredFile], layout: BucketLayout, keys: KeySet) -> dict[str, int]:
+def count_rows_by_file(files: Sequence[StoredFile], layout: BucketLayout, keys: KeySet) -> dict[str, int]:
     """Return which of these files hold rows with one of the keys, by name, and how many; {} where none does.
 
     Only files whose bucket and key range fit are opened. Raises ManifestMismatchError where one is damaged.
@@ -88,18 +88,18 @@ def files_with(files: Sequence[StoredFile], layout: BucketLayout, keys: KeySet) 
     rows_by_file = {}
     for stored in files:
         if stored.file.bucket in buckets and keys.may_be_in(stored.file):
-            count = _count(stored, keys)
+            count = _count_rows(stored, keys)
             if count:
                 rows_by_file[stored.file.name] = count
     return rows_by_file
 
 
-def live_rows_with(files: Sequence[StoredFile], keys: KeySet, affected: dict[str, int]) -> int:
+def count_live_rows(files: Sequence[StoredFile], keys: KeySet, affected: dict[str, int]) -> int:
     """Return how many rows with one of the keys, in the `affected` of these files, are no tombstones."""
     live = 0
     for stored in files:
         if stored.file.name in affected:
-            tombstones = _count(stored, keys, deleted=True)
+            tombstones = _count_rows(stored, keys, deleted=True)
             live += affected[stored.file.name] - tombstones
     return live
 
@@ -120,9 +120,9 @@ def rewrite_generation(
     written = []
     for stored in files:
         if stored.file.name in affected:
-            file = _write_without(stored, layout, keys, new.folder)
+            file = _write_file_without(stored, layout, keys, new.folder)
         else:
-            file = _copy(stored, new.folder)
+            file = _copy_file(stored, new.folder)
         if file is not None and file.rows:
             written.append(file)
     new = attempt.generation(number, written)
@@ -130,7 +130,7 @@ def rewrite_generation(
     return new.without_footers() if all(stored.file.footer is None for stored in files) else new
 
 
-def rewrite_without(
+def rewrite_version(
     log: DatasetLog, sealed: SealedVersion, keys: KeySet, affected: dict[str, int], attempt: Attempt
 ) -> SealedVersion:
     """Write a version of one generation again without the entries of these keys, in the `affected` files.
@@ -139,7 +139,7 @@ def rewrite_without(
     digest has none either, so it equals nothing that is delivered later.
     """
     (generation,) = sealed.generations
-    stored = files_of(log.lake.store, log.name, sealed)
+    stored = list_stored_files(log.lake.store, log.name, sealed)
     new = rewrite_generation(stored, sealed.layout, generation.id, keys, affected, attempt)
     changes = {
         "id": version_id(sealed.number, attempt.id),
@@ -151,7 +151,7 @@ def rewrite_without(
     return sealed.after(**changes)
 
 
-def _count(stored: StoredFile, keys: KeySet, *, deleted: bool = False) -> int:
+def _count_rows(stored: StoredFile, keys: KeySet, *, deleted: bool = False) -> int:
     names = [*(field.name for field in keys.fields), *([TOMBSTONE] if deleted else [])]
     file = stored.open()
 
@@ -162,7 +162,7 @@ def _count(stored: StoredFile, keys: KeySet, *, deleted: bool = False) -> int:
     return stored.reading(count)
 
 
-def _write_without(stored: StoredFile, layout: BucketLayout, keys: KeySet, folder: str) -> BucketFile | None:
+def _write_file_without(stored: StoredFile, layout: BucketLayout, keys: KeySet, folder: str) -> BucketFile | None:
     import numpy as np
 
     file = stored.open()
@@ -184,7 +184,7 @@ def _write_without(stored: StoredFile, layout: BucketLayout, keys: KeySet, folde
     return written and replace(written, stats={**stored.file.stats, **written.stats})
 
 
-def _copy(stored: StoredFile, folder: str) -> BucketFile:
+def _copy_file(stored: StoredFile, folder: str) -> BucketFile:
     """Copy a file through this machine, checking its SHA-256 on the way: a damaged one is not passed on."""
     path = stored.store.staging_dir() / f"{uuid4().hex}.parquet"
     name = bucket_file_name(stored.file.bucket, attempt_of(folder))
@@ -202,7 +202,7 @@ def _copy(stored: StoredFile, folder: str) -> BucketFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Regenerated:
+class RewrittenGeneration:
     """A generation and what takes its place. `rows` is how many went, `live` those of them that were no tombstones."""
 
     old: Generation
@@ -213,7 +213,7 @@ class Regenerated:
 
 
 @dataclass
-class Regenerating:
+class GenerationErasure:
     """One erasure under way. A generation is searched once, however often the commit is decided again.
 
     By folder: `clean` are generations that hold none of the keys, `regenerated` what takes the place of the others, and
@@ -224,7 +224,7 @@ class Regenerating:
     keys: KeySet
     by: str
     clean: set[str] = field(default_factory=set)
-    regenerated: dict[str, Regenerated] = field(default_factory=dict)
+    regenerated: dict[str, RewrittenGeneration] = field(default_factory=dict)
     holding: set[str] = field(default_factory=set)
     leftovers: Leftovers = field(default_factory=Leftovers)
 
@@ -275,13 +275,13 @@ class Regenerating:
     # -- looking
 
     def _look(self, manifest: UnboundedManifest) -> None:
-        for layout, generation in _in_use(manifest):
+        for layout, generation in _generations_in_use(manifest):
             folder = generation.folder
             if folder in self.clean or folder in self.regenerated:
                 continue
             files = self._files(manifest, generation)
             try:
-                affected = files_with(files, layout, self.keys)
+                affected = count_rows_by_file(files, layout, self.keys)
                 if affected:
                     self.regenerated[folder] = self._without(files, layout, generation, affected)
                 else:
@@ -310,17 +310,17 @@ class Regenerating:
 
     def _without(
         self, files: Sequence[StoredFile], layout: BucketLayout, generation: Generation, affected: dict[str, int]
-    ) -> Regenerated:
+    ) -> RewrittenGeneration:
         attempt = self.log.attempt()
         # On record until the commit, so that nobody takes the new files for garbage.
         with AttemptRenewal(self.log.lake, self.log.name, attempt.id, self.by):
-            live = live_rows_with(files, self.keys, affected)
+            live = count_live_rows(files, self.keys, affected)
             new = rewrite_generation(files, layout, generation.id, self.keys, affected, attempt)
-        return Regenerated(generation, new, attempt, sum(affected.values()), live)
+        return RewrittenGeneration(generation, new, attempt, sum(affected.values()), live)
 
     def _in_use_now(self, folder: str) -> bool:
         manifest = self.log.read()[1]
-        now = () if manifest is None else _in_use(as_unbounded(manifest))
+        now = () if manifest is None else _generations_in_use(as_unbounded(manifest))
         return any(folder == generation.folder for _, generation in now)
 
     # -- deciding
@@ -348,17 +348,17 @@ class Regenerating:
             retained_from=retained_from,
             bootstrap=bootstrap,
         )
-        after = as_unbounded(manifest_from(redacted(stored_body(after), self.keys)))
+        after = as_unbounded(manifest_from(redact(stored_body(after), self.keys)))
         doomed = [*manifest.doomed, *self.leftovers.garbage, *gone, *(made.old.folder for made in hit)]
         kept = after.reachable()
         doomed = [entry for entry in dict.fromkeys(doomed) if entry not in kept]
         if after == manifest and doomed == list(manifest.doomed):
             return None
-        change = Change(action=FORGET, version=version.id if version is not None and hit else None, reason=reason)
+        change = Change(action=ERASE_ACTION, version=version.id if version is not None and hit else None, reason=reason)
         return after.after(doomed=tuple(doomed), change=change)
 
     def _version(
-        self, version: SealedVersion, hit: Sequence[Regenerated], number: int, commit_id: str
+        self, version: SealedVersion, hit: Sequence[RewrittenGeneration], number: int, commit_id: str
     ) -> SealedVersion:
         """Return the served version with the new generations; those without a row left are not needed."""
         new = [self.regenerated[g.folder].new if g.folder in self.regenerated else g for g in version.generations]
@@ -380,12 +380,12 @@ class Regenerating:
         }
         return version.after(**facts)
 
-    def _stands(self, manifest: UnboundedManifest, made: Regenerated) -> bool:
+    def _stands(self, manifest: UnboundedManifest, made: RewrittenGeneration) -> bool:
         """Whether what was rewritten is needed still, and nobody has discarded it: with no grace, a discard may have.
 
         It dooms before it deletes, in a commit that we have read or that makes ours fail.
         """
-        needed = any(generation.folder == made.old.folder for _, generation in _in_use(manifest))
+        needed = any(generation.folder == made.old.folder for _, generation in _generations_in_use(manifest))
         there = {item.key for item in self.log.lake.store.list(f"{made.new.folder}/")}
         whole = {f"{made.new.folder}/{file.name}" for file in made.new.files} <= there
         stands = needed and whole and made.new.folder not in manifest.doomed
@@ -401,12 +401,12 @@ class Regenerating:
             else:
                 self.log.lake.store.delete(attempt_key(self.log.lake, self.log.name, made.attempt.id))
 
-    def _drop(self, made: Regenerated) -> None:
+    def _drop(self, made: RewrittenGeneration) -> None:
         self.log.drop(made.new)
         self.log.lake.store.delete(attempt_key(self.log.lake, self.log.name, made.attempt.id))
 
 
-def _in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLayout, Generation]]:
+def _generations_in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLayout, Generation]]:
     """Yield the generations of the served version and of a table that is being built, with how their rows lie."""
     if manifest.version is not None:
         yield from ((manifest.version.layout, generation) for generation in manifest.version.generations)
@@ -425,7 +425,7 @@ def _in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLayout, Generat
 
 
 @dataclass(frozen=True, slots=True)
-class Replacement:
+class VersionReplacement:
     """What takes the place of a retained version: rewritten under a new id, or only with another document.
 
     `rows` is how many entries went.
@@ -439,7 +439,7 @@ class Replacement:
 
 
 @dataclass
-class Replacing:
+class VersionErasure:
     """One erasure under way. A version's document is looked at once, however often the commit is decided again.
 
     `clean` are the documents that name none of the keys, of versions that hold none; `replacements` are what takes the
@@ -450,7 +450,7 @@ class Replacing:
     keys: KeySet
     by: str
     clean: set[str] = field(default_factory=set)
-    replacements: dict[str, Replacement] = field(default_factory=dict)
+    replacements: dict[str, VersionReplacement] = field(default_factory=dict)
     leftovers: Leftovers = field(default_factory=Leftovers)
 
     def commit(self, reason: str) -> BoundedManifest:
@@ -485,7 +485,7 @@ class Replacing:
         """Return how many versions only got another document."""
         return sum(not replacement.rows for replacement in self.made(manifest))
 
-    def made(self, manifest: DatasetManifest) -> list[Replacement]:
+    def made(self, manifest: DatasetManifest) -> list[VersionReplacement]:
         """Return the replacements that this manifest holds."""
         documents = {ref.document for ref in manifest.listed}
         return [made for made in self.replacements.values() if made.new.document in documents]
@@ -520,15 +520,17 @@ class Replacing:
         manifest = self.log.read()[1]
         return manifest is not None and any(listed.document == ref.document for listed in manifest.listed)
 
-    def _replacement(self, ref: VersionRef, sealed: SealedVersion) -> Replacement | None:
-        affected = files_with(files_of(self.log.lake.store, self.log.name, sealed), sealed.layout, self.keys)
+    def _replacement(self, ref: VersionRef, sealed: SealedVersion) -> VersionReplacement | None:
+        affected = count_rows_by_file(
+            list_stored_files(self.log.lake.store, self.log.name, sealed), sealed.layout, self.keys
+        )
         attempt, new = None, sealed
         if affected:
             attempt = self.log.attempt()
             # On record until the commit, so that nobody takes the new files for garbage.
             with AttemptRenewal(self.log.lake, self.log.name, attempt.id, self.by):
-                new = rewrite_without(self.log, sealed, self.keys, affected, attempt)
-        new = SealedVersion.model_validate(redacted(new.model_dump(mode="json"), self.keys))
+                new = rewrite_version(self.log, sealed, self.keys, affected, attempt)
+        new = SealedVersion.model_validate(redact(new.model_dump(mode="json"), self.keys))
         if new == sealed:
             return None
         (generation,) = new.generations
@@ -539,7 +541,7 @@ class Replacing:
             "folders": (generation.folder,),
             "bytes": generation.size,
         }
-        return Replacement(ref, ref.model_copy(update=changes), new, attempt, sum(affected.values()))
+        return VersionReplacement(ref, ref.model_copy(update=changes), new, attempt, sum(affected.values()))
 
     # -- deciding
 
@@ -548,8 +550,8 @@ class Replacing:
         old = {
             ref.id: self.replacements[str(ref.document)] for ref in manifest.built if ref.document in self.replacements
         }
-        after = replaced(manifest, old)
-        after = as_bounded(manifest_from(redacted(stored_body(after), self.keys)))
+        after = replace_versions(manifest, old)
+        after = as_bounded(manifest_from(redact(stored_body(after), self.keys)))
         doomed = [*manifest.doomed, *self.leftovers.garbage]
         doomed += [entry for made in old.values() for entry in (*made.old.folders, str(made.old.document))]
         # The old document of a version that keeps its id is not doomed but deleted: leases are on the id.
@@ -558,10 +560,10 @@ class Replacing:
         if after == manifest and doomed == list(manifest.doomed):
             return None
         served = old.get(manifest.version.id) if manifest.version else None
-        change = Change(action=FORGET, version=served.new.id if served else None, reason=reason)
+        change = Change(action=ERASE_ACTION, version=served.new.id if served else None, reason=reason)
         return after.after(doomed=tuple(doomed), change=change)
 
-    def _stands(self, manifest: BoundedManifest, made: Replacement) -> bool:
+    def _stands(self, manifest: BoundedManifest, made: VersionReplacement) -> bool:
         """Whether nobody has discarded what was rewritten: with a grace period of nothing, a discard may have.
 
         It dooms before it deletes, in a commit that we have read or that makes ours fail.
@@ -585,14 +587,14 @@ class Replacing:
                 store.delete(attempt_key(self.log.lake, self.log.name, replacement.attempt.id))
 
 
-def replaced(manifest: BoundedManifest, old: Mapping[str, Replacement]) -> BoundedManifest:
+def replace_versions(manifest: BoundedManifest, old: Mapping[str, VersionReplacement]) -> BoundedManifest:
     """Return the manifest with the new versions wherever the old ones stand."""
 
     def renamed(version: str) -> str:
         return old[version].new.id if version in old else version
 
     version, pin = manifest.version, manifest.pin
-    versions = (_moved(ref, old[ref.id].new) if ref.id in old else ref for ref in manifest.versions)
+    versions = (_with_current_state(ref, old[ref.id].new) if ref.id in old else ref for ref in manifest.versions)
     return manifest.after(
         version=old[version.id].sealed if version is not None and version.id in old else version,
         head=None if manifest.head is None else renamed(manifest.head),
@@ -602,7 +604,7 @@ def replaced(manifest: BoundedManifest, old: Mapping[str, Replacement]) -> Bound
     )
 
 
-def _moved(now: VersionRef, new: VersionRef) -> VersionRef:
+def _with_current_state(now: VersionRef, new: VersionRef) -> VersionRef:
     """Return the new version's entry, in the state that the old one is in by now."""
     kept = {"state": now.state, "reason": now.reason, "verdicts": now.verdicts, "replaced": now.replaced}
     return new.model_copy(update=kept)

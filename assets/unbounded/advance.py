@@ -19,19 +19,19 @@ from dagster_adjunct.assets.unbounded.changes import apply_changes
 from dagster_adjunct.assets.unbounded.commit import (
     Advance,
     AdvanceProgress,
-    change_of,
+    change_from_decision,
+    commit_decision,
     commit_manifest,
-    confirm,
-    evolve,
-    keep_decision,
-    look,
+    confirm_caught_up,
+    evolve_table,
+    inspect_table,
+    manifest_with_version,
     table_layout,
-    with_version,
 )
 from dagster_adjunct.assets.unbounded.compaction import compact_due
-from dagster_adjunct.assets.unbounded.engine import engine_of
-from dagster_adjunct.assets.unbounded.progress import report_of
-from dagster_adjunct.assets.unbounded.recovery import RecoveryPlan, decide
+from dagster_adjunct.assets.unbounded.engine import select_engine
+from dagster_adjunct.assets.unbounded.progress import build_report
+from dagster_adjunct.assets.unbounded.recovery import RecoveryPlan, plan_recovery
 from dagster_adjunct.assets.versions.actions import explained
 from dagster_adjunct.assets.versions.leases import AttemptRenewal, forget_attempt
 from dagster_adjunct.assets.versions.manifest import Bootstrap, UnboundedManifest
@@ -80,16 +80,16 @@ def load_snapshot(
     assert initial is not None
     what = f"dataset {spec.name!r}: {initial.describe()}"
     with closing(initial.load(spec, source.schema, source.ssps, spark)) as snapshot:
-        start = check_position(snapshot, source, what)
+        start = validate_snapshot_position(snapshot, source, what)
         with (
-            as_frame(snapshot, source.schema, what, context.log(spec.name), spark, context.by) as rows,
+            snapshot_frame(snapshot, source.schema, what, context.log(spec.name), spark, context.by) as rows,
             AttemptRenewal(context.lake, spec.name, attempt.id, context.by),
         ):
-            placed, samples = _placed(source, rows)
+            placed, samples = _with_positions(source, rows)
             placed = placed.withColumn(TOMBSTONE, F.lit(False))
             layout = table_layout(source)
             if spec.following.history is not None:
-                placed = placed.withColumn(VALID_FROM, _valid_from(source, start, spark))
+                placed = placed.withColumn(VALID_FROM, _snapshot_valid_from(source, start, spark))
             generation, counters = write_generation(
                 context.lake,
                 attempt,
@@ -113,7 +113,7 @@ def load_snapshot(
     return generation, start, samples
 
 
-def _placed(source: Source, rows: DataFrame) -> tuple[DataFrame, Samples | None]:
+def _with_positions(source: Source, rows: DataFrame) -> tuple[DataFrame, Samples | None]:
     """Return the rows of a snapshot with their positions: those of their columns, else below all changes."""
     from pyspark.sql import functions as F
 
@@ -125,7 +125,7 @@ def _placed(source: Source, rows: DataFrame) -> tuple[DataFrame, Samples | None]
     return placed.withColumn(POSITION, F.coalesce(F.col(ORDER), lowest)).drop(ORDER, PROBLEM), samples
 
 
-def _valid_from(source: Source, start: Mapping[SystemStreamPartition, str], spark: SparkSession) -> Column:
+def _snapshot_valid_from(source: Source, start: Mapping[SystemStreamPartition, str], spark: SparkSession) -> Column:
     """Return since when the rows of a snapshot are valid: by their column, else since before all changes that follow.
 
     That is the time of the oldest record from the snapshot's position on, so that a change never comes before the row
@@ -151,7 +151,7 @@ def _valid_from(source: Source, start: Mapping[SystemStreamPartition, str], spar
     return F.lit(oldest[0]) if oldest is not None and oldest[0] is not None else F.current_timestamp()
 
 
-def check_position(snapshot: Snapshot, source: Source, what: str) -> dict[SystemStreamPartition, str]:
+def validate_snapshot_position(snapshot: Snapshot, source: Source, what: str) -> dict[SystemStreamPartition, str]:
     """Return the snapshot's position, if it is of every partition and still on the stream.
 
     Raises DatasetError and OffsetOutOfRangeError.
@@ -187,7 +187,7 @@ def check_position(snapshot: Snapshot, source: Source, what: str) -> dict[System
     return position
 
 
-def fitted(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
+def cast_to_schema(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
     """Return these columns of the rows, in their types. Raises DatasetError for missing ones and other types."""
     from dagster_adjunct.resources.schemas.quoted_columns import column
 
@@ -210,7 +210,7 @@ def fitted(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
 
 
 @contextmanager
-def as_frame(
+def snapshot_frame(
     snapshot: Snapshot, schema: Schema, what: str, log: DatasetLog, spark: SparkSession, by: str
 ) -> Iterator[DataFrame]:
     """Give the rows of a snapshot as a frame with these columns, while the context lasts.
@@ -220,21 +220,21 @@ def as_frame(
     from pyspark.sql import DataFrame
 
     if isinstance(snapshot.rows, DataFrame):
-        yield fitted(snapshot.rows, schema, what)
+        yield cast_to_schema(snapshot.rows, schema, what)
         return
     attempt = log.attempt()
     folder = f"{attempt.folder}/{attempt.id}"
     with AttemptRenewal(log.lake, log.name, attempt.id, by):
         try:
-            rows = _staged(log.lake, folder, snapshot.rows, spark)
-            yield fitted(spark.createDataFrame([], schema.ddl()) if rows is None else rows, schema, what)
+            rows = _stage_tables(log.lake, folder, snapshot.rows, spark)
+            yield cast_to_schema(spark.createDataFrame([], schema.ddl()) if rows is None else rows, schema, what)
         finally:
             with suppress(AdjunctError):  # what can't be deleted now is garbage for discarding
                 log.lake.store.delete_many([item.key for item in log.lake.store.list(f"{folder}/")])
     forget_attempt(log.lake, log.name, attempt.id)
 
 
-def _staged(lake: Lake, folder: str, tables: Iterable[pa.Table], spark: SparkSession) -> DataFrame | None:
+def _stage_tables(lake: Lake, folder: str, tables: Iterable[pa.Table], spark: SparkSession) -> DataFrame | None:
     """Write tables below a folder of the lake, and return them as a frame; None where there are none."""
     import pyarrow.parquet as pq
 
@@ -247,9 +247,9 @@ def _staged(lake: Lake, folder: str, tables: Iterable[pa.Table], spark: SparkSes
                 writer.write_table(table)
                 size = path.stat().st_size
             if size >= _STAGED_BYTES:
-                number, writer = _uploaded(lake, folder, path, number, writer), None
+                number, writer = _upload_part(lake, folder, path, number, writer), None
         if writer is not None:
-            number, writer = _uploaded(lake, folder, path, number, writer), None
+            number, writer = _upload_part(lake, folder, path, number, writer), None
     finally:
         with suppress(OSError):  # of a disk that is full, say, as was told
             if writer is not None:
@@ -259,7 +259,7 @@ def _staged(lake: Lake, folder: str, tables: Iterable[pa.Table], spark: SparkSes
     return spark.read.parquet(lake.store.spark_uri(folder)) if number else None
 
 
-def _uploaded(lake: Lake, folder: str, path: Any, number: int, writer: Any) -> int:
+def _upload_part(lake: Lake, folder: str, path: Any, number: int, writer: Any) -> int:
     with telling_of_staged(lake.store, path, _SNAPSHOT):
         writer.close()
     lake.store.upload(path, f"{folder}/rows-{number:05d}.parquet")
@@ -275,7 +275,7 @@ def _uploaded(lake: Lake, folder: str, path: Any, number: int, writer: Any) -> i
 # A table that is built anew is built beside the one that is served.
 
 
-_NOT_BEGUN = Bootstrap(state="running", start={}, target={}, started_at=datetime.fromtimestamp(0, UTC))
+_NO_BOOTSTRAP = Bootstrap(state="running", start={}, target={}, started_at=datetime.fromtimestamp(0, UTC))
 
 
 def begin_table(advance: Advance, commit: Commit | None, applied: Mapping[str, str]) -> AdvanceProgress:
@@ -289,11 +289,11 @@ def begin_table(advance: Advance, commit: Commit | None, applied: Mapping[str, s
         name=seen.spec.name,
         declaration=seen.source.declaration,
         offsets=as_stored(seen.ends),
-        bootstrap=_NOT_BEGUN,
+        bootstrap=_NO_BOOTSTRAP,
     )
     attempt = advance.log.attempt()
     before = AdvanceProgress(commit, first, seen.ends)
-    begin = _bootstrapping if advance.decision.action == "bootstrap" else _created
+    begin = _prepare_bootstrap if advance.decision.action == "bootstrap" else _prepare_empty_table
     before, after = begin(advance, before, attempt)
     after = after.after(applied=first.with_applied(applied))
     progress = commit_manifest(advance, before, after, commit_id=attempt.id)
@@ -301,7 +301,7 @@ def begin_table(advance: Advance, commit: Commit | None, applied: Mapping[str, s
     return progress
 
 
-def _bootstrapping(
+def _prepare_bootstrap(
     advance: Advance, before: AdvanceProgress, attempt: Attempt
 ) -> tuple[AdvanceProgress, UnboundedManifest]:
     """Return the manifest of a bootstrap that begins beside what is served, and the progress once a snapshot is loaded.
@@ -329,7 +329,7 @@ def _bootstrapping(
         why=advance.decision.reason,
     )
     served = first.version is not None
-    after = _begun(advance, first, bootstrap).after(
+    after = _new_table_manifest(advance, first, bootstrap).after(
         next_generation=number,
         first_ordered=samples,
         confirmed_at=first.confirmed_at if served else None,
@@ -338,7 +338,9 @@ def _bootstrapping(
     return before, after
 
 
-def _created(advance: Advance, before: AdvanceProgress, attempt: Attempt) -> tuple[AdvanceProgress, UnboundedManifest]:
+def _prepare_empty_table(
+    advance: Advance, before: AdvanceProgress, attempt: Attempt
+) -> tuple[AdvanceProgress, UnboundedManifest]:
     """Return the manifest of an empty table that goes on from where the one before it, if any, has read."""
     seen, source, first = advance.seen, advance.source, before.manifest
     known = {} if seen.manifest is None else by_partition(seen.manifest.offsets)
@@ -353,12 +355,14 @@ def _created(advance: Advance, before: AdvanceProgress, attempt: Attempt) -> tup
         why=advance.decision.reason,
     )
     number = first.next_generation
-    after = _begun(advance, first, bootstrap).after(next_generation=number + 1, confirmed_at=None, horizon=None)
+    after = _new_table_manifest(advance, first, bootstrap).after(
+        next_generation=number + 1, confirmed_at=None, horizon=None
+    )
     empty = (attempt.generation(number),)
-    return before, with_version(advance, before.commit, after, attempt, empty, {})
+    return before, manifest_with_version(advance, before.commit, after, attempt, empty, {})
 
 
-def _begun(advance: Advance, first: UnboundedManifest, bootstrap: Bootstrap) -> UnboundedManifest:
+def _new_table_manifest(advance: Advance, first: UnboundedManifest, bootstrap: Bootstrap) -> UnboundedManifest:
     return first.after(
         declaration=advance.source.declaration,
         offsets=bootstrap.start,
@@ -367,7 +371,7 @@ def _begun(advance: Advance, first: UnboundedManifest, bootstrap: Bootstrap) -> 
         first_ordered=None,
         quarantining=None,
         decision=advance.decision,
-        change=change_of(advance.decision),
+        change=change_from_decision(advance.decision),
     )
 
 
@@ -398,40 +402,40 @@ def advance_unbounded(
         )
     stages = Stages(spec.name, on_stage)
     with stages("collect"):
-        seen = look(context, spec)
-        plan = decide(seen, rebuild=rebuild)
-    return carry_out(Advance(context, seen, plan.decision, stages), plan)
+        seen = inspect_table(context, spec)
+        plan = plan_recovery(seen, rebuild=rebuild)
+    return execute_plan(Advance(context, seen, plan.decision, stages), plan)
 
 
-def carry_out(advance: Advance, plan: RecoveryPlan, *, applied: Mapping[str, str] = _NONE) -> AdvanceReport:
+def execute_plan(advance: Advance, plan: RecoveryPlan, *, applied: Mapping[str, str] = _NONE) -> AdvanceReport:
     """Do what was decided, and apply what has come.
 
     A new table is begun in answer to the startpoints in `applied`, which are ids by partition.
     """
-    engine_of(advance.context.spark).decoder.check(advance.source)
+    select_engine(advance.context.spark).decoder.check(advance.source)
     if plan.first == "begin":
-        progress = begin_table(advance, _carried_over(advance), applied)
+        progress = begin_table(advance, _commit_repartitioned(advance), applied)
     else:
-        progress = taken_up(advance, plan)
+        progress = resume_table(advance, plan)
     if plan.first == "leave":
-        return report_of(advance, keep_decision(advance, progress), "stale")
+        return build_report(advance, commit_decision(advance, progress), "stale")
     progress, action = apply_changes(advance, progress)
     if action == "up-to-date":
-        progress = confirm(advance, progress)
+        progress = confirm_caught_up(advance, progress)
     elif action != "waiting":
-        progress = compact(advance, progress)
-    return report_of(advance, progress, action)
+        progress = compact_if_due(advance, progress)
+    return build_report(advance, progress, action)
 
 
-def taken_up(advance: Advance, plan: RecoveryPlan) -> AdvanceProgress:
+def resume_table(advance: Advance, plan: RecoveryPlan) -> AdvanceProgress:
     """Return where the table that was seen goes on, with the columns that are declared now."""
     seen = advance.seen
     assert seen.manifest is not None, "a table that is not there is begun"
-    progress = AdvanceProgress(_carried_over(advance), seen.manifest, seen.ends)
-    return evolve(advance, progress) if plan.first == "evolve" else progress
+    progress = AdvanceProgress(_commit_repartitioned(advance), seen.manifest, seen.ends)
+    return evolve_table(advance, progress) if plan.first == "evolve" else progress
 
 
-def compact(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
+def compact_if_due(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
     """Compact inside the advance, where that is due and declared."""
     policy = advance.spec.following.compaction
     if not policy.inside_commit:
@@ -441,7 +445,7 @@ def compact(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
     return progress if compacted is None else progress.after(*compacted)
 
 
-def _carried_over(advance: Advance) -> Commit | None:
+def _commit_repartitioned(advance: Advance) -> Commit | None:
     """Return the current commit, once one says that the table goes on in its stream as that was repartitioned."""
     seen = advance.seen
     if not seen.carried or seen.manifest is None:

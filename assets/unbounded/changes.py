@@ -18,17 +18,17 @@ from dagster_adjunct.assets.sources.change_stream import send_dead_letters
 from dagster_adjunct.assets.sources.opened_stream import as_stored
 from dagster_adjunct.assets.unbounded.commit import (
     ADVANCE_AGAIN,
-    commit_again,
-    keep,
+    commit_fields,
+    commit_with_retries,
+    manifest_with_version,
     next_ranges,
     offsets_after,
     reaches_target,
     table_layout,
-    with_version,
 )
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
-from dagster_adjunct.assets.unbounded.engine import engine_of
-from dagster_adjunct.assets.unbounded.progress import time_left
+from dagster_adjunct.assets.unbounded.engine import select_engine
+from dagster_adjunct.assets.unbounded.progress import describe_progress
 from dagster_adjunct.assets.versions.leases import AttemptRenewal, Lease, forget_attempt
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.versions.version import POSITION, newest_valid_from
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.change_values import Samples
     from dagster_adjunct.assets.sources.opened_stream import Ranges
     from dagster_adjunct.assets.unbounded.commit import Advance, AdvanceProgress
-    from dagster_adjunct.assets.unbounded.rewind import Rewinding
+    from dagster_adjunct.assets.unbounded.rewind import ActiveRewind
     from dagster_adjunct.assets.versions.dataset_log import Attempt
     from dagster_adjunct.assets.versions.reports import Action
     from dagster_adjunct.assets.writing.write_generation import GenerationWriter
@@ -65,7 +65,7 @@ def write_changes(
     *,
     keep_tombstones: bool,
     over_time: OverTimeWrite | None = None,
-    rewinding: Rewinding | None,
+    rewinding: ActiveRewind | None,
 ) -> tuple[AdvanceProgress, Generation, dict[str, int], Samples | None]:
     """Write the changes of these ranges; return the generation that they make, counters, and the first ordered values.
 
@@ -74,7 +74,7 @@ def write_changes(
     """
     source, spec, manifest = advance.source, advance.spec, progress.manifest
     what = f"dataset {spec.name!r}"
-    engine = engine_of(advance.context.spark)
+    engine = select_engine(advance.context.spark)
     changes, samples = engine.decoder.read_changes(
         source, ranges, positions_from=manifest.positions_from, samples=manifest.first_ordered
     )
@@ -90,9 +90,9 @@ def write_changes(
     layout, set_aside = table_layout(source), isinstance(spec.following.on_bad_change, DeadLetters)
     decoder = engine.decoder
     good = decoder.without_problems(changes) if set_aside else decoder.refuse_problems(changes, spec.name)
-    completion, writer = None, _Writer(engine.writer)
+    completion, writer = None, _CollectingWriter(engine.writer)
     if spec.following.completes:
-        known = current_generations(progress)
+        known = target_generations(progress)
         by_offset, again = spec.following.order is None, rewinding is not None
         completion = RowCompletion(spec.name, layout, known, by_offset, set_aside, again=again)
     generation, counters = write_generation(
@@ -122,7 +122,7 @@ def write_changes(
     return progress, generation, counters, samples
 
 
-def current_generations(progress: AdvanceProgress) -> tuple[Generation, ...]:
+def target_generations(progress: AdvanceProgress) -> tuple[Generation, ...]:
     """Return the generations that the next changes come upon: of the table that is built, or else served."""
     version = progress.manifest.version
     if progress.running:
@@ -130,7 +130,7 @@ def current_generations(progress: AdvanceProgress) -> tuple[Generation, ...]:
     return () if version is None else version.generations
 
 
-class _Writer:
+class _CollectingWriter:
     """Writes files, and takes out of their facts the changes that were set aside: manifests don't keep these."""
 
     def __init__(self, writer: GenerationWriter[Any]) -> None:
@@ -167,19 +167,19 @@ def _quarantine(
     """
     if progress.manifest.quarantining is None and not again:
         spans = {str(ssp): span for ssp, span in ranges.items()}
-        progress = keep(advance, progress, quarantining=spans, change=Change(action="quarantine"))
+        progress = commit_fields(advance, progress, quarantining=spans, change=Change(action="quarantine"))
     system = advance.source.system
     sent = send_dead_letters(
         advance.context.systems,
         advance.spec,
         letters,
-        producer=_letters_of(advance, progress, told),
+        producer=_dead_letter_producer(advance, progress, told),
         sequence=1 + sum(system.distance(ssp, "0", end) for ssp, end in offsets_after(progress, ranges).items()),
     )
     return progress, sent
 
 
-def _letters_of(advance: Advance, progress: AdvanceProgress, told: tuple[object, ...]) -> str:
+def _dead_letter_producer(advance: Advance, progress: AdvanceProgress, told: tuple[object, ...]) -> str:
     """Return the producer of dead letters: another one where the same ranges may give other letters.
 
     That is so after a rebuild, a changed declaration, or a compaction that has moved the horizon, in a rewind, and
@@ -199,7 +199,7 @@ def _letters_of(advance: Advance, progress: AdvanceProgress, told: tuple[object,
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _WrittenChanges:
     """The generation that an attempt made of these ranges; `reached` says that they end a bootstrap."""
 
     attempt: Attempt
@@ -207,7 +207,7 @@ class _Written:
     ranges: Ranges
     counters: dict[str, int]
     reached: bool
-    rewinding: Rewinding | None
+    rewinding: ActiveRewind | None
     first_ordered: Samples | None
 
 
@@ -227,7 +227,7 @@ def apply_changes(advance: Advance, progress: AdvanceProgress) -> tuple[AdvanceP
         if running:
             took = time.monotonic() - began
             system = advance.source.system
-            detail = time_left(system, progress.manifest, took, 0 if reached else done)
+            detail = describe_progress(system, progress.manifest, took, 0 if reached else done)
             advance.stages.tell("bootstrap", took, detail)
         if last:  # what came since a bootstrap began is for the next advance: readers need not wait for it
             return progress, action if reached or not running else "waiting"
@@ -239,7 +239,7 @@ def apply_ranges(
     ranges: Ranges,
     *,
     reached: bool = False,
-    rewinding: Rewinding | None = None,
+    rewinding: ActiveRewind | None = None,
 ) -> tuple[AdvanceProgress, int]:
     """Read these changes and commit them; return how many records they were.
 
@@ -250,13 +250,13 @@ def apply_ranges(
     generation = attempt.generation(progress.manifest.next_generation)
     records, samples = advance.source.count(ranges) if ranges else 0, progress.manifest.first_ordered
     counters = {"read": records}
-    running, begins = progress.running, _begins(advance, progress)
-    over_time = _over_time(advance, progress, begins)
+    running, begins = progress.running, _writes_base(advance, progress)
+    over_time = _over_time_write(advance, progress, begins)
     # By another order than the offset a deletion must beat what comes after it with a lower value, also in a base; over
     # time it ends what was there.
     tombstones = not begins or advance.spec.following.order is not None or over_time is not None
     try:
-        with AttemptRenewal(context.lake, name, attempt.id, context.by), _held(advance, progress):
+        with AttemptRenewal(context.lake, name, attempt.id, context.by), _lease_served_version(advance, progress):
             alone = over_time is None and rewinding is None  # else stored rows are read, too
             with advance.stages("build"), interpret_small_plans(context.spark, records if records and alone else None):
                 if records:
@@ -274,7 +274,7 @@ def apply_ranges(
                     counted.pop("conflicting", None)  # of a change stream nothing else is expected
                     counters |= counted if running else {"changes": generation.rows, **counted}
             with advance.stages("commit"):
-                written = _Written(attempt, generation, ranges, counters, reached, rewinding, samples)
+                written = _WrittenChanges(attempt, generation, ranges, counters, reached, rewinding, samples)
                 progress = _commit_written(advance, progress, written)
     except CommitConflictError:
         forget_attempt(context.lake, name, attempt.id)
@@ -284,7 +284,7 @@ def apply_ranges(
 
 
 @contextmanager
-def _held(advance: Advance, progress: AdvanceProgress) -> Iterator[None]:
+def _lease_served_version(advance: Advance, progress: AdvanceProgress) -> Iterator[None]:
     """Hold what is served while changes are completed from its rows: compacted and discarded, they would be gone."""
     version, following = progress.manifest.version, advance.spec.following
     if not following.completes or progress.running or version is None:
@@ -303,7 +303,7 @@ def _held(advance: Advance, progress: AdvanceProgress) -> Iterator[None]:
         yield
 
 
-def _over_time(advance: Advance, progress: AdvanceProgress, begins: bool) -> OverTimeWrite | None:
+def _over_time_write(advance: Advance, progress: AdvanceProgress, begins: bool) -> OverTimeWrite | None:
     """Return how rows over time are written, None for a table without history: a base says where each row ends."""
     if advance.spec.following.history is None:
         return None
@@ -312,7 +312,7 @@ def _over_time(advance: Advance, progress: AdvanceProgress, begins: bool) -> Ove
     return OverTimeWrite(told=begins, newest=newest_valid_from(served))
 
 
-def _begins(advance: Advance, progress: AdvanceProgress) -> bool:
+def _writes_base(advance: Advance, progress: AdvanceProgress) -> bool:
     """Whether what is written next is a base: nothing is below it."""
     if progress.running:
         return not progress.bootstrap.building
@@ -320,18 +320,21 @@ def _begins(advance: Advance, progress: AdvanceProgress) -> bool:
     return version is None or not any(generation.files for generation in version.generations)
 
 
-def _commit_written(advance: Advance, progress: AdvanceProgress, written: _Written) -> AdvanceProgress:
+def _commit_written(advance: Advance, progress: AdvanceProgress, written: _WrittenChanges) -> AdvanceProgress:
     """Commit data and offsets together."""
     try:
-        return commit_again(
-            advance, progress, lambda current: _after(advance, current, written), commit_id=written.attempt.id
+        return commit_with_retries(
+            advance,
+            progress,
+            lambda current: _manifest_with_changes(advance, current, written),
+            commit_id=written.attempt.id,
         )
     except CommitConflictError:
         advance.log.drop(written.generation)
         raise
 
 
-def _after(advance: Advance, progress: AdvanceProgress, written: _Written) -> UnboundedManifest:
+def _manifest_with_changes(advance: Advance, progress: AdvanceProgress, written: _WrittenChanges) -> UnboundedManifest:
     """Return the manifest with these changes in it; changes that hold no record leave the version as it is."""
     source, manifest, bootstrap = advance.source, progress.manifest, progress.bootstrap
     generation, running = written.generation, progress.running
@@ -365,4 +368,4 @@ def _after(advance: Advance, progress: AdvanceProgress, written: _Written) -> Un
         after = after.after(bootstrap=done, confirmed_at=bootstrap.started_at, horizon=None)
         generations = building or (generation,)
         counters = add(dict(progress.counters), written.counters)
-    return with_version(advance, progress.commit, after, written.attempt, generations, counters)
+    return manifest_with_version(advance, progress.commit, after, written.attempt, generations, counters)

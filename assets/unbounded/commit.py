@@ -54,7 +54,7 @@ ADVANCE_AGAIN = "Nothing of this attempt is visible. Advance again: it goes on f
 
 
 @dataclass(frozen=True, slots=True)
-class SeenTable:
+class TableSnapshot:
     """A table and its stream, as one look at `at` finds them; no file is read, and nothing is changed.
 
     `commit` is the current one, None before the first. `manifest` is None where there is no table. Where `damage` says
@@ -101,7 +101,7 @@ class TableContinuity:
     refusal: OffsetOutOfRangeError | None = None
 
 
-def look(context: Runtime, spec: AdjunctDataset) -> SeenTable:
+def inspect_table(context: Runtime, spec: AdjunctDataset) -> TableSnapshot:
     """Return what is there now.
 
     Raises DatasetError for an input that can't make this dataset, and for another key, spread or input than the table
@@ -110,12 +110,12 @@ def look(context: Runtime, spec: AdjunctDataset) -> SeenTable:
     source = Source.of(context.systems, spec)
     log = context.log(spec.name)
     commit, stored, damage = log.read_or_newest()
-    manifest = None if stored is None else followed(stored, source.declaration)
+    manifest = None if stored is None else require_matching_manifest(stored, source.declaration)
     carried = carried_over(manifest, source.info) if manifest is not None and not damage else None
     manifest = carried or manifest
     at = context.now()
     ends = source.system.upcoming(source.ssps)
-    seen = SeenTable(
+    seen = TableSnapshot(
         source,
         at,
         commit,
@@ -127,12 +127,12 @@ def look(context: Runtime, spec: AdjunctDataset) -> SeenTable:
         missing=() if manifest is None or damage else _missing_objects(log, manifest),
     )
     if manifest is None and not damage:
-        return replace(seen, refusal=_lost_pointer(log))
-    state = state_of(seen)
-    return replace(seen, refusal=_overtaken(log, commit)) if state.store == "invalid" else seen
+        return replace(seen, refusal=_lost_pointer_error(log))
+    state = assess_continuity(seen)
+    return replace(seen, refusal=_concurrent_commit_error(log, commit)) if state.store == "invalid" else seen
 
 
-def followed(stored: DatasetManifest, declared: DatasetDeclaration) -> UnboundedManifest:
+def require_matching_manifest(stored: DatasetManifest, declared: DatasetDeclaration) -> UnboundedManifest:
     """Return the stored manifest of a table that is declared so now; DatasetError where another would be.
 
     How many partitions its input has is no matter of the declaration: it is found by looking.
@@ -142,7 +142,7 @@ def followed(stored: DatasetManifest, declared: DatasetDeclaration) -> Unbounded
     return as_unbounded(stored)
 
 
-def state_of(seen: SeenTable) -> TableContinuity:
+def assess_continuity(seen: TableSnapshot) -> TableContinuity:
     """Return whether the table that was seen can be continued."""
     source, manifest = seen.source, seen.manifest
     if seen.damage:
@@ -166,7 +166,7 @@ def state_of(seen: SeenTable) -> TableContinuity:
     )
     if refusal is not None:
         return TableContinuity("invalid", refusal.problem, building=building, refusal=refusal)
-    problem = _partitions_changed(source, offsets)
+    problem = _partition_changes(source, offsets)
     if problem:
         return TableContinuity("invalid", problem, building=building)
     lost = [ssp for ssp, offset in offsets.items() if source.system.compare(offset, seen.oldest[ssp]) < 0]
@@ -178,10 +178,10 @@ def state_of(seen: SeenTable) -> TableContinuity:
         problem = f"{len(seen.missing)} of its objects are missing or cut, first {seen.missing[0]}"
         return TableContinuity("invalid", problem, building=building)
     if building:
-        problem = _outdated_building(manifest, source, seen.at)
+        problem = _bootstrap_problem(manifest, source, seen.at)
         return TableContinuity("invalid", problem, building=True) if problem else TableContinuity("building")
     behind = any(source.system.compare(offset, seen.ends[ssp]) < 0 for ssp, offset in offsets.items())
-    limit, confirmed = max_age_of(source), manifest.confirmed_at
+    limit, confirmed = effective_max_age(source), manifest.confirmed_at
     if behind and limit is not None and confirmed is not None and seen.at - confirmed > limit:
         return TableContinuity(
             "invalid",
@@ -191,7 +191,7 @@ def state_of(seen: SeenTable) -> TableContinuity:
     return TableContinuity("valid")
 
 
-def max_age_of(source: Source) -> timedelta | None:
+def effective_max_age(source: Source) -> timedelta | None:
     """Return how long a table that is behind stays valid: as declared, else as long as the stream keeps tombstones."""
     return source.spec.following.max_age or source.info.tombstones_kept
 
@@ -207,7 +207,7 @@ def _missing_objects(log: DatasetLog, manifest: UnboundedManifest) -> tuple[str,
     return tuple(key for key, size in listed.items() if stored.get(key) != size)
 
 
-def _lost_pointer(log: DatasetLog) -> CommitConflictError | MalformedDocumentError | None:
+def _lost_pointer_error(log: DatasetLog) -> CommitConflictError | MalformedDocumentError | None:
     """Refuse to begin at number 1 where a pointer was lost: the commits that it led to would be passed over."""
     if is_deleted(log.log.current()):
         return None
@@ -229,7 +229,7 @@ def _lost_pointer(log: DatasetLog) -> CommitConflictError | MalformedDocumentErr
     )
 
 
-def _overtaken(log: DatasetLog, commit: Commit | None) -> CommitConflictError | None:
+def _concurrent_commit_error(log: DatasetLog, commit: Commit | None) -> CommitConflictError | None:
     """Refuse to go by a table that was compacted, and whose files were discarded, while it was looked at."""
     head = log.log.head()
     if commit is None or head is None or head.id == commit.id:
@@ -242,7 +242,7 @@ def _overtaken(log: DatasetLog, commit: Commit | None) -> CommitConflictError | 
     )
 
 
-def _outdated_building(manifest: UnboundedManifest, source: Source, now: datetime) -> str:
+def _bootstrap_problem(manifest: UnboundedManifest, source: Source, now: datetime) -> str:
     """Return why a bootstrap that was begun can't go on, "" where it can."""
     bootstrap, kept = manifest.bootstrap, source.info.tombstones_kept
     if bootstrap.columns is not None and bootstrap.columns != source.schema:
@@ -259,7 +259,7 @@ def _outdated_building(manifest: UnboundedManifest, source: Source, now: datetim
     return ""
 
 
-def _partitions_changed(source: Source, offsets: Offsets) -> str:
+def _partition_changes(source: Source, offsets: Offsets) -> str:
     added = sorted(set(source.ssps) - set(offsets))
     removed = sorted(set(offsets) - set(source.ssps))
     changes = [f"{', '.join(map(str, ssps))} {what}" for what, ssps in (("added", added), ("removed", removed)) if ssps]
@@ -280,7 +280,7 @@ class Advance:
     """What stays the same during one advance: what was seen before it, and what was decided on that."""
 
     context: Runtime
-    seen: SeenTable
+    seen: TableSnapshot
     decision: Decision
     stages: Stages
 
@@ -339,7 +339,7 @@ def commit_manifest(
     return progress.after(commit, manifest)
 
 
-def commit_again(
+def commit_with_retries(
     advance: Advance,
     progress: AdvanceProgress,
     decide: Callable[[AdvanceProgress], UnboundedManifest],
@@ -355,9 +355,9 @@ def commit_again(
     def catch_up(seen: AdvanceProgress) -> AdvanceProgress | None:
         commit, current = advance.log.read()
         fresh = None if current is None else as_unbounded(current)
-        if fresh is None or not _same_progress(progress.manifest, fresh):
+        if fresh is None or not _has_same_progress(progress.manifest, fresh):
             return None
-        if advance.spec.following.completes and _erased_since(advance.log, progress.commit):
+        if advance.spec.following.completes and _was_erased_since(advance.log, progress.commit):
             return None
         return replace(seen, commit=commit, manifest=fresh)
 
@@ -369,45 +369,47 @@ def commit_again(
     )
 
 
-def keep(advance: Advance, progress: AdvanceProgress, **changes: Any) -> AdvanceProgress:
+def commit_fields(advance: Advance, progress: AdvanceProgress, **changes: Any) -> AdvanceProgress:
     """Commit something beside data and offsets."""
-    return commit_again(advance, progress, lambda current: current.manifest.after(**changes))
+    return commit_with_retries(advance, progress, lambda current: current.manifest.after(**changes))
 
 
-def keep_decision(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
+def commit_decision(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
     """Commit the decision, unless the same one stands there."""
     stored, made = progress.manifest.decision, advance.decision
     if stored is not None and (stored.action, stored.reason) == (made.action, made.reason):
         return progress
-    return keep(advance, progress, decision=made, change=change_of(made))
+    return commit_fields(advance, progress, decision=made, change=change_from_decision(made))
 
 
-def confirm(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
+def confirm_caught_up(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
     """Commit that the table was found caught up, where its age counts, and not at each look."""
-    limit, confirmed, now = max_age_of(advance.source), progress.manifest.confirmed_at, advance.seen.at
+    limit, confirmed, now = effective_max_age(advance.source), progress.manifest.confirmed_at, advance.seen.at
     if progress.manifest.offsets != as_stored(progress.ends):
         return progress  # changes of a transaction that has not ended wait
     if limit is None or (confirmed is not None and now - confirmed < limit / 10):
         return progress
     try:
-        return keep(advance, progress, confirmed_at=now, decision=advance.decision, change=Change(action="confirm"))
+        return commit_fields(
+            advance, progress, confirmed_at=now, decision=advance.decision, change=Change(action="confirm")
+        )
     except CommitConflictError:  # somebody else was here, and saw the same
         commit, fresh = advance.log.read()
         return replace(progress, commit=commit, manifest=as_unbounded(fresh or progress.manifest))
 
 
-def change_of(decision: Decision) -> Change:
+def change_from_decision(decision: Decision) -> Change:
     """Return what the commit that follows a decision says of itself."""
     return Change(action=decision.action, reason=decision.reason)
 
 
-def _erased_since(log: DatasetLog, commit: Commit | None) -> bool:
+def _was_erased_since(log: DatasetLog, commit: Commit | None) -> bool:
     """Whether keys were erased after this commit."""
     newer = takewhile(lambda made: commit is None or made[0].number > commit.number, log.history())
     return any(manifest.change is not None and manifest.change.action == "forget" for _, manifest in newer)
 
 
-def _same_progress(before: UnboundedManifest, fresh: UnboundedManifest) -> bool:
+def _has_same_progress(before: UnboundedManifest, fresh: UnboundedManifest) -> bool:
     """Whether nobody else has read on, or begun anew: then our changes still follow what is there."""
 
     def facts(manifest: UnboundedManifest) -> tuple[object, ...]:
@@ -426,11 +428,11 @@ def _same_progress(before: UnboundedManifest, fresh: UnboundedManifest) -> bool:
     return facts(before) == facts(fresh)
 
 
-FOOTERS = 256 * 1024
+MAX_FOOTER_BYTES = 256 * 1024
 """More bytes of footers than these are left out of a commit: every one after it would repeat them."""
 
 
-def with_version(
+def manifest_with_version(
     advance: Advance,
     parent: Commit | None,
     manifest: UnboundedManifest,
@@ -450,16 +452,16 @@ def with_version(
         id=version_id(number, attempt.id),
         number=number,
         now=now,
-        rows=_entries(spec, generations),
+        rows=_count_entries(spec, generations),
         offsets={ssp: (manifest.bootstrap.start[ssp], end) for ssp, end in manifest.offsets.items()},
         counters=counters,
-        history=_history(spec, manifest, generations),
+        history=_declared_history(spec, manifest, generations),
         position_type=advance.source.position_type,
     )
-    return retire(manifest, version, now)
+    return switch_version(manifest, version, now)
 
 
-def retire(manifest: UnboundedManifest, version: SealedVersion, now: datetime) -> UnboundedManifest:
+def switch_version(manifest: UnboundedManifest, version: SealedVersion, now: datetime) -> UnboundedManifest:
     """Return the manifest serving `version`; what only earlier versions read stays for these until it is discarded."""
     before = manifest.version.generations if manifest.version else ()
     needed = {generation.folder for generation in version.generations}
@@ -470,9 +472,9 @@ def retire(manifest: UnboundedManifest, version: SealedVersion, now: datetime) -
     return manifest.after(version=version, retired=(*manifest.retired, *retired))
 
 
-def without_large_footers(generation: Generation) -> Generation:
+def strip_large_footers(generation: Generation) -> Generation:
     """Return a generation as commits keep it."""
-    return generation.without_footers() if generation.footer_size > FOOTERS else generation
+    return generation.without_footers() if generation.footer_size > MAX_FOOTER_BYTES else generation
 
 
 def table_layout(source: Source) -> BucketLayout:
@@ -491,7 +493,7 @@ def table_layout(source: Source) -> BucketLayout:
     )
 
 
-def _entries(spec: AdjunctDataset, generations: tuple[Generation, ...]) -> int | None:
+def _count_entries(spec: AdjunctDataset, generations: tuple[Generation, ...]) -> int | None:
     """Return how many entries these generations come to, None where they have to be merged to know."""
     if len(generations) > 1:
         return None
@@ -501,7 +503,7 @@ def _entries(spec: AdjunctDataset, generations: tuple[Generation, ...]) -> int |
     return None if deleted else generations[0].rows
 
 
-def _history(
+def _declared_history(
     spec: AdjunctDataset, manifest: UnboundedManifest, generations: tuple[Generation, ...]
 ) -> KeptHistory | None:
     """Return the history as declared, with what was pruned of the rows that are still served."""
@@ -520,7 +522,7 @@ def _history(
 # committed though no change has come, or it would drop what is to be kept now.
 
 
-def evolve(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
+def evolve_table(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
     """Commit that the columns and the history are served that are declared now; the rows there stay as they are."""
     manifest, version, source = progress.manifest, progress.manifest.version, advance.source
     assert version is not None, "there is nothing whose columns could change"
@@ -533,7 +535,7 @@ def evolve(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
         decision=advance.decision,
         change=Change(action="evolve", reason=reason),
     )
-    after = with_version(advance, progress.commit, after, attempt, version.generations, version.counters)
+    after = manifest_with_version(advance, progress.commit, after, attempt, version.generations, version.counters)
     return commit_manifest(advance, progress, after, commit_id=attempt.id)
 
 
@@ -560,7 +562,7 @@ def next_ranges(advance: Advance, progress: AdvanceProgress) -> tuple[Ranges, bo
         ranges: Ranges = {
             ssp: (starts[ssp], system.advance(ssp, starts[ssp], count))
             for ssp, most in lags.items()
-            if (count := _share(most, lag, chunk))
+            if (count := _chunk_share(most, lag, chunk))
         }
         if transactions and ranges:
             ranges = _whole_transactions(advance, ranges)
@@ -580,7 +582,7 @@ def offsets_after(progress: AdvanceProgress, ranges: Ranges) -> Offsets:
     return {**by_partition(progress.manifest.offsets), **{ssp: end for ssp, (_, end) in ranges.items()}}
 
 
-def _share(most: int, lag: int, chunk: int) -> int:
+def _chunk_share(most: int, lag: int, chunk: int) -> int:
     """Return how many of a partition's `most` offsets belong to a chunk of all that is behind."""
     return most if lag <= chunk else min(most, -(-most * chunk // lag))
 

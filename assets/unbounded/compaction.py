@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST
-from dagster_adjunct.assets.unbounded.commit import retire, without_large_footers
-from dagster_adjunct.assets.unbounded.engine import engine_of
+from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
+from dagster_adjunct.assets.unbounded.engine import select_engine
 from dagster_adjunct.assets.versions.leases import Lease, build_on_record
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.version import POSITION, SealedVersion, current_rows, newest_valid_from, version_id
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 Level = Literal["minor", "major"]
-WORTH = 50_000
+MIN_ROWS_FOR_MAJOR = 50_000
 """Deltas with fewer rows than these are merged while reading in no time: only their number makes a compaction due."""
 
 
@@ -99,15 +99,15 @@ def plan_compaction(
     large = changed > policy.fraction * stored
     if changed > policy.rows:
         return CompactionPlan("major", (*base, *deltas), f"the deltas hold {changed:,} rows, more than {policy.rows:,}")
-    if large and (many or changed >= WORTH):
+    if large and (many or changed >= MIN_ROWS_FOR_MAJOR):
         why = f"the deltas hold {changed:,} rows, more than {policy.fraction:.0%} of the base's {stored:,}"
         return CompactionPlan("major", (*base, *deltas), why)
     if not many:
         return None
-    return CompactionPlan("minor", tuple(_newest(deltas, policy.deltas)), f"there are {len(deltas)} deltas")
+    return CompactionPlan("minor", tuple(_select_newest(deltas, policy.deltas)), f"there are {len(deltas)} deltas")
 
 
-def plan_state(version: SealedVersion, policy: DeltaCompaction) -> CompactionPlan | None:
+def plan_state_compaction(version: SealedVersion, policy: DeltaCompaction) -> CompactionPlan | None:
     """Return what to compact of a table of state: small generations, as soon as there are too many.
 
     There is no base, and nothing makes one: what stays would be rewritten for what goes, and a generation goes whole
@@ -117,10 +117,10 @@ def plan_state(version: SealedVersion, policy: DeltaCompaction) -> CompactionPla
     if len(generations) < policy.deltas:
         return None
     why = f"there are {len(generations)} generations"
-    return CompactionPlan("minor", tuple(_newest(generations, policy.deltas)), why)
+    return CompactionPlan("minor", tuple(_select_newest(generations, policy.deltas)), why)
 
 
-def _newest(deltas: Sequence[Generation], limit: int) -> Sequence[Generation]:
+def _select_newest(deltas: Sequence[Generation], limit: int) -> Sequence[Generation]:
     """Return the deltas to merge so that fewer than `limit` are left, and no large one for a small one's sake."""
     taken = min(len(deltas), len(deltas) - limit + 2)
     rows = sum(delta.rows for delta in deltas[-taken:])
@@ -175,7 +175,7 @@ class CompactionReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergeResult:
     """The output of one merge.
 
     `entries` are its rows that are no deletions and, over time, not over yet; None for a delta with history. `horizon`
@@ -191,9 +191,9 @@ class Merged:
     pruned: int | None = None
 
 
-def merge(
+def merge_generations(
     context: Runtime, manifest: UnboundedManifest, plan: CompactionPlan, attempt: Attempt, *, forget: bool
-) -> Merged:
+) -> MergeResult:
     """Write what the generations of the plan come to, as the newest of them: its order to the others stays.
 
     `forget` lets a table by a column's order forget deletions further than it has yet.
@@ -201,10 +201,10 @@ def merge(
     version = manifest.version
     assert version is not None
     what = f"dataset {manifest.name!r}, {plan.level} compaction"
-    engine = engine_of(context.spark)
+    engine = select_engine(context.spark)
     rows = engine.table.stored(context.lake.store, what, version.layout, plan.generations)
     if version.history is not None:
-        return _over_time(context, manifest, plan, attempt, rows, version.history, forget=forget)
+        return _merge_over_time(context, manifest, plan, attempt, rows, version.history, forget=forget)
     ordered = version.order_by is not None and plan.level == "major"
     horizon = None
     kept = manifest.declaration.keep_tombstones
@@ -240,10 +240,10 @@ def merge(
     entries = generation.rows - tombstones
     # A snapshot's row of a key that is not known is no late change: it is the first that says of it.
     horizon = None if version.order_by == STREAMED_FIRST else horizon
-    return Merged(attempt, without_large_footers(generation), counters, entries, horizon)
+    return MergeResult(attempt, strip_large_footers(generation), counters, entries, horizon)
 
 
-def _over_time(
+def _merge_over_time(
     context: Runtime,
     manifest: UnboundedManifest,
     plan: CompactionPlan,
@@ -252,7 +252,7 @@ def _over_time(
     history: KeptHistory,
     *,
     forget: bool,
-) -> Merged:
+) -> MergeResult:
     """Write rows over time: as a base each says where it ends, and what ended before the edge goes.
 
     Deletions are forgotten that are older than the history twice over, where nothing else is left of their key.
@@ -271,7 +271,7 @@ def _over_time(
         plan.generations[-1].id,
         version.layout,
         rows,
-        engine_of(context.spark).writer,
+        select_engine(context.spark).writer,
         what=f"dataset {manifest.name!r}, {plan.level} compaction",
         order_by=(*version.layout.key, POSITION, GENERATION),
         keep_tombstones=True,
@@ -281,7 +281,7 @@ def _over_time(
     counters.pop("conflicting", None)
     horizon = counters.pop("forgotten_to", None)
     entries = current_rows(generation) if major else None
-    return Merged(attempt, without_large_footers(generation), counters, entries, horizon, edge)
+    return MergeResult(attempt, strip_large_footers(generation), counters, entries, horizon, edge)
 
 
 _TRIES = 20
@@ -345,9 +345,9 @@ def _compact(
         why = "there is no version to compact yet: its bootstrap is not finished"
         return CompactionReport(manifest.name, "nothing", why), None
     of_state = manifest.declaration.expires is not None and level is None
-    plan = plan_state(version, policy) if of_state else plan_compaction(version, policy, level)
+    plan = plan_state_compaction(version, policy) if of_state else plan_compaction(version, policy, level)
     if plan is None:
-        return CompactionReport(manifest.name, "nothing", f"nothing to compact in {_told(version)}"), None
+        return CompactionReport(manifest.name, "nothing", f"nothing to compact in {_describe_version(version)}"), None
     # The inputs may be replaced, and then discarded, while they are read.
     try:
         with Lease.acquire(context.lake, manifest.name, [version.id], holder=f"compaction by {context.by}"):
@@ -383,16 +383,18 @@ def _compact(
 
 def _merge_and_switch(
     context: Runtime, manifest: UnboundedManifest, plan: CompactionPlan, *, forget: bool
-) -> tuple[Merged, _Current] | None:
+) -> tuple[MergeResult, _Current] | None:
     name = manifest.name
     attempt = context.log(name).attempt()
     with build_on_record(context.lake, name, attempt.id, context.by):
-        merged = merge(context, manifest, plan, attempt, forget=forget)
-        current = _switch(context, manifest, plan, merged)
+        merged = merge_generations(context, manifest, plan, attempt, forget=forget)
+        current = _commit_merged(context, manifest, plan, merged)
     return None if current is None else (merged, current)
 
 
-def _switch(context: Runtime, manifest: UnboundedManifest, plan: CompactionPlan, merged: Merged) -> _Current | None:
+def _commit_merged(
+    context: Runtime, manifest: UnboundedManifest, plan: CompactionPlan, merged: MergeResult
+) -> _Current | None:
     """Commit the output in the place of its inputs, whatever was appended; None where these are not there."""
     assert manifest.version is not None
     log, known = context.log(manifest.name), {generation.folder for generation in manifest.version.generations}
@@ -400,11 +402,11 @@ def _switch(context: Runtime, manifest: UnboundedManifest, plan: CompactionPlan,
     def once() -> _Current | None:
         commit, current = log.read()
         fresh = None if current is None else as_unbounded(current)
-        if commit is None or fresh is None or not _stand(fresh, plan, merged):
+        if commit is None or fresh is None or not _can_replace(fresh, plan, merged):
             return None
-        if merged.horizon is not None and _appended_late(context, fresh, known, merged.horizon):
+        if merged.horizon is not None and _has_late_deltas(context, fresh, known, merged.horizon):
             raise _LateChanges
-        after = _replaced(fresh, plan, merged, commit.number + 1, context.now())
+        after = _manifest_with_merged(fresh, plan, merged, commit.number + 1, context.now())
         return log.commit(commit, after, by=context.by, commit_id=merged.attempt.id), after
 
     try:
@@ -417,7 +419,7 @@ def _switch(context: Runtime, manifest: UnboundedManifest, plan: CompactionPlan,
     return switched
 
 
-def _appended_late(context: Runtime, fresh: UnboundedManifest, known: set[str], horizon: int) -> bool:
+def _has_late_deltas(context: Runtime, fresh: UnboundedManifest, known: set[str], horizon: int) -> bool:
     """Whether generations that were committed meanwhile have changes, or times of a history, at or below it."""
     version = fresh.version
     assert version is not None
@@ -427,19 +429,19 @@ def _appended_late(context: Runtime, fresh: UnboundedManifest, known: set[str], 
         return any(span[0] <= horizon for span in ranges if span)
     if not appended:
         return False
-    what, table = f"dataset {fresh.name!r}, deltas committed meanwhile", engine_of(context.spark).table
+    what, table = f"dataset {fresh.name!r}, deltas committed meanwhile", select_engine(context.spark).table
     lowest, _ = table.positions(table.stored(context.lake.store, what, version.layout, appended))
     return lowest is not None and lowest <= horizon
 
 
-def _stand(fresh: UnboundedManifest, plan: CompactionPlan, merged: Merged) -> bool:
+def _can_replace(fresh: UnboundedManifest, plan: CompactionPlan, merged: MergeResult) -> bool:
     """Whether the manifest serves all inputs still, and nobody takes the output for garbage."""
     served = {generation.folder for generation in fresh.version.generations} if fresh.version else set()
     return plan.folders <= served and merged.generation.folder not in fresh.doomed
 
 
-def _replaced(
-    fresh: UnboundedManifest, plan: CompactionPlan, merged: Merged, number: int, now: datetime
+def _manifest_with_merged(
+    fresh: UnboundedManifest, plan: CompactionPlan, merged: MergeResult, number: int, now: datetime
 ) -> UnboundedManifest:
     """Return the manifest that serves the output instead of its inputs."""
     assert fresh.version is not None
@@ -460,9 +462,9 @@ def _replaced(
     version = fresh.version.after(**facts)
     horizon = max((at for at in (fresh.horizon, merged.horizon) if at is not None), default=None)
     change = Change(action="compact", version=version.id, reason=f"{plan.level}: {plan.reason}")
-    return retire(fresh.after(horizon=horizon, change=change), version, now)
+    return switch_version(fresh.after(horizon=horizon, change=change), version, now)
 
 
-def _told(version: SealedVersion) -> str:
+def _describe_version(version: SealedVersion) -> str:
     deltas = len(version.generations) - 1
     return f"version {version.id}, which is a base {'alone' if not deltas else f'and {deltas} delta(s)'}"

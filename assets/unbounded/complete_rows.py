@@ -140,14 +140,14 @@ class BucketCompletion:
         names, begins = self._layout.schema.names, first[key]
         columns = np.flatnonzero(kept.any(axis=0)).tolist()
         stored, lowest, values = self._stored(rows, key, first, some, [names[index] for index in columns])
-        below, follows = position < lowest[key], _place(position) >= _place(lowest)[key]
+        below, follows = position < lowest[key], _stream_order(position) >= _stream_order(lowest)[key]
         late = below
         while True:  # once, but for rows of a snapshot among streamed changes
             # Whether there is a row before this one: what the last whole row or deletion says, or what is stored.
-            before = _before(~some & ~late)
+            before = _last_marked_before(~some & ~late)
             there = np.where(before >= begins, ~deleted[before], (stored[key] >= 0) & follows)
             incomplete = some & ~late & ~there
-            streamed = _before((position >= 0) & ~late & ~incomplete) >= begins
+            streamed = _last_marked_before((position >= 0) & ~late & ~incomplete) >= begins
             found = below | ((position < 0) & streamed)
             if (found == late).all():
                 break
@@ -155,7 +155,7 @@ class BucketCompletion:
         completed = dict(zip(rows.column_names, rows.columns, strict=True))
         for index in columns:
             column = completed[name := names[index]]
-            known = _last(~kept[:, index] & ~late)
+            known = _last_marked(~kept[:, index] & ~late)
             source = np.where(known >= begins, known, len(row) + stored[key])
             both = pa.chunked_array([*column.chunks, *values.column(name).cast(column.type).chunks], column.type)
             completed[name] = both.take(pa.array(np.where(incomplete | late, row, source)))
@@ -170,7 +170,7 @@ class BucketCompletion:
         if not self._declared.again:
             return True
         last = np.append(first[1:], len(whole)) - 1
-        return _last(whole)[last][key] < np.arange(len(whole))
+        return _last_marked(whole)[last][key] < np.arange(len(whole))
 
     def _tell(self, rows: Any, places: pa.Table, kept: Any) -> None:
         """Set these changes aside, or raise BadChangeError for the first."""
@@ -227,7 +227,7 @@ class BucketCompletion:
         import numpy as np
         import pyarrow as pa
 
-        file = _opened(stored)
+        file = _open_file(stored)
         whole = pa.schema([(POSITION, pa.int64()), (TOMBSTONE, pa.bool_()), *schema])
         told = {POSITION: 0} if self._declared.by_offset else {}  # later generations are newer, whatever they say
         told |= {} if stored.file.stats.get("tombstones") else {TOMBSTONE: False}
@@ -241,7 +241,7 @@ class BucketCompletion:
             if not len(maybe):
                 continue
             head = file.read_row_group(group, columns=self._key, use_threads=False)
-            number, row = _matches(head, keys.take(maybe), self._key)
+            number, row = _match_keys(head, keys.take(maybe), self._key)
             if not len(row):
                 continue
             numbers.append(maybe[number])
@@ -271,7 +271,7 @@ class BucketCompletion:
         return np.flatnonzero(within.to_numpy())
 
 
-def _opened(stored: StoredFile) -> pq.ParquetFile:
+def _open_file(stored: StoredFile) -> pq.ParquetFile:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -281,7 +281,7 @@ def _opened(stored: StoredFile) -> pq.ParquetFile:
     return pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True, pre_buffer=True)
 
 
-def _matches(head: pa.Table, keys: pa.Table, names: Sequence[str]) -> tuple[Any, Any]:
+def _match_keys(head: pa.Table, keys: pa.Table, names: Sequence[str]) -> tuple[Any, Any]:
     """Return which keys stand in these rows, and in which row each one does."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -293,28 +293,28 @@ def _matches(head: pa.Table, keys: pa.Table, names: Sequence[str]) -> tuple[Any,
     return places.take(rows).to_numpy(), rows.to_numpy()
 
 
-def _place(position: Any) -> Any:
+def _stream_order(position: Any) -> Any:
     """Return where changes of these positions stand on their stream; of a bulk snapshot, before all."""
     import numpy as np
 
     return np.where(position < SNAPSHOT_ROWS // 2, position - SNAPSHOT_ROWS, position)
 
 
-def _before(marked: Any) -> Any:
+def _last_marked_before(marked: Any) -> Any:
     """Return of each row the last one before it that is marked, -1 where none is."""
     import numpy as np
 
-    return np.append(-1, _last(marked)[:-1])
+    return np.append(-1, _last_marked(marked)[:-1])
 
 
-def _last(marked: Any) -> Any:
+def _last_marked(marked: Any) -> Any:
     """Return of each row the last one up to it that is marked, -1 where none is."""
     import numpy as np
 
     return np.maximum.accumulate(np.where(marked, np.arange(len(marked)), -1))
 
 
-def completed_frame(rows: DataFrame, declared: RowCompletion) -> DataFrame:
+def complete_frame(rows: DataFrame, declared: RowCompletion) -> DataFrame:
     """Return rows completed from those of their key before them, partition by partition, without KEPT.
 
     Rows come in order, and all of a key in one partition.
@@ -324,13 +324,13 @@ def completed_frame(rows: DataFrame, declared: RowCompletion) -> DataFrame:
     types = ", ".join(f"c{index} {rows.schema[name].dataType.simpleString()}" for index, name in enumerate(left))
 
     def complete(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return encode_task_errors(_batches(batches, names, declared))
+        return encode_task_errors(_complete_batches(batches, names, declared))
 
     done = rows.toDF(*[f"c{index}" for index in range(len(names))]).mapInArrow(complete, types)
     return done.toDF(*left)
 
 
-def _batches(
+def _complete_batches(
     batches: Iterator[pa.RecordBatch], names: Sequence[str], declared: RowCompletion
 ) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
@@ -338,10 +338,10 @@ def _batches(
     completing = BucketCompletion(declared, None, 0)
     for batch in batches:
         if batch.num_rows:
-            yield from _numbered(completing.take(pa.Table.from_batches([batch]).rename_columns(names)))
+            yield from _number_columns(completing.take(pa.Table.from_batches([batch]).rename_columns(names)))
     if (rest := completing.rest()) is not None:
-        yield from _numbered(rest)
+        yield from _number_columns(rest)
 
 
-def _numbered(rows: pa.Table) -> Iterator[pa.RecordBatch]:
+def _number_columns(rows: pa.Table) -> Iterator[pa.RecordBatch]:
     yield from rows.rename_columns([f"c{index}" for index in range(rows.num_columns)]).to_batches()

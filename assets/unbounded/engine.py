@@ -130,20 +130,24 @@ class SparkRows:
     def at_stored_positions(self, changes: DataFrame, stored: DataFrame, key: tuple[str, ...]) -> DataFrame:
         from pyspark.sql import functions as F
 
-        return _with_stored(changes, stored, key).withColumn(POSITION, F.greatest(POSITION, _STORED)).drop(_STORED)
+        return (
+            _join_stored_positions(changes, stored, key)
+            .withColumn(POSITION, F.greatest(POSITION, _STORED))
+            .drop(_STORED)
+        )
 
     def late_beside(
         self, changes: DataFrame, stored: DataFrame, key: tuple[str, ...], horizon: int
     ) -> tuple[DataFrame, DataFrame, int]:
         from pyspark.sql import functions as F
 
-        changes = _above_forgotten(_with_stored(changes, stored, key), key, horizon).drop(_STORED)
+        changes = _mark_late(_join_stored_positions(changes, stored, key), key, horizon).drop(_STORED)
         reasons = F.coalesce(F.col(PROBLEM), F.when(F.col(_LATE), F.lit(too_late(horizon))))
         in_time = changes.where(~F.col(_LATE)).drop(_LATE)
         return in_time, changes.withColumn(PROBLEM, reasons).drop(_LATE), changes.where(_LATE).count()
 
 
-def _with_stored(changes: DataFrame, stored: DataFrame, key: tuple[str, ...]) -> DataFrame:
+def _join_stored_positions(changes: DataFrame, stored: DataFrame, key: tuple[str, ...]) -> DataFrame:
     """Return the changes with the position of what the table holds of their key; null where it holds nothing."""
     from pyspark.sql import functions as F
 
@@ -154,7 +158,7 @@ def _with_stored(changes: DataFrame, stored: DataFrame, key: tuple[str, ...]) ->
     return changes.join(held, same, "left").drop(*names)
 
 
-def _above_forgotten(changes: DataFrame, key: tuple[str, ...], horizon: int) -> DataFrame:
+def _mark_late(changes: DataFrame, key: tuple[str, ...], horizon: int) -> DataFrame:
     """Return the changes with a mark where a deletion that is forgotten might beat them; see `late_beside`."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -197,7 +201,7 @@ class ArrowRows:
     ) -> tuple[pa.Table, Callable[[], dict[str, int]]]:
         order = [(name, "ascending") for name in (*key, POSITION, _GENERATION)]
         rows = rows.sort_by(order)
-        last = {row: index for index, row in enumerate(_keys(rows, key))}
+        last = {row: index for index, row in enumerate(_iterate_keys(rows, key))}
         winners = rows.take(list(last.values()))
         deleted, positions = (winners.column(name).to_pylist() for name in (TOMBSTONE, POSITION))
         gone = [
@@ -205,7 +209,7 @@ class ArrowRows:
             for mark, position in zip(deleted, positions, strict=True)
         ]
         counts = {"keys": len(last), "forgotten": sum(gone), "tombstones": sum(deleted) - sum(gone)}
-        return _where(winners, [not mark for mark in gone]), lambda: counts
+        return _filter_rows(winners, [not mark for mark in gone]), lambda: counts
 
     def not_expired(self, rows: pa.Table, expires: str, watermark: datetime) -> pa.Table:
         import pyarrow.compute as pc
@@ -215,15 +219,15 @@ class ArrowRows:
     def at_stored_positions(self, changes: pa.Table, stored: pa.Table, key: tuple[str, ...]) -> pa.Table:
         import pyarrow as pa
 
-        held = _held(stored, key)
-        rows = zip(_keys(changes, key), changes.column(POSITION).to_pylist(), strict=True)
+        held = _highest_positions(stored, key)
+        rows = zip(_iterate_keys(changes, key), changes.column(POSITION).to_pylist(), strict=True)
         positions = [max(position, held.get(own, position)) for own, position in rows]
         return changes.set_column(changes.column_names.index(POSITION), POSITION, pa.array(positions, pa.int64()))
 
     def late_beside(
         self, changes: pa.Table, stored: pa.Table, key: tuple[str, ...], horizon: int
     ) -> tuple[pa.Table, pa.Table, int]:
-        held, own = _held(stored, key), list(_keys(changes, key))
+        held, own = _highest_positions(stored, key), list(_iterate_keys(changes, key))
         good = [problem is None for problem in changes.column(PROBLEM).to_pylist()]
         names = (POSITION, OFFSET, PARTITION, TOMBSTONE)
         places = list(zip(*(changes.column(name).to_pylist() for name in names), strict=True))
@@ -233,24 +237,24 @@ class ArrowRows:
                 newest[row] = max(place, newest.get(row, place))
         late = [fine and row not in held and newest[row][0] <= horizon for row, fine in zip(own, good, strict=True)]
         kept = [not (mark and newest[row][3]) for row, mark in zip(own, late, strict=True)]
-        changes, late = _where(changes, kept), [mark for mark, stays in zip(late, kept, strict=True) if stays]
+        changes, late = _filter_rows(changes, kept), [mark for mark, stays in zip(late, kept, strict=True) if stays]
         reasons = [too_late(horizon) if mark else None for mark in late]
-        return _where(changes, [not mark for mark in late]), with_problems(changes, reasons), sum(late)
+        return _filter_rows(changes, [not mark for mark in late]), with_problems(changes, reasons), sum(late)
 
 
-def _keys(rows: pa.Table, key: tuple[str, ...]) -> Iterator[Key]:
+def _iterate_keys(rows: pa.Table, key: tuple[str, ...]) -> Iterator[Key]:
     return zip(*(rows.column(name).to_pylist() for name in key), strict=True)
 
 
-def _held(stored: pa.Table, key: tuple[str, ...]) -> dict[Key, int]:
+def _highest_positions(stored: pa.Table, key: tuple[str, ...]) -> dict[Key, int]:
     """Return the highest position that is stored of each key."""
     held: dict[Key, int] = {}
-    for own, position in zip(_keys(stored, key), stored.column(POSITION).to_pylist(), strict=True):
+    for own, position in zip(_iterate_keys(stored, key), stored.column(POSITION).to_pylist(), strict=True):
         held[own] = max(position, held.get(own, position))
     return held
 
 
-def _where(rows: pa.Table, mask: Sequence[bool]) -> pa.Table:
+def _filter_rows(rows: pa.Table, mask: Sequence[bool]) -> pa.Table:
     import pyarrow as pa
 
     return rows.filter(pa.array(mask, pa.bool_()))
@@ -265,9 +269,9 @@ class Engine(Generic[Rows]):
     writer: GenerationWriter[Rows]
 
 
-IN_ARROW = Engine(ArrowDecoder(), ArrowRows(), ARROW)
+ARROW_ENGINE = Engine(ArrowDecoder(), ArrowRows(), ARROW)
 
 
-def engine_of(spark: Callable[[], SparkSession]) -> Engine[Any]:
+def select_engine(spark: Callable[[], SparkSession]) -> Engine[Any]:
     """Return the engine of this session, which it starts when it is needed; of IN_PROCESS the one without."""
-    return IN_ARROW if spark is IN_PROCESS else Engine(SparkDecoder(spark), SparkRows(spark), SPARK)
+    return ARROW_ENGINE if spark is IN_PROCESS else Engine(SparkDecoder(spark), SparkRows(spark), SPARK)

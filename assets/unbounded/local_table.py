@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Self
 from dagster_adjunct.assets.declaration.dataset import local_table
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
 from dagster_adjunct.assets.declaration.sources import OwnedBy
-from dagster_adjunct.assets.reading.stored_versions import committed_version
+from dagster_adjunct.assets.reading.stored_versions import read_committed_version
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.unbounded.commit import retire, without_large_footers
+from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
 from dagster_adjunct.assets.unbounded.compaction import compact_due
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import build_on_record
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Parent:
+class CurrentTable:
     """What is current of a table: its commit, and its manifest; None before the first."""
 
     commit: Commit | None
@@ -85,13 +85,13 @@ class Parent:
         return 1 if self.manifest is None else self.manifest.next_generation
 
 
-def schema_of(spec: AdjunctDataset) -> Schema:
+def columns_of_local_table(spec: AdjunctDataset) -> Schema:
     """Return the columns that a local table is declared with."""
     assert isinstance(spec.input, OwnedBy), "other datasets have the columns of their input"
     return spec.input.schema
 
 
-def expires_of(spec: AdjunctDataset) -> str | None:
+def expiry_column(spec: AdjunctDataset) -> str | None:
     """Return the column that says when a row of a table of state is gone; None for other tables."""
     return spec.input.expires if isinstance(spec.input, OwnedBy) else None
 
@@ -104,25 +104,27 @@ def has_expired(generation: Generation, watermark: datetime | None) -> bool:
     return all("range" in file.stats and file.stats["range"][1] <= reached for file in generation.files)
 
 
-def first_manifest(spec: AdjunctDataset, now: datetime) -> UnboundedManifest:
+def new_manifest(spec: AdjunctDataset, now: datetime) -> UnboundedManifest:
     """Return the manifest of a table that has nothing yet, and serves nothing."""
     return UnboundedManifest(
         name=spec.name,
-        declaration=declaration_of(spec, schema_of(spec)),
+        declaration=declaration_of(spec, columns_of_local_table(spec)),
         offsets={},
         bootstrap=Bootstrap(state="done", start={}, target={}, started_at=now, finished_at=now),
     )
 
 
-def empty_table(spec: AdjunctDataset, attempt: Attempt, number: int, now: datetime) -> UnboundedManifest:
+def empty_manifest(spec: AdjunctDataset, attempt: Attempt, number: int, now: datetime) -> UnboundedManifest:
     """Return the manifest of a table that serves a version without rows, with the commit of this number."""
-    manifest = first_manifest(spec, now)
+    manifest = new_manifest(spec, now)
     rows = [attempt.generation(manifest.next_generation)]
-    version = serving(spec, rows, number=number, id=version_id(number, attempt.id), now=now, counters={})
+    version = version_from_generations(
+        spec, rows, number=number, id=version_id(number, attempt.id), now=now, counters={}
+    )
     return manifest.after(next_generation=manifest.next_generation + 1, version=version)
 
 
-def serving(
+def version_from_generations(
     spec: AdjunctDataset,
     generations: Sequence[Generation],
     *,
@@ -132,30 +134,38 @@ def serving(
     counters: Mapping[str, int],
 ) -> SealedVersion:
     """Return the version of these generations, oldest first, with the columns that are declared now."""
-    exact = len(generations) == 1 and not keeps_deletions(generations[0])
+    exact = len(generations) == 1 and not count_deletions(generations[0])
     rows = generations[0].rows if exact else None
     return table_version(
-        spec, schema_of(spec), generations, id=id, number=number, now=now, rows=rows, offsets={}, counters=counters
+        spec,
+        columns_of_local_table(spec),
+        generations,
+        id=id,
+        number=number,
+        now=now,
+        rows=rows,
+        offsets={},
+        counters=counters,
     )
 
 
-def keeps_deletions(generation: Generation) -> int:
+def count_deletions(generation: Generation) -> int:
     """Return how many of a generation's rows are deletions, which are no entries."""
     return sum(int(file.stats.get("tombstones", 0)) for file in generation.files)
 
 
-def counted(sends: Sequence[SentToTable]) -> dict[str, int]:
+def counters_from_sends(sends: Sequence[SentToTable]) -> dict[str, int]:
     """Return what these sends add to a table's counters."""
     return {"changes": sum(sent.rows for sent in sends), "deleted": sum(sent.deleted for sent in sends)}
 
 
-def as_local(stored: DatasetManifest, spec: AdjunctDataset) -> UnboundedManifest:
+def require_local_manifest(stored: DatasetManifest, spec: AdjunctDataset) -> UnboundedManifest:
     """Return what is stored, as the manifest of the local table that is declared.
 
     Raises DatasetError for what can't be gone on with under this declaration, saying what differs: columns can only be
     added, or widened; and for a dataset of this name that another application, or none, has.
     """
-    columns = schema_of(spec)
+    columns = columns_of_local_table(spec)
     declared = declaration_of(spec, columns)
     if stored.declaration.owner != declared.owner:
         raise DatasetError(
@@ -186,9 +196,9 @@ def advance_local(context: Runtime, spec: AdjunctDataset, *, on_stage: OnStage =
 
     Raises DatasetError for a declaration that what is stored can't be read with.
     """
-    stages, columns = Stages(spec.name, on_stage), schema_of(spec)
+    stages, columns = Stages(spec.name, on_stage), columns_of_local_table(spec)
     stored = context.log(spec.name).read()[1]
-    manifest = None if stored is None else as_local(stored, spec)
+    manifest = None if stored is None else require_local_manifest(stored, spec)
     policy, compacted = spec.following.compaction, None
     if manifest is not None and policy.inside_commit:
         with stages("compact"):
@@ -207,11 +217,11 @@ def advance_local(context: Runtime, spec: AdjunctDataset, *, on_stage: OnStage =
         offsets={},
         seconds=stages.seconds,
         schema=columns,
-        note=_last_written(manifest),
+        note=_describe_last_batch(manifest),
     )
 
 
-def _last_written(manifest: UnboundedManifest | None) -> str:
+def _describe_last_batch(manifest: UnboundedManifest | None) -> str:
     if manifest is None:
         return "no batch has written it yet"
     return "" if manifest.written is None else f"batch {manifest.written.batch} was the last to write it"
@@ -232,18 +242,18 @@ def undo_batch(
         commit, stored = log.read()
         attempt, number, now = log.attempt(), 1 if commit is None else commit.number + 1, context.now()
         if stored is None and declared is not None:
-            manifest = empty_table(declared, attempt, number, now)
+            manifest = empty_manifest(declared, attempt, number, now)
         elif stored is not None and stored.declaration.owner == application:
             manifest = as_unbounded(stored)
         else:
             return lambda: None
         last = manifest.written
         if last is not None and (last.batch > batch or (last.batch == batch and last.undone)):
-            return lambda: _served(manifest)
-        if last is not None and last.batch == batch and last.before != _served(manifest):
-            before = _version_before(log, manifest, last, declared, attempt)
+            return lambda: _served_id(manifest)
+        if last is not None and last.batch == batch and last.before != _served_id(manifest):
+            before = _find_version_before(log, manifest, last, declared, attempt)
             version = before.after(id=version_id(number, attempt.id), number=number, sealed_at=now, counters={})
-            manifest = _serving_again(manifest, version, now)
+            manifest = _reinstate_version(manifest, version, now)
         undone = manifest.after(
             written=Written(application=application, batch=batch, undone=True),
             change=Change(action="undo", reason=f"batch {batch} of application {application} was given up"),
@@ -251,14 +261,14 @@ def undo_batch(
 
         def commit_undone() -> str | None:
             log.commit(commit, undone, by=context.by, commit_id=attempt.id)
-            return _served(undone)
+            return _served_id(undone)
 
         return commit_undone
 
     return retry_conflicts(decided, attempts=_TRIES)
 
 
-def give_to(lake: Lake, name: str, application: str, *, owner: str, reason: str, by: str) -> bool:
+def change_owner(lake: Lake, name: str, application: str, *, owner: str, reason: str, by: str) -> bool:
     """Make a local table of the application `owner` that of another one; return whether it was one of its local tables.
 
     Tables of state keep their owner: it is in their names.
@@ -283,18 +293,18 @@ def give_to(lake: Lake, name: str, application: str, *, owner: str, reason: str,
     return retry_conflicts(decided, attempts=_TRIES)
 
 
-def _served(manifest: UnboundedManifest) -> str | None:
+def _served_id(manifest: UnboundedManifest) -> str | None:
     return None if manifest.version is None else manifest.version.id
 
 
-def _version_before(
+def _find_version_before(
     log: DatasetLog, manifest: UnboundedManifest, written: Written, declared: AdjunctDataset | None, attempt: Attempt
 ) -> SealedVersion:
     """Return the version that a table had before a batch has `written` it; one without rows where it had none."""
     served = manifest.version
     assert served is not None, "a batch has written it"
     if written.before is None:
-        columns = served.columns if declared is None else schema_of(declared)
+        columns = served.columns if declared is None else columns_of_local_table(declared)
         return served.after(columns=columns, generations=(attempt.generation(manifest.next_generation),), rows=0)
     by = f"batch {written.batch} of application {written.application}"
     if not manifest.retains(written.before):
@@ -306,7 +316,7 @@ def _version_before(
             dataset=manifest.name,
             version=written.before,
         )
-    before = committed_version(log, manifest, written.before)
+    before = read_committed_version(log, manifest, written.before)
     if before.partitions != served.partitions:
         raise DatasetError(
             f"local table {manifest.name!r} was repartitioned, into {served.partitions} from {before.partitions}, "
@@ -318,12 +328,12 @@ def _version_before(
     return before
 
 
-def _serving_again(manifest: UnboundedManifest, version: SealedVersion, now: datetime) -> UnboundedManifest:
+def _reinstate_version(manifest: UnboundedManifest, version: SealedVersion, now: datetime) -> UnboundedManifest:
     """Return the manifest with a version whose generations may be retired: they are in use again."""
     used = {generation.folder for generation in version.generations}
     kept = tuple(retired for retired in manifest.retired if retired.folder not in used)
     newest = max(manifest.next_generation, version.generations[-1].id + 1)
-    return retire(manifest.after(retired=kept, next_generation=newest), version, now)
+    return switch_version(manifest.after(retired=kept, next_generation=newest), version, now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +352,7 @@ class WritingBatch:
         return f"batch {self.number} of application {self.application}"
 
 
-class LocalWrites:
+class LocalTableWriter:
     """The sends of one batch to one local table, and their commit; a context manager, which drops what stays undone.
 
     `pinned` is the version that the batch was begun with, None where the table had none.
@@ -358,11 +368,11 @@ class LocalWrites:
     ) -> None:
         self._lake, self._spec, self._pinned, self._batch, self._writer = lake, spec, pinned, batch, writer
         self._log = DatasetLog(lake, spec.name)
-        self._schema = schema_of(spec)
+        self._schema = columns_of_local_table(spec)
         self._layout: BucketLayout = layout_of(
             self._schema, spec.key, spec.partition_by, spec.partitions, positioned=True
         )
-        self._begun: Parent | None = None
+        self._begun: CurrentTable | None = None
         self._generations: list[Generation] = []
         self._sends: list[SentToTable] = []
         self._stack = ExitStack()
@@ -396,22 +406,22 @@ class LocalWrites:
             attempt,
             number,
             self._layout,
-            _placed(rows, number),
+            _with_position(rows, number),
             self._writer,
             what=f"local table {self._spec.name!r}",
             order_by=(*self._spec.key, *order_by),
             keep_tombstones=bool(self._on_top_of()),
             partitioned=partitioned,
-            range_of=expires_of(self._spec),
+            range_of=expiry_column(self._spec),
         )
         counters.pop("conflicting", None)  # of changes nothing else is expected
-        tombstones = keeps_deletions(generation)
+        tombstones = count_deletions(generation)
         counters["deleted"] += tombstones
         digest = generation.digest
         assert digest is not None, "without it, other rows of the same batch would be taken for those that are in"
         sent = SentToTable(rows=generation.rows - tombstones, deleted=counters["deleted"], digest=digest)
         self._sends.append(sent)
-        self._generations.append(without_large_footers(generation))
+        self._generations.append(strip_large_footers(generation))
         return {"rows": sent.rows, **counters}
 
     def reader(self, *, sends: bool = True) -> VersionReader:
@@ -422,7 +432,9 @@ class LocalWrites:
         generations = self._on_top_of(sends=sends) or [self._log.attempt().generation(1)]
         shown = self._pinned.id if self._pinned is not None else "v000000-begun"
         number = self._pinned.number if self._pinned is not None else 1
-        version = serving(self._spec, generations, number=number, id=shown, now=self._lake.now(), counters={})
+        version = version_from_generations(
+            self._spec, generations, number=number, id=shown, now=self._lake.now(), counters={}
+        )
         return VersionReader(self._lake.store, self._spec.name, version)
 
     def _on_top_of(self, *, sends: bool = True) -> list[Generation]:
@@ -453,7 +465,7 @@ class LocalWrites:
         begun = self._begin()
         commit_id = self._log.attempt().id
 
-        def decided(seen: Parent) -> Callable[[], tuple[str | None, bool]]:
+        def decided(seen: CurrentTable) -> Callable[[], tuple[str | None, bool]]:
             if self._is_in(seen.manifest):
                 assert seen.manifest is not None
                 served = seen.manifest.version
@@ -473,14 +485,14 @@ class LocalWrites:
 
         return commit_upon(decided(begun), lambda commit: commit(), lambda _: decided(self._read()), attempts=_TRIES)
 
-    def _begin(self) -> Parent:
+    def _begin(self) -> CurrentTable:
         if self._begun is None:
             self._begun = self._read()
         return self._begun
 
-    def _read(self) -> Parent:
+    def _read(self) -> CurrentTable:
         commit, stored = self._log.read()
-        return Parent(commit, None if stored is None else as_local(stored, self._spec))
+        return CurrentTable(commit, None if stored is None else require_local_manifest(stored, self._spec))
 
     def _is_in(self, manifest: UnboundedManifest | None) -> bool:
         """Whether this batch is in the table; what it says now has to be what it said then."""
@@ -500,7 +512,7 @@ class LocalWrites:
         if written.sends != tuple(self._sends) and not self._batch.cut:
             raise ProducerConflictError(
                 f"local table {name!r} has {mine} already, and what it sends now is something else: "
-                f"{_told(written.sends)} then, {_told(self._sends)} now.",
+                f"{_describe_sends(written.sends)} then, {_describe_sends(self._sends)} now.",
                 "Expressions and functions must be deterministic. Undo what changed in the application, or give the "
                 f"batch up: adjunct checkpoint abandon {self._batch.application} --reason ….",
                 producer=self._batch.application,
@@ -508,7 +520,9 @@ class LocalWrites:
             )
         return True
 
-    def _after(self, begun: Parent, seen: Parent, commit_id: str, watermark: datetime | None) -> UnboundedManifest:
+    def _after(
+        self, begun: CurrentTable, seen: CurrentTable, commit_id: str, watermark: datetime | None
+    ) -> UnboundedManifest:
         """Return the manifest with this batch in it; one that has sent nothing leaves the version as it is."""
         now, spec = self._lake.now(), self._spec
         if seen.next_generation != begun.next_generation:
@@ -517,7 +531,7 @@ class LocalWrites:
                 "Nothing of this batch is in it. Run the application again.",
                 dataset=spec.name,
             )
-        manifest = seen.manifest or first_manifest(spec, now)
+        manifest = seen.manifest or new_manifest(spec, now)
         before = None if self._pinned is None else self._pinned.id
         written = Written(
             application=self._batch.application,
@@ -535,7 +549,7 @@ class LocalWrites:
                 dataset=spec.name,
             )
         mine = [generation for generation in self._generations if generation.files]
-        counters = counted(self._sends)
+        counters = counters_from_sends(self._sends)
         after = manifest.after(
             declaration=declaration_of(spec, self._schema),
             next_generation=begun.next_generation + len(self._sends),
@@ -552,13 +566,13 @@ class LocalWrites:
             generations = (self._log.attempt().generation(after.next_generation),)
             after = after.after(next_generation=after.next_generation + 1)
         number = seen.number + 1
-        version = serving(
+        version = version_from_generations(
             spec, generations, number=number, id=version_id(number, commit_id), now=now, counters=counters
         )
-        return retire(after, version, now)
+        return switch_version(after, version, now)
 
 
-def _placed(rows: DataFrame | pa.Table, position: int) -> DataFrame | pa.Table:
+def _with_position(rows: DataFrame | pa.Table, position: int) -> DataFrame | pa.Table:
     """Return the rows with one position: of a key, what was sent later wins."""
     if hasattr(rows, "column_names"):
         import pyarrow as pa
@@ -571,7 +585,7 @@ def _placed(rows: DataFrame | pa.Table, position: int) -> DataFrame | pa.Table:
     return frame.withColumn(POSITION, F.lit(position).cast("bigint"))
 
 
-def _told(sends: Sequence[SentToTable]) -> str:
+def _describe_sends(sends: Sequence[SentToTable]) -> str:
     return "; ".join(f"{sent.rows} records, {sent.deleted} deleted ({sent.digest:016x})" for sent in sends) or "nothing"
 
 
@@ -604,43 +618,43 @@ class StateSpec:
 
 
 # Nobody reads an earlier state but the batch that was begun with it, which holds it.
-_NO_LONGER = DiscardPolicy(keep=1, grace=timedelta(0))
-_COMPACTION = DeltaCompaction()
-_RETIRED = 8
+_STATE_DISCARD = DiscardPolicy(keep=1, grace=timedelta(0))
+_STATE_COMPACTION = DeltaCompaction()
+_RETIRED_PER_DISCARD = 8
 """So many dropped or merged generations are deleted together."""
 
 
-def state_name(application: str, name: str) -> str:
+def state_dataset_name(application: str, name: str) -> str:
     """Return the name of the dataset that this state of an application is."""
     return f"{application}-{name}"
 
 
-def state_dataset(application: str, name: str, spec: StateSpec) -> AdjunctDataset:
+def declare_state_dataset(application: str, name: str, spec: StateSpec) -> AdjunctDataset:
     """Return the local table that keeps this state. Raises ConfigurationError for a key that can't be compared."""
     return local_table(
-        state_name(application, name),
+        state_dataset_name(application, name),
         application=application,
         key=spec.key,
         schema=spec.schema,
         partitions=spec.partitions,
         partition_by=spec.partition_by,
-        compaction=_COMPACTION,
-        discard=_NO_LONGER,
+        compaction=_STATE_COMPACTION,
+        discard=_STATE_DISCARD,
         description=f"What an operator of application {application} keeps until its time.",
         expires=spec.expires,
         kept_for=spec.kept_for,
     )
 
 
-def check_state(lake: Lake, dataset: AdjunctDataset) -> None:
+def validate_state(lake: Lake, dataset: AdjunctDataset) -> None:
     """Refuse state that what is stored can't be gone on with, saying what differs. Raises DatasetError."""
     stored = DatasetLog(lake, dataset.name).read()[1]
     if stored is not None:
-        _check_kept_for(dataset, stored.declaration)
-        as_local(stored, dataset)
+        _validate_kept_for(dataset, stored.declaration)
+        require_local_manifest(stored, dataset)
 
 
-def begin_state(context: Runtime, dataset: AdjunctDataset) -> None:
+def create_state(context: Runtime, dataset: AdjunctDataset) -> None:
     """Store a table of state without rows where there is none yet.
 
     A batch that is given up is noted in it then (`undo_batch`), so that what its dead run commits late is refused.
@@ -653,7 +667,7 @@ def begin_state(context: Runtime, dataset: AdjunctDataset) -> None:
             return lambda: None
         attempt, number = log.attempt(), 1 if commit is None else commit.number + 1
         change = Change(action="begin", reason="an operator is going to keep its state here")
-        manifest = empty_table(dataset, attempt, number, context.now()).after(change=change)
+        manifest = empty_manifest(dataset, attempt, number, context.now()).after(change=change)
 
         def commit_begun() -> None:
             log.commit(commit, manifest, by=context.by, commit_id=attempt.id)
@@ -663,7 +677,7 @@ def begin_state(context: Runtime, dataset: AdjunctDataset) -> None:
     retry_conflicts(decided, attempts=_TRIES)
 
 
-def _check_kept_for(dataset: AdjunctDataset, stored: DatasetDeclaration) -> None:
+def _validate_kept_for(dataset: AdjunctDataset, stored: DatasetDeclaration) -> None:
     """Refuse what was kept for something else: another bound or window would judge its rows by other times."""
     assert isinstance(dataset.input, OwnedBy)
     was, declared = stored.kept_for, dataset.input.kept_for
@@ -683,10 +697,10 @@ def _check_kept_for(dataset: AdjunctDataset, stored: DatasetDeclaration) -> None
         )
 
 
-def tend_state(context: Runtime, name: str) -> bool:
+def maintain_state(context: Runtime, name: str) -> bool:
     """Merge small generations of a table of state where that is due; return whether files wait to be deleted."""
     manifest = context.log(name).read()[1]
     if manifest is None or manifest.declaration.expires is None:  # what is none, under its name, is left alone
         return False
-    compacted = compact_due(context, as_unbounded(manifest), _COMPACTION)
-    return len((compacted[1] if compacted is not None else manifest).retired) >= _RETIRED
+    compacted = compact_due(context, as_unbounded(manifest), _STATE_COMPACTION)
+    return len((compacted[1] if compacted is not None else manifest).retired) >= _RETIRED_PER_DISCARD

@@ -81,7 +81,7 @@ def bootstrap_progress(
     )
 
 
-def time_left(system: StreamSystem, manifest: UnboundedManifest, took: float, read: int) -> str:
+def describe_progress(system: StreamSystem, manifest: UnboundedManifest, took: float, read: int) -> str:
     """Return how far a bootstrap is after a commit, and how long it may last; that is unknown where `read` is 0.
 
     `read` is how many records were read in the `took` seconds since it began, or was taken up again.
@@ -97,7 +97,7 @@ def time_left(system: StreamSystem, manifest: UnboundedManifest, took: float, re
 
 
 # Below this, the time since it was caught up says enough; above, the stream is asked, to within a tenth.
-_EXACT_FROM = timedelta(minutes=1)
+_MEASURED_FROM = timedelta(minutes=1)
 _STEP = 1.1
 
 
@@ -126,7 +126,7 @@ class PartitionLag:
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceInStream:
+class StreamPosition:
     """The next offset of what a table serves, in each partition of its stream as one look finds that.
 
     `confirmed_at` is when the table was last known to be caught up, None where that is not known.
@@ -139,7 +139,7 @@ class PlaceInStream:
     confirmed_at: datetime | None
 
     @classmethod
-    def of(cls, systems: Mapping[str, StreamSystem], manifest: UnboundedManifest) -> PlaceInStream:
+    def of(cls, systems: Mapping[str, StreamSystem], manifest: UnboundedManifest) -> StreamPosition:
         """Look at the stream. While a table is built anew, what is served is the one before it.
 
         Raises StreamNotFoundError for a stream that is not there any more.
@@ -179,8 +179,8 @@ class PlaceInStream:
         """Return an age that no unread record is above: found by halving, since only the inverse can be asked for."""
         if self.confirmed_at is None:
             return None
-        oldest, youngest = max((now - self.confirmed_at).total_seconds(), 0.0), _EXACT_FROM.total_seconds()
-        if oldest <= youngest or not self._unread_before(ssp, now - _EXACT_FROM):
+        oldest, youngest = max((now - self.confirmed_at).total_seconds(), 0.0), _MEASURED_FROM.total_seconds()
+        if oldest <= youngest or not self._unread_before(ssp, now - _MEASURED_FROM):
             return min(oldest, youngest)
         while oldest / youngest > _STEP:
             middle = (oldest * youngest) ** 0.5
@@ -196,7 +196,7 @@ class PlaceInStream:
         return self.system.compare(self.offsets[ssp], first) < 0
 
 
-def check_fresh(
+def raise_if_stale(
     systems: Mapping[str, StreamSystem],
     spec: AdjunctDataset,
     manifest: UnboundedManifest,
@@ -207,7 +207,7 @@ def check_fresh(
 
     A table that is behind by younger changes, or idle because its stream is, is fresh.
     """
-    at = PlaceInStream.of(systems, manifest)
+    at = StreamPosition.of(systems, manifest)
     stale = at.stale(max_staleness, now)
     if not stale:
         return
@@ -226,7 +226,7 @@ def check_fresh(
     )
 
 
-def report_of(advance: Advance, progress: AdvanceProgress, action: Action) -> AdvanceReport:
+def build_report(advance: Advance, progress: AdvanceProgress, action: Action) -> AdvanceReport:
     """Return what this advance has done: `action`, with the version that is served and how far it is behind."""
     manifest, version, decision = progress.manifest, progress.manifest.version, advance.decision
     system = advance.source.system

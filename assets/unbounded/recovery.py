@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.assets.declaration.change_values import order_in_words
-from dagster_adjunct.assets.unbounded.commit import SeenTable, TableContinuity, state_of
+from dagster_adjunct.assets.unbounded.commit import TableContinuity, TableSnapshot, assess_continuity
 from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.version import kept_history, length_of
 from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError
@@ -39,7 +39,7 @@ class RecoveryPlan:
     decision: Decision
 
 
-def decide(seen: SeenTable, *, rebuild: str | None = None, forced: bool = False) -> RecoveryPlan:
+def plan_recovery(seen: TableSnapshot, *, rebuild: str | None = None, forced: bool = False) -> RecoveryPlan:
     """Return what to do with the table that was seen; `rebuild` is the reason to build it anew.
 
     `forced` begins a bootstrap even from a stream that does not tell of every key any more. Raises DatasetError for
@@ -53,31 +53,31 @@ def decide(seen: SeenTable, *, rebuild: str | None = None, forced: bool = False)
     if rebuild is not None and seen.manifest is not None:
         decision = Decision(action="bootstrap", store="invalid", reason=f"rebuild: {rebuild}", at=seen.at)
         if not forced:
-            check_complete(seen, rebuild)
+            require_complete_stream(seen, rebuild)
         return RecoveryPlan("begin", decision)
-    decision = recover(seen)
+    decision = decide_recovery(seen)
     if rebuild is not None:  # there is no table yet, and it is asked for from the oldest offset
         reason = f"rebuild: {rebuild}"
         decision = Decision(action="bootstrap", store=decision.store, reason=reason, at=seen.at)
     if decision.action == "bootstrap" and not forced:
-        check_complete(seen, decision.reason)
+        require_complete_stream(seen, decision.reason)
     if decision.action == "serve-stale":
         return RecoveryPlan("leave", decision)
     if decision.action != "continue":
         return RecoveryPlan("begin", decision)
-    return RecoveryPlan("evolve" if _is_declared_otherwise(seen) else "apply", decision)
+    return RecoveryPlan("evolve" if _needs_evolution(seen) else "apply", decision)
 
 
-def recover(seen: SeenTable) -> Decision:
+def decide_recovery(seen: TableSnapshot) -> Decision:
     """Return the decision of the recovery table. Raises OffsetOutOfRangeError where that is declared."""
-    state = state_of(seen)
+    state = assess_continuity(seen)
     for refusal in (state.refusal, seen.refusal):
         if refusal is not None:
             raise refusal
-    return _by_table(seen.spec, state, seen.at)
+    return _apply_recovery_table(seen.spec, state, seen.at)
 
 
-def _by_table(spec: AdjunctDataset, state: TableContinuity, now: datetime) -> Decision:
+def _apply_recovery_table(spec: AdjunctDataset, state: TableContinuity, now: datetime) -> Decision:
     lost = state.lost and not state.building
     if lost and spec.following.on_lost_offset == "fail":
         raise OffsetOutOfRangeError(
@@ -102,7 +102,7 @@ def _by_table(spec: AdjunctDataset, state: TableContinuity, now: datetime) -> De
     return Decision(action=action, store=state.store, reason=reason, at=now)
 
 
-def check_complete(seen: SeenTable, why: str) -> None:
+def require_complete_stream(seen: TableSnapshot, why: str) -> None:
     """Refuse to bootstrap from a stream that does not tell of every key any more."""
     spec = seen.spec
     if spec.following.initial is not None or seen.tells_all:
@@ -116,7 +116,7 @@ def check_complete(seen: SeenTable, why: str) -> None:
     )
 
 
-def _is_declared_otherwise(seen: SeenTable) -> bool:
+def _needs_evolution(seen: TableSnapshot) -> bool:
     """Whether other columns are served than are declared now, or a history of another length.
 
     What is being built has its own.
@@ -129,14 +129,14 @@ def _is_declared_otherwise(seen: SeenTable) -> bool:
     return manifest.bootstrap.state == "done" and other
 
 
-def _check_columns(seen: SeenTable) -> None:
+def _check_columns(seen: TableSnapshot) -> None:
     """Refuse columns that what is served can't be read with; a table that is being built anew may have any."""
     manifest = seen.manifest
     if manifest is not None and manifest.version is not None and manifest.bootstrap.state != "running":
         check_evolution(seen.spec.name, manifest.version.columns, seen.source.schema, seen.spec.key)
 
 
-def _check_order(seen: SeenTable) -> None:
+def _check_order(seen: TableSnapshot) -> None:
     """Refuse another order than that of the stored positions; a table that is being built anew may have any."""
     manifest, declared = seen.manifest, seen.source.declaration
     if manifest is None or manifest.version is None or manifest.bootstrap.state == "running":

@@ -14,12 +14,12 @@ from dagster_adjunct.assets.declaration.change_values import order_in_words
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources.changes import Rows
 from dagster_adjunct.assets.sources.opened_stream import by_partition
-from dagster_adjunct.assets.unbounded.advance import carry_out, compact, taken_up
+from dagster_adjunct.assets.unbounded.advance import compact_if_due, execute_plan, resume_table
 from dagster_adjunct.assets.unbounded.changes import apply_changes, apply_ranges
-from dagster_adjunct.assets.unbounded.commit import Advance, AdvanceProgress, SeenTable, look
+from dagster_adjunct.assets.unbounded.commit import Advance, AdvanceProgress, TableSnapshot, inspect_table
 from dagster_adjunct.assets.unbounded.engine import TableRows
-from dagster_adjunct.assets.unbounded.progress import report_of
-from dagster_adjunct.assets.unbounded.recovery import check_complete, decide
+from dagster_adjunct.assets.unbounded.progress import build_report
+from dagster_adjunct.assets.unbounded.recovery import plan_recovery, require_complete_stream
 from dagster_adjunct.assets.versions.actions import explained
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Change, Decision, UnboundedManifest
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewinding:
+class ActiveRewind:
     """A rewind that is being done: `ids` are its startpoints, by partition. `forced` sets late changes aside."""
 
     plan: RewindPlan
@@ -218,16 +218,16 @@ def plan_rewind(
     Raises DatasetError for a dataset that can't be rewound at all and for partitions that are not of its stream, and
     OffsetOutOfRangeError for a startpoint that the stream does not hold.
     """
-    check_goes_back(spec)
-    seen = look(Runtime(lake, systems, _no_session, "plan"), spec)
-    plan = decide_rewind(seen, positions, force)
+    require_rewindable(spec)
+    seen = inspect_table(Runtime(lake, systems, _no_session, "plan"), spec)
+    plan = resolve_rewind(seen, positions, force)
     if plan.action != "rewind" or plan.refusal is not None:
         return plan
-    decision = decide(seen).decision
-    return plan if decision.action == "continue" else replace(plan, refusal=not_valid(seen, decision))
+    decision = plan_recovery(seen).decision
+    return plan if decision.action == "continue" else replace(plan, refusal=not_continuable_error(seen, decision))
 
 
-def check_goes_back(spec: AdjunctDataset) -> None:
+def require_rewindable(spec: AdjunctDataset) -> None:
     """Refuse a dataset that has no table to be rewound."""
     if not spec.follows_changes:
         raise DatasetError(
@@ -244,7 +244,7 @@ def check_goes_back(spec: AdjunctDataset) -> None:
         )
 
 
-def decide_rewind(seen: SeenTable, positions: Positions, force: Force) -> RewindPlan:
+def resolve_rewind(seen: TableSnapshot, positions: Positions, force: Force) -> RewindPlan:
     """Return what these startpoints come to for the table that was seen.
 
     Those that are applied already, by their ids, do not count. Raises DatasetError for partitions of other streams, and
@@ -259,18 +259,18 @@ def decide_rewind(seen: SeenTable, positions: Positions, force: Force) -> Rewind
             f"Name partitions from {source.ssps[0]} to {source.ssps[-1]}.",
             dataset=spec.name,
         )
-    pending = open_startpoints(manifest, positions)
+    pending = pending_startpoints(manifest, positions)
     if not pending:
         return RewindPlan(spec.name, "applied")
     forced = frozenset(pending if force is True else force or ())
     oldest = all(isinstance(startpoint, StartpointOldest) for startpoint in pending.values())
-    partitions = tuple(_partition(seen, ssp, pending[ssp]) for ssp in sorted(pending))
+    partitions = tuple(_plan_partition(seen, ssp, pending[ssp]) for ssp in sorted(pending))
     if oldest and len(pending) == len(source.ssps):
-        return RewindPlan(spec.name, "rebuild", partitions, _incomplete(seen, forced))
-    return RewindPlan(spec.name, "rewind", partitions, _refusal(source, manifest, pending, partitions, forced))
+        return RewindPlan(spec.name, "rebuild", partitions, _incomplete_stream_error(seen, forced))
+    return RewindPlan(spec.name, "rewind", partitions, _refusal_error(source, manifest, pending, partitions, forced))
 
 
-def open_startpoints(
+def pending_startpoints(
     manifest: UnboundedManifest | None, positions: Positions
 ) -> dict[SystemStreamPartition, Startpoint]:
     """Return the startpoints that the table has not applied."""
@@ -281,13 +281,13 @@ def open_startpoints(
     }
 
 
-def _partition(seen: SeenTable, ssp: SystemStreamPartition, startpoint: Startpoint) -> PartitionRewind:
+def _plan_partition(seen: TableSnapshot, ssp: SystemStreamPartition, startpoint: Startpoint) -> PartitionRewind:
     system, name = seen.source.system, seen.spec.name
     try:
         start = resolve_startpoint_to_offset(system, ssp, startpoint)
     except (ConfigurationError, OffsetOutOfRangeError) as error:
         raise error.reworded(f"dataset {name!r}: {error.problem}", error.next_step) from error
-    taken = _taken(seen.manifest).get(ssp)
+    taken = _next_offsets(seen.manifest).get(ssp)
     end = seen.ends[ssp] if taken is None else taken
     later = system.compare(start, end) > 0
     return PartitionRewind(
@@ -300,7 +300,7 @@ def _partition(seen: SeenTable, ssp: SystemStreamPartition, startpoint: Startpoi
     )
 
 
-def _taken(manifest: UnboundedManifest | None) -> dict[SystemStreamPartition, str]:
+def _next_offsets(manifest: UnboundedManifest | None) -> dict[SystemStreamPartition, str]:
     """Return the next offset to read of each partition, once a bootstrap that was begun has ended."""
     if manifest is None:
         return {}
@@ -308,16 +308,16 @@ def _taken(manifest: UnboundedManifest | None) -> dict[SystemStreamPartition, st
     return by_partition(manifest.bootstrap.target if running else manifest.offsets)
 
 
-def _incomplete(seen: SeenTable, forced: frozenset[SystemStreamPartition]) -> DatasetError | None:
+def _incomplete_stream_error(seen: TableSnapshot, forced: frozenset[SystemStreamPartition]) -> DatasetError | None:
     try:
-        check_complete(seen, "a startpoint at the oldest offset of every partition")
+        require_complete_stream(seen, "a startpoint at the oldest offset of every partition")
     except DatasetError as error:
         step = f"{error.next_step} Forced, the rebuild keeps only the keys that the stream still tells of."
         return None if forced >= set(seen.source.ssps) else error.reworded(error.problem, step)
     return None
 
 
-def _refusal(
+def _refusal_error(
     source: Source,
     manifest: UnboundedManifest | None,
     positions: Positions,
@@ -364,18 +364,18 @@ def _refusal(
     return None
 
 
-def not_valid(seen: SeenTable, decision: Decision) -> DatasetError:
+def not_continuable_error(seen: TableSnapshot, decision: Decision) -> DatasetError:
     """Return the refusal to rewind a table that the next advance would not continue."""
     spec = seen.spec
     return DatasetError(
         f"dataset {spec.name!r} can't be rewound, for its table is not valid ({decision.reason}): the next advance "
-        f"would {_INSTEAD[decision.action]}.",
+        f"would {_NEXT_ADVANCE[decision.action]}.",
         "Take the startpoints back and advance it, or ask for the oldest offset of every partition: it is built anew.",
         dataset=spec.name,
     )
 
 
-_INSTEAD = {
+_NEXT_ADVANCE = {
     "bootstrap": "build it anew",
     "create": "create it",
     "recreate": "empty it",
@@ -415,11 +415,11 @@ def rewind_dataset(
     first, and what an advance raises.
     """
     runtime = Runtime(lake, systems, session_factory(spark), by)
-    return rewind(runtime, spec, positions=positions, reason=reason, force=force, on_stage=on_stage)
+    return rewind_table(runtime, spec, positions=positions, reason=reason, force=force, on_stage=on_stage)
 
 
 @translate_spark_errors()
-def rewind(
+def rewind_table(
     runtime: Runtime,
     spec: AdjunctDataset,
     *,
@@ -429,55 +429,55 @@ def rewind(
     on_stage: OnStage = ignore,
 ) -> AdvanceReport:
     """Apply changes of an unbounded dataset again as `rewind_dataset` does."""
-    check_goes_back(spec)
+    require_rewindable(spec)
     explained("rewind", spec.name, reason, runtime.by)
     stages = Stages(spec.name, on_stage)
     try:
         return _rewind(runtime, spec, positions, reason, force, stages)
     except CommitConflictError:
-        seen = look(runtime, spec)
-        if open_startpoints(seen.manifest, positions):
+        seen = inspect_table(runtime, spec)
+        if pending_startpoints(seen.manifest, positions):
             raise
-        return _applied_before(runtime, seen, Stages(spec.name, on_stage))
+        return _already_applied_report(runtime, seen, Stages(spec.name, on_stage))
 
 
 def _rewind(
     context: Runtime, spec: AdjunctDataset, positions: Positions, reason: str, force: Force, stages: Stages
 ) -> AdvanceReport:
     with stages("collect"):
-        seen = look(context, spec)
-        rewind = decide_rewind(seen, positions, force)
+        seen = inspect_table(context, spec)
+        rewind = resolve_rewind(seen, positions, force)
         if rewind.action == "applied":
-            return _applied_before(context, seen, stages)
+            return _already_applied_report(context, seen, stages)
         forced = force if isinstance(force, bool) else all(partition.ssp in force for partition in rewind.partitions)
         ids = {str(partition.ssp): positions[partition.ssp].id for partition in rewind.partitions}
         rebuilt = rewind.action == "rebuild"
         if rebuilt:
-            _check(rewind)
-        plan = decide(seen, rebuild=reason, forced=forced) if rebuilt else decide(seen)
+            _raise_refusal(rewind)
+        plan = plan_recovery(seen, rebuild=reason, forced=forced) if rebuilt else plan_recovery(seen)
     advance = Advance(context, seen, plan.decision, stages)
     if rebuilt:
-        return carry_out(advance, plan, applied=ids)
+        return execute_plan(advance, plan, applied=ids)
     if seen.manifest is None or plan.decision.action != "continue":
-        _check(rewind)
-        raise not_valid(seen, plan.decision)
-    progress = taken_up(advance, plan)
+        _raise_refusal(rewind)
+        raise not_continuable_error(seen, plan.decision)
+    progress = resume_table(advance, plan)
     if progress.running or progress.manifest.quarantining is not None:
-        progress = _ended_what_was_begun(advance, progress)
-        rewind = decide_rewind(replace(seen, manifest=progress.manifest), positions, force)
-    _check(rewind)
-    rewinding = Rewinding(rewind, ids, reason, forced)
+        progress = _finish_pending_work(advance, progress)
+        rewind = resolve_rewind(replace(seen, manifest=progress.manifest), positions, force)
+    _raise_refusal(rewind)
+    rewinding = ActiveRewind(rewind, ids, reason, forced)
     version = progress.manifest.version
     assert version is not None
     with Lease.acquire(context.lake, spec.name, [version.id], holder=f"rewind by {context.by}"):
         progress, _ = apply_ranges(advance, progress, rewinding.ranges, rewinding=rewinding)
-    report = report_of(advance, compact(advance, progress), "rewound")
+    report = build_report(advance, compact_if_due(advance, progress), "rewound")
     again, skipped = (sum(getattr(partition, what) for partition in rewind.partitions) for what in ("again", "skipped"))
     note = f"{again:,} offsets of {len(rewind.partitions)} partition(s) applied again"
     return replace(report, note=note + (f", {skipped:,} passed over" if skipped else ""))
 
 
-def _ended_what_was_begun(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
+def _finish_pending_work(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
     """Return where the table is once a bootstrap, or ranges with dead letters, that were begun are ended."""
     progress, action = apply_changes(advance, progress)
     if action == "waiting":
@@ -490,16 +490,16 @@ def _ended_what_was_begun(advance: Advance, progress: AdvanceProgress) -> Advanc
     return progress
 
 
-def _applied_before(context: Runtime, seen: SeenTable, stages: Stages) -> AdvanceReport:
+def _already_applied_report(context: Runtime, seen: TableSnapshot, stages: Stages) -> AdvanceReport:
     assert seen.manifest is not None
     reason = "its startpoints were applied already"
     decision = Decision(action="continue", store="valid", reason=reason, at=seen.at)
     advance = Advance(context, seen, decision, stages)
     return replace(
-        report_of(advance, AdvanceProgress(seen.commit, seen.manifest, seen.ends), "up-to-date"), note=reason
+        build_report(advance, AdvanceProgress(seen.commit, seen.manifest, seen.ends), "up-to-date"), note=reason
     )
 
 
-def _check(plan: RewindPlan) -> None:
+def _raise_refusal(plan: RewindPlan) -> None:
     if plan.refusal is not None:
         raise plan.refusal

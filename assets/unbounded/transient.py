@@ -16,8 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 from dagster_adjunct.assets.declaration.change_formats import KEPT
 from dagster_adjunct.assets.sources.changes import refuse_problems
 from dagster_adjunct.assets.sources.opened_stream import Ranges, Source, as_stored, made_anew
-from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion, completed_frame
-from dagster_adjunct.assets.unbounded.progress import PlaceInStream
+from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion, complete_frame
+from dagster_adjunct.assets.unbounded.progress import StreamPosition
 from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.reports import AdvanceReport, Stages
 from dagster_adjunct.assets.versions.version import POSITION, layout_of
@@ -58,13 +58,13 @@ def is_transient(version: str) -> bool:
     return version.startswith(_KIND)
 
 
-def version_of(ranges: Ranges) -> str:
+def version_from_ranges(ranges: Ranges) -> str:
     """Return the version that stands for the changes in these ranges."""
     spans = {str(ssp): list(ranges[ssp]) for ssp in sorted(ranges)}
     return _FORM + json.dumps(spans, separators=(",", ":"))
 
 
-def ranges_of(dataset: str, version: str) -> Ranges:
+def ranges_from_version(dataset: str, version: str) -> Ranges:
     """Return the ranges that a version stands for. Raises MalformedDocumentError for any other text."""
     try:
         if not version.startswith(_FORM):
@@ -85,7 +85,7 @@ class TransientVersion:
 
     def __init__(self, dataset: str, schema: Schema, ranges: Ranges, kept: DataFrame, rows: int) -> None:
         self.dataset, self.schema, self.ranges, self.rows = dataset, schema, ranges, rows
-        self.version = version_of(ranges)
+        self.version = version_from_ranges(ranges)
         self.kept = kept
 
     def __repr__(self) -> str:
@@ -107,7 +107,7 @@ class TransientVersion:
         rdd.context().unpersistRDD(rdd.id(), False)
 
 
-_GIVE_UP = (
+_ABANDON_BATCH = (
     "Give the batch up (adjunct checkpoint abandon APPLICATION --reason …): the next one meets the table as it is then."
 )
 _HIDDEN = (POSITION, TOMBSTONE, OFFSET, PARTITION)
@@ -144,7 +144,9 @@ class TransientTable:
         source, before, stages = self._source, self.view, Stages(self.spec.name)
         with stages("collect"):
             upcoming = source.system.upcoming(source.ssps)
-            starts, decision = self._starts(upcoming) if before is None else (_ends(before.ranges), _goes_on())
+            starts, decision = (
+                self._starts(upcoming) if before is None else (_end_offsets(before.ranges), _decision_to_continue())
+            )
             self._check_not_made_anew(starts, upcoming)
             fresh = self._whole(starts, upcoming, spark)
             records = source.count(fresh) if fresh else 0
@@ -161,7 +163,7 @@ class TransientTable:
                 if before is not None:
                     before.release()
         assert self.view is not None
-        ends = _ends(self.view.ranges)
+        ends = _end_offsets(self.view.ranges)
         return AdvanceReport(
             dataset=self.spec.name,
             kind=self.spec.kind,
@@ -185,7 +187,7 @@ class TransientTable:
         """
         if self.view is not None and self.view.version == version:
             return self.view
-        source, ranges = self._source, dict(ranges_of(self.spec.name, version))
+        source, ranges = self._source, dict(ranges_from_version(self.spec.name, version))
         if set(ranges) != set(source.ssps):
             raise DatasetError(
                 f"dataset {self.spec.name!r}: an open batch was begun with the offsets of "
@@ -200,7 +202,7 @@ class TransientTable:
                 raise OffsetOutOfRangeError(
                     f"dataset {self.spec.name!r}: an open batch was begun with the offsets {start} to {end} of {ssp}, "
                     f"and the stream ends at {upcoming[ssp]}: the batch can't be run again as it was.",
-                    f"The stream was deleted and made anew, or has lost changes. {_GIVE_UP}",
+                    f"The stream was deleted and made anew, or has lost changes. {_ABANDON_BATCH}",
                     dataset=self.spec.name,
                     stream=ssp.qualified_stream,
                     partition=ssp.partition,
@@ -212,7 +214,7 @@ class TransientTable:
                     f"dataset {self.spec.name!r}: an open batch was begun with the offsets {start} to {end} of {ssp}, "
                     f"and the oldest that the stream still holds is {oldest[ssp]}: the batch can't be run again as it "
                     "was.",
-                    f"{_GIVE_UP} A longer retention of the stream, or persistent=True, keeps this from happening.",
+                    f"{_ABANDON_BATCH} Longer retention of the stream, or persistent=True, prevents this.",
                     dataset=self.spec.name,
                     stream=ssp.qualified_stream,
                     partition=ssp.partition,
@@ -230,7 +232,7 @@ class TransientTable:
         """Raise StaleDatasetError where the table lacks something older: changes of a transaction that is not whole."""
         assert self.view is not None
         system, ssps = self._source.system, self._source.ssps
-        at = PlaceInStream(system, _ends(self.view.ranges), system.oldest(ssps), system.upcoming(ssps), None)
+        at = StreamPosition(system, _end_offsets(self.view.ranges), system.oldest(ssps), system.upcoming(ssps), None)
         stale = at.stale(max_staleness, utc_now())
         if stale:
             ssp = stale[0]
@@ -264,7 +266,7 @@ class TransientTable:
                     "bootstrap=False, which goes on without what is lost.",
                     dataset=self.spec.name,
                 )
-            return oldest, _decided("bootstrap", "it lives for one run, and is built anew in each")
+            return oldest, _decision_for_new("bootstrap", "it lives for one run, and is built anew in each")
         last = self._last_ends()
         lost = [ssp for ssp, end in last.items() if source.system.compare(end, oldest[ssp]) < 0]
         reason = "it lives for one run, and goes on from " + ("the last offset" if last else "the default offset")
@@ -279,7 +281,7 @@ class TransientTable:
                     dataset=self.spec.name,
                 )
             reason += f"; {problem}"
-        return source.last_offsets(last, oldest, upcoming), _decided("create", reason)
+        return source.last_offsets(last, oldest, upcoming), _decision_for_new("create", reason)
 
     def _check_not_made_anew(
         self, starts: Mapping[SystemStreamPartition, str], upcoming: Mapping[SystemStreamPartition, str]
@@ -302,7 +304,7 @@ class TransientTable:
         """Return up to where the application has read, of the partitions that there are."""
         if self._last is None or not is_transient(self._last):
             return {}
-        ends = _ends(ranges_of(self.spec.name, self._last))
+        ends = _end_offsets(ranges_from_version(self.spec.name, self._last))
         return {ssp: ends[ssp] for ssp in self._source.ssps if ssp in ends}
 
     def _whole(
@@ -356,7 +358,7 @@ class TransientTable:
         layout = layout_of(self._source.schema, spec.key, spec.partition_by, spec.partitions, positioned=True)
         completion = RowCompletion(spec.name, layout, (), spec.following.order is None, set_aside=False)
         order = [column(name) for name in (*spec.key, POSITION, OFFSET, PARTITION)]
-        return completed_frame(self._spread(rows).sortWithinPartitions(*order), completion)
+        return complete_frame(self._spread(rows).sortWithinPartitions(*order), completion)
 
     def _spread(self, rows: DataFrame) -> DataFrame:
         """Return the rows in the dataset's buckets."""
@@ -378,13 +380,13 @@ class TransientTable:
         return newest if spec.following.order is not None else newest.where(f"NOT {TOMBSTONE}")
 
 
-def _ends(ranges: Ranges) -> dict[SystemStreamPartition, str]:
+def _end_offsets(ranges: Ranges) -> dict[SystemStreamPartition, str]:
     return {ssp: end for ssp, (_, end) in ranges.items()}
 
 
-def _decided(action: Literal["bootstrap", "create"], reason: str) -> Decision:
+def _decision_for_new(action: Literal["bootstrap", "create"], reason: str) -> Decision:
     return Decision(action=action, store="none", reason=reason, at=utc_now())
 
 
-def _goes_on() -> Decision:
+def _decision_to_continue() -> Decision:
     return Decision(action="continue", store="valid", reason="this run has built it", at=utc_now())

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.assets.reading.key_lookup import count_nulls, files_of
+from dagster_adjunct.assets.reading.key_lookup import count_nulls, list_stored_files
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
 from dagster_adjunct.resources.spark.errors import first_message_line
@@ -58,7 +58,7 @@ def no_nulls(candidate: Candidate, *columns: str) -> Finding:
     view = candidate.view
     for column in columns:
         view.schema.field(column, f"dataset {view.dataset!r}")
-    nulls = count_nulls(files_of(view.store, view.dataset, view.sealed), columns)
+    nulls = count_nulls(list_stored_files(view.store, view.dataset, view.sealed), columns)
     broken = [f"{count:,} of {view.rows:,} rows have no {column!r}" for column, count in nulls.items() if count]
     facts = {"nulls": nulls, "rows": view.rows}
     return Finding(not broken, "; ".join(broken) or f"{view.rows:,} rows have {_listed(columns)}", facts)

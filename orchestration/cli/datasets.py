@@ -54,14 +54,14 @@ for command in (
 @as_json
 def list_all(lake_url: str | None, json_output: bool) -> None:
     """List the datasets with the version that each serves."""
-    from dagster_adjunct.assets.reading.stored_versions import list_datasets, stored_versions
+    from dagster_adjunct.assets.reading.stored_versions import list_datasets, open_stored_versions
     from dagster_adjunct.resources.objects.lake import open_lake
 
     lake = open_lake(lake_url, create=False)
     descriptions: list[dict[str, Any]] = []
     for name in list_datasets(lake):
         try:
-            descriptions.append(stored_versions(lake, name).describe())
+            descriptions.append(open_stored_versions(lake, name).describe())
         except MalformedDocumentError as error:
             descriptions.append({"name": name, "unreadable": str(error)})
     if json_output:
@@ -95,12 +95,12 @@ _as_of = click.option(
 @as_json
 def show(name: str, version: str | None, as_of: str | None, lake_url: str | None, json_output: bool) -> None:
     """Show a dataset: declaration, current version, retained versions, offsets. With VERSION: that version."""
-    from dagster_adjunct.assets.reading.stored_versions import stored_versions
+    from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
     from dagster_adjunct.assets.versions.manifest import follower
     from dagster_adjunct.resources.objects.lake import open_lake
 
     lake = open_lake(lake_url, create=False)
-    store = stored_versions(lake, name)
+    store = open_stored_versions(lake, name)
     if version is not None or as_of is not None:
         version_changes.show_version(store, _opened(lake, name, version, as_of).version, json_output=json_output)
         return

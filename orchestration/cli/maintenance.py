@@ -181,12 +181,12 @@ _MASTER = "Spark master, such as local[4] or spark://host:7077. Default: all cor
 @as_json
 def lag(name: str, lake_url: str | None, json_output: bool) -> None:
     """Show how far an unbounded dataset is behind its stream, by partition, and how far its bootstrap is."""
-    from dagster_adjunct.assets.reading.stored_versions import stored_versions
+    from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
     from dagster_adjunct.assets.versions.manifest import follower
     from dagster_adjunct.resources.objects.lake import open_lake
 
     lake = open_lake(lake_url, create=False)
-    manifest = stored_versions(lake, name).require_manifest()
+    manifest = open_stored_versions(lake, name).require_manifest()
     table = follower(manifest)
     if table is None:
         raise _follows_nothing(name, manifest.declaration.owner)
@@ -220,12 +220,12 @@ def lag_facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
 
 
 def _facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
-    from dagster_adjunct.assets.unbounded.progress import PlaceInStream, bootstrap_progress
+    from dagster_adjunct.assets.unbounded.progress import StreamPosition, bootstrap_progress
     from dagster_adjunct.resources.streams.registry import open_system
 
     system = split_stream_name(manifest.declaration.input)[0]
     systems, now = {system: open_system(system, lake)}, lake.now()
-    lags = PlaceInStream.of(systems, manifest).lags(now)
+    lags = StreamPosition.of(systems, manifest).lags(now)
     return {
         "caught_up_at": manifest.confirmed_at,
         "bootstrap": bootstrap_progress(systems, manifest, now).to_json(),
@@ -386,11 +386,11 @@ def verify(name: str, version: str | None, deep: bool, lake_url: str | None, jso
     Ends with exit code 1 when one is not.
     """
     from dagster_adjunct.assets.reading.diff import verify_version
-    from dagster_adjunct.assets.reading.stored_versions import stored_versions
+    from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
     from dagster_adjunct.resources.errors import VersionDiscardedError
     from dagster_adjunct.resources.objects.lake import open_lake
 
-    store = stored_versions(open_lake(lake_url, create=False), name)
+    store = open_stored_versions(open_lake(lake_url, create=False), name)
     if version is not None:
         views = [store.version(version)]
     elif store.require_manifest().versions_are_commits:
@@ -448,14 +448,14 @@ def erase(
     still holds a key: repeat it then.
     """
     from dagster_adjunct.assets.reading.key_lookup import key_from_text
-    from dagster_adjunct.assets.reading.stored_versions import stored_versions
+    from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
     from dagster_adjunct.assets.retention.erasure import forget
     from dagster_adjunct.resources.objects.lake import open_lake
     from dagster_adjunct.resources.schemas.schema import Field
 
     person = who(by)
     lake = open_lake(lake_url, create=False)
-    store = stored_versions(lake, name)
+    store = open_stored_versions(lake, name)
     manifest = store.require_manifest()
     declared = manifest.declaration
     if bool(key) == (keys_from is not None):

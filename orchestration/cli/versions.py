@@ -176,10 +176,10 @@ def _time(moment: datetime | None) -> str:
 
 
 def store_of(lake_url: str | None, name: str) -> StoredVersions:
-    from dagster_adjunct.assets.reading.stored_versions import stored_versions
+    from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
     from dagster_adjunct.resources.objects.lake import open_lake
 
-    return stored_versions(open_lake(lake_url, create=False), name)
+    return open_stored_versions(open_lake(lake_url, create=False), name)
 
 
 def _listed(manifest: DatasetManifest) -> list[dict[str, Any]]:

@@ -236,7 +236,7 @@ def _materialised(
 
     A table with a freshness policy is materialised by each look at its stream, because Dagster counts nothing else.
     """
-    from dagster_adjunct.assets.unbounded.progress import PlaceInStream
+    from dagster_adjunct.assets.unbounded.progress import StreamPosition
     from dagster_adjunct.assets.versions.manifest import follower
 
     context = run.context
@@ -245,7 +245,7 @@ def _materialised(
         metadata |= version_metadata(manifest)
         table = follower(manifest)
         if table is not None:
-            metadata |= lag_metadata(PlaceInStream.of(run.systems, table).lags(run.lake.now()))
+            metadata |= lag_metadata(StreamPosition.of(run.systems, table).lags(run.lake.now()))
     if report.version is None:
         context.log.warning(report.summary())
         context.log_event(AssetObservation(member.key, description=report.summary(), metadata=metadata))

@@ -474,7 +474,7 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
 
     @op(name=to_dagster_name(f"version_action_{application}"))
     def act(context: OpExecutionContext, config: VersionActionConfig, adjunct_lake: LakeResource) -> None:
-        from dagster_adjunct.assets.reading.stored_versions import stored_versions
+        from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
         from dagster_adjunct.assets.versions.actions import kept_beside
         from dagster_adjunct.resources.errors import ConfigurationError
 
@@ -486,11 +486,11 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
                     dataset=config.dataset,
                 )
             lake = adjunct_lake.open()
-            store = stored_versions(lake, config.dataset)
+            store = open_stored_versions(lake, config.dataset)
             after = _apply(store, config, by=config.by or context.run.run_id)
             moved = [config.dataset, *(set(store.log.read_all()[1]) - {config.dataset})]
             served_now = [
-                (known[name], stored_versions(lake, name).require_manifest()) for name in moved if name in known
+                (known[name], open_stored_versions(lake, name).require_manifest()) for name in moved if name in known
             ]
         served = after.version.id if after.version else "nothing"
         context.log.info(f"dataset {config.dataset}: {config.action.value} done; {served} is served now.")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.reading.stored_versions import list_datasets, stored_versions
+from dagster_adjunct.assets.reading.stored_versions import list_datasets, open_stored_versions
 from dagster_adjunct.assets.retention import discard as datasets
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import RUNNING, attempts, live_leases, store_now
@@ -95,7 +95,7 @@ def followers_of(lake: Lake, stream: str) -> tuple[dict[str, DatasetManifest], t
     unknown = []
     for dataset in list_datasets(lake):
         try:
-            manifest = stored_versions(lake, dataset).manifest()
+            manifest = open_stored_versions(lake, dataset).manifest()
         except MalformedDocumentError as error:
             unknown.append(f"dataset {dataset} may follow it: {error.problem}")
             continue
@@ -209,7 +209,7 @@ def delete_dataset(
         look,
         lambda: readers_of_dataset(lake, name),
         lambda: objects_of(log),
-        lambda seen: datasets.delete(lake, name, seen, reason=reason, by=by),
+        lambda seen: datasets.delete_dataset_objects(lake, name, seen, reason=reason, by=by),
         reason=reason,
         force=force,
         dry_run=dry_run,

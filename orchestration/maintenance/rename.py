@@ -20,7 +20,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
-from dagster_adjunct.assets.unbounded.local_table import give_to
+from dagster_adjunct.assets.unbounded.local_table import change_owner
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, LoggedState, list_applications, nearest
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
@@ -78,7 +78,7 @@ def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) 
         note = f"renamed from {old} to {new}: {reason}"
         logged = _fenced(log, after, old, new, by=by, note=note)
         batches = logged.state.batch
-        tables = [name for name in list_datasets(lake) if give_to(lake, name, new, owner=old, reason=note, by=by)]
+        tables = [name for name in list_datasets(lake) if change_owner(lake, name, new, owner=old, reason=note, by=by)]
         if logged.state.checkpoint or after.read().commit is None:
             StartpointManager(MetadataStore(lake), new).continue_from(old, by=by)
             _copy_recorded(lake, old, new)

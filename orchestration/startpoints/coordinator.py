@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.unbounded.rewind import rewind
+from dagster_adjunct.assets.unbounded.rewind import rewind_table
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_unbounded
 from dagster_adjunct.orchestration.batch_log.batch_log import application_state, replay_id
@@ -137,7 +137,7 @@ def _apply(runtime: Runtime, dataset: AdjunctDataset, requests: Requests) -> Adv
             dataset=dataset.name,
         )
     reasons = [f"{request.reason} (asked for by {request.by})" for request in requests.values()]
-    return rewind(
+    return rewind_table(
         runtime,
         dataset,
         positions={ssp: positioned(request) for ssp, request in requests.items()},

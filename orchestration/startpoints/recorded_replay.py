@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field as Default
 from pydantic import ValidationError
 
-from dagster_adjunct.assets.reading.stored_versions import version_of_batch
+from dagster_adjunct.assets.reading.stored_versions import read_batch_version
 from dagster_adjunct.assets.unbounded.transient import is_transient
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Partition, Range
@@ -200,7 +200,7 @@ def _why_gone(manifest: DatasetManifest | None, version: str) -> str | None:
 def is_readable(lake: Lake, manifest: DatasetManifest, version: str) -> bool:
     """Whether the files of a version are there, also of one that is doomed and spared."""
     try:
-        sealed = version_of_batch(DatasetLog(lake, manifest.name), manifest, version)
+        sealed = read_batch_version(DatasetLog(lake, manifest.name), manifest, version)
     except (DatasetError, ObjectNotFoundError):
         return False
     there = manifest.reachable() | set(manifest.doomed)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.unbounded.local_table import begin_state
+from dagster_adjunct.assets.unbounded.local_table import create_state
 from dagster_adjunct.assets.unbounded.transient import TransientVersion
 from dagster_adjunct.orchestration.batch_log.batch_log import ClosedBatch, add_counters
 from dagster_adjunct.orchestration.step.context import BatchInputs
@@ -67,7 +67,7 @@ def commit_intent(step: OpenedStep, run: StepRun, batch: HeldBatch, began: float
     if shapes != run.shapes:  # once a run, and for datasets or inputs of other columns or buckets
         context.on_event(StepEvent("analysis", intent.batch))
         starts = {ssp: span.start for ssp, span in intent.ranges.items()}
-        step.engine.rehearse(context, views, starts, partial(begin_state, context.runtime)).tell()
+        step.engine.rehearse(context, views, starts, partial(create_state, context.runtime)).tell()
     run = replace(run, shapes=shapes, logged=step.log.open(run.logged, intent))
     spans = intent.ranges.items()
     records = sum(context.systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans)

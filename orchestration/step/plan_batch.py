@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_adjunct.assets.unbounded.local_table import tend_state, undo_batch
+from dagster_adjunct.assets.unbounded.local_table import maintain_state, undo_batch
 from dagster_adjunct.orchestration.batch_log.batch_log import Intent, Range
 from dagster_adjunct.orchestration.maintenance.discard import discard
 from dagster_adjunct.orchestration.operators.operator import BROADCAST
@@ -108,7 +108,7 @@ def undo_given_up(step: OpenedStep, batch: int) -> None:
 def tend_states(step: OpenedStep) -> None:
     """Merge small generations of the tables of state where there are many, and delete what nobody reads."""
     for name in step.states:
-        if tend_state(step.context.runtime, name):
+        if maintain_state(step.context.runtime, name):
             discard(step.context.lake, name, by=step.context.run)
 
 

@@ -136,7 +136,7 @@ def waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Appli
 
     A dataset that has a version, or whose first one is delivered, holds nothing back: a run seals it.
     """
-    from dagster_adjunct.assets.reading.stored_versions import StoredVersions, nothing_whole
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions, no_complete_version_error
 
     waiting = []
     for dataset in app.datasets:
@@ -159,7 +159,7 @@ def waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Appli
             elif dataset.versions is not None:
                 waiting.append(f"dataset {dataset.name!r} has no version yet: materialise a partition of its asset")
             elif (awaiting := store.awaiting(systems, manifest)) is not None:
-                waiting.append(nothing_whole(dataset, manifest, awaiting).problem)
+                waiting.append(no_complete_version_error(dataset, manifest, awaiting).problem)
         except StreamNotFoundError as error:
             waiting.append(error.problem)
     return tuple(waiting)

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.unbounded.local_table import LocalWrites, WritingBatch, schema_of, state_dataset, state_name
+from dagster_adjunct.assets.unbounded.local_table import (
+    LocalTableWriter,
+    WritingBatch,
+    columns_of_local_table,
+    declare_state_dataset,
+    state_dataset_name,
+)
 from dagster_adjunct.assets.writing.write_generation import BY_ONE_TASK, SPARK
 from dagster_adjunct.orchestration.operators.columns import tie_breakers
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
@@ -36,7 +42,7 @@ def states_of(context: StepContext) -> Iterator[str]:
     """Yield the names of the datasets that the state of an application's operators is in."""
     for operator in context.app.operators:
         for name in operator.spec.states:
-            yield state_name(context.writer, name)
+            yield state_dataset_name(context.writer, name)
 
 
 @dataclass(slots=True)
@@ -47,7 +53,7 @@ class StateTable:
     """
 
     context: StepContext
-    writes: LocalWrites
+    writes: LocalTableWriter
     spec: StateSpec
     watermarks: Watermarks
     kept: bool
@@ -118,12 +124,12 @@ class StateTables:
         """Return the table of this name, as the batch was begun with it."""
         if name not in self._tables:
             writer_name, inputs = self._context.writer, self._inputs
-            dataset = state_dataset(writer_name, name, spec)
+            dataset = declare_state_dataset(writer_name, name, spec)
             pinned = inputs.states.get(dataset.name)
             batch = WritingBatch(writer_name, inputs.batch, self._context.run, inputs.cut)
             writer = BY_ONE_TASK if inputs.few else SPARK
             sealed = None if pinned is None else pinned.sealed
-            writes = self._stack.enter_context(LocalWrites(self._context.lake, dataset, sealed, batch, writer))
+            writes = self._stack.enter_context(LocalTableWriter(self._context.lake, dataset, sealed, batch, writer))
             kept = inputs.consumed is not None
             self._tables[name] = StateTable(self._context, writes, spec, watermarks, kept, inputs.batch > 0)
         return self._tables[name]
@@ -190,7 +196,7 @@ class LocalSends:
 
     def __init__(self, context: StepContext, inputs: BatchInputs, stream_of: Callable[[str], str | None]) -> None:
         self._context, self._inputs, self._stream_of = context, inputs, stream_of
-        self._writes: dict[str, LocalWrites] = {}
+        self._writes: dict[str, LocalTableWriter] = {}
         self._counters: Counters = {}
         self._stack = ExitStack()
 
@@ -215,7 +221,7 @@ class LocalSends:
             if self._inputs.reading != RECORDED or table not in self._context.plan.tables_met_after_sends():
                 return
         rows, null_keys = kept_rows(frame, self._context.app.dataset(table).key, deleted, on_null_key)
-        names = schema_of(self._context.app.dataset(table)).names
+        names = columns_of_local_table(self._context.app.dataset(table)).names
         order = (PARTITION, OFFSET, *tie_breakers(frame))
         try:
             done = self._of(table).send(
@@ -246,7 +252,7 @@ class LocalSends:
         """Let go of what is not committed."""
         self._stack.close()
 
-    def _of(self, table: str) -> LocalWrites:
+    def _of(self, table: str) -> LocalTableWriter:
         if table not in self._writes:
             view = self._inputs.views.get(table)
             pinned = view.sealed if isinstance(view, VersionReader) else None
@@ -254,7 +260,7 @@ class LocalSends:
             batch = WritingBatch(app.name, self._inputs.batch, run, self._inputs.cut)
             writer = BY_ONE_TASK if self._inputs.few else SPARK
             self._writes[table] = self._stack.enter_context(
-                LocalWrites(self._context.lake, app.dataset(table), pinned, batch, writer)
+                LocalTableWriter(self._context.lake, app.dataset(table), pinned, batch, writer)
             )
         return self._writes[table]
 

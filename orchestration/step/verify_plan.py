@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.declaration.sources import OwnedBy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.local_table import check_state, state_dataset
+from dagster_adjunct.assets.unbounded.local_table import validate_state, declare_state_dataset
 from dagster_adjunct.orchestration.operators.batch_context import check_stored_columns, get_read_function
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, tie_breakers
 from dagster_adjunct.orchestration.operators.functions import pickle_function
@@ -485,8 +485,8 @@ class Rehearsal(CompilingBatch):
         kept_rows(frame, self.app.dataset(table).key, deleted, on_null_key)
 
     def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateHandle:
-        self.states.append(state_dataset(self.known.context.writer, name, spec))
-        check_state(self.known.context.lake, self.states[-1])
+        self.states.append(declare_state_dataset(self.known.context.writer, name, spec))
+        validate_state(self.known.context.lake, self.states[-1])
         return super().state(name, spec, of=of)
 
     def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:

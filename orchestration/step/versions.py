@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.reading.dataset import current_readers
 from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.local_table import as_local
-from dagster_adjunct.assets.unbounded.progress import check_fresh
+from dagster_adjunct.assets.unbounded.local_table import require_local_manifest
+from dagster_adjunct.assets.unbounded.progress import raise_if_stale
 from dagster_adjunct.assets.unbounded.transient import TransientTable, is_transient
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import as_bounded, as_unbounded
@@ -92,7 +92,7 @@ def _check_all_fresh(context: StepContext, served: ServedVersions) -> None:
                 f"Advance it (materialise its asset, or adjunct dataset advance {name} MODULE:APP).",
                 dataset=name,
             )
-        check_fresh(context.systems, context.app.dataset(name), as_unbounded(manifest), limit, context.lake.now())
+        raise_if_stale(context.systems, context.app.dataset(name), as_unbounded(manifest), limit, context.lake.now())
 
 
 def _joined_by_time(app: Application) -> list[str]:
@@ -187,7 +187,7 @@ def served_now(step: OpenedStep) -> ServedVersions:
     readers |= {name: stored(name).reader_of(manifest) for name, manifest in limited.items()}
     for dataset in own:
         manifest = stored(dataset.name).manifest()
-        local = None if manifest is None else as_local(manifest, dataset)
+        local = None if manifest is None else require_local_manifest(manifest, dataset)
         readers[dataset.name] = stored(dataset.name).reader_of(local)
     check_bootstrapped(step, [name for name, reader in readers.items() if reader is None])
     readers |= {name: stored(name).current() for name in step.states}

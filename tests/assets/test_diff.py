@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.reading.diff import VersionDiff, compare, diff_versions
+from dagster_adjunct.assets.reading.diff import VersionDiff, compare_tables, diff_versions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, layout_of
 from dagster_adjunct.resources.bucketing.files import Generation
@@ -124,7 +124,7 @@ def test_many_rows_are_matched_whatever_their_order(seed: int, rate: float, two_
     added, removed, changed = oracle(schema, key, old, new)
 
     before, after = table_of(schema, old), table_of(schema, new)
-    comparison = compare(before, after, key, ["v"])
+    comparison = compare_tables(before, after, key, ["v"])
 
     assert comparison is not None
     assert keys(after.take(comparison.added), key) == added

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from math import nan
 
-from dagster_adjunct.assets.reading.rows_over_time import Validity, joined
+from dagster_adjunct.assets.reading.rows_over_time import Validity, merge_equal_neighbours
 
 
 def test_equal_entries_without_a_number_are_one_interval_as_spark_has_it() -> None:
@@ -15,4 +15,4 @@ def test_equal_entries_without_a_number_are_one_interval_as_spark_has_it() -> No
         Validity(two, three, {"k": "a", "v": -nan}),
         Validity(three, None, {"k": "a", "v": None}),
     ]
-    assert [(part.valid_from, part.valid_to) for part in joined(parts)] == [(one, three), (three, None)]
+    assert [(part.valid_from, part.valid_to) for part in merge_equal_neighbours(parts)] == [(one, three), (three, None)]

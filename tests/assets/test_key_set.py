@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.retention.key_search import CLEARED, KeySet, redacted
+from dagster_adjunct.assets.retention.key_search import CLEARED, KeySet, redact
 from dagster_adjunct.resources.bucketing.files import encode_key
 from dagster_adjunct.resources.schemas.schema import Field, arrow_type
 
@@ -56,15 +56,15 @@ def test_a_key_of_several_columns_is_named_where_all_of_its_parts_are() -> None:
 def test_numbers_are_not_looked_for_in_the_reasons_of_erasures_and_texts_are() -> None:
     forgot = {"action": "forget", "version": None, "reason": "4711 asked"}
     for number in (keys_of("bigint", 4711), keys_of("decimal(9,0)", Decimal(4711))):
-        assert redacted(forgot, number) == forgot
-        assert redacted(forgot | {"action": "rollback"}, number)["reason"] == CLEARED
+        assert redact(forgot, number) == forgot
+        assert redact(forgot | {"action": "rollback"}, number)["reason"] == CLEARED
         verdict = {"name": "v", "passed": True, "message": "", "facts": {"sample": [4711]}}
-        assert redacted(verdict, number)["facts"] == {}
-    assert redacted(forgot, keys_of("string", "4711"))["reason"] == CLEARED
+        assert redact(verdict, number)["facts"] == {}
+    assert redact(forgot, keys_of("string", "4711"))["reason"] == CLEARED
     mixed = KeySet.of("d", [Field("who", "string"), Field("n", "int")], [("ada", 4711)])
-    assert redacted(forgot | {"reason": "ada, 4711"}, mixed)["reason"] == CLEARED
+    assert redact(forgot | {"reason": "ada, 4711"}, mixed)["reason"] == CLEARED
     counted = {"action": "discard", "version": None, "reason": "1 versions, 4711 leftovers"}
-    assert redacted(counted, keys_of("string", "4711")) == counted
+    assert redact(counted, keys_of("string", "4711")) == counted
 
 
 def test_only_whole_words_name_a_key_and_marks_around_it_do_not_hide_it() -> None:
@@ -95,11 +95,9 @@ def test_documents_keep_what_does_not_name_a_key() -> None:
         "by": "ada",
         "n": 5,
     }
-    assert redacted(document, keys) == cleared
-    assert redacted(cleared, keys) == cleared
-    past = redacted(document, keys, all_ranges=True)
+    assert redact(document, keys) == cleared
+    assert redact(cleared, keys) == cleared
+    past = redact(document, keys, all_ranges=True)
     assert [cleaned["min_key"] for cleaned in past["files"]] == [None, None]
     unreadable = other | {"footer": "!!"}
-    assert "footer" not in redacted({"files": [unreadable]}, keys)["files"][0], (
-        "it can't be shown to be without the key"
-    )
+    assert "footer" not in redact({"files": [unreadable]}, keys)["files"][0], "it can't be shown to be without the key"

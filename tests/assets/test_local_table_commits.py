@@ -17,7 +17,13 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
-from dagster_adjunct.assets.unbounded.local_table import LocalWrites, WritingBatch, advance_local, as_local, undo_batch
+from dagster_adjunct.assets.unbounded.local_table import (
+    LocalTableWriter,
+    WritingBatch,
+    advance_local,
+    require_local_manifest,
+    undo_batch,
+)
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.version import SealedVersion, declaration_of
@@ -72,7 +78,7 @@ def do(
 ) -> tuple[bool, list[Held]]:
     """Do a batch; return whether it was in before, and what its joins met after each send."""
     met = []
-    with LocalWrites(lake, spec or counts(), begun, WritingBatch("app", number, by), ARROW) as writes:
+    with LocalTableWriter(lake, spec or counts(), begun, WritingBatch("app", number, by), ARROW) as writes:
         for sent in sends:
             writes.send(rows(*sent), order_by=("__offset",), partitioned=False)
             met.append(dict(writes.reader().items()))
@@ -163,7 +169,7 @@ def test_rows_that_nothing_tells_from_others_are_not_taken_for_those_that_are_in
     def without_digests(*given: Any, **options: Any) -> list[BucketFile]:
         return [replace(file, digest=None) for file in ARROW(*given, **options)]
 
-    with LocalWrites(lake, counts(), None, WritingBatch("app", 1, "run"), without_digests) as writes:
+    with LocalTableWriter(lake, counts(), None, WritingBatch("app", 1, "run"), without_digests) as writes:
         writes.send(rows(), order_by=("__offset",), partitioned=False)
         with pytest.raises(AssertionError, match="would be taken for those that are in"):
             writes.send(rows(("a", 1)), order_by=("__offset",), partitioned=False)
@@ -238,7 +244,7 @@ def test_a_compaction_while_a_batch_works_is_gone_on_from(lake: Lake) -> None:
     for number in range(1, 4):
         batch(lake, number, [("a", number), (f"k{number}", number)])
     begun = pinned(lake, counts())
-    with LocalWrites(lake, counts(), begun, WritingBatch("app", 4, "run"), ARROW) as writes:
+    with LocalTableWriter(lake, counts(), begun, WritingBatch("app", 4, "run"), ARROW) as writes:
         writes.send(rows(("a", 4), ("k1", None)), order_by=("__offset",), partitioned=False)
         compact_dataset(lake, "counts", IN_PROCESS, by="me", level="major")
         writes.commit()
@@ -311,7 +317,7 @@ def test_a_batch_of_newer_code_can_be_given_up_and_the_columns_are_those_of_befo
     wider = counts(Schema.of(k="string", v="bigint", w="bigint"))
     for number, before in ((1, {}), (3, {"a": 2})):
         sent = rows(("a", number), ("b", number)).append_column("w", pa.array([0, 0], pa.int64()))
-        with LocalWrites(lake, wider, pinned(lake, wider), WritingBatch("app", number, "run"), ARROW) as writes:
+        with LocalTableWriter(lake, wider, pinned(lake, wider), WritingBatch("app", number, "run"), ARROW) as writes:
             writes.send(sent, order_by=("__offset",), partitioned=False)
             writes.commit()
         undo_batch(context, "counts", "app", number, declared=counts())
@@ -325,7 +331,7 @@ def test_a_batch_of_newer_code_can_be_given_up_and_the_columns_are_those_of_befo
 def test_what_another_application_keeps_under_the_name_is_left_alone(lake: Lake) -> None:
     context = Runtime(lake, {}, IN_PROCESS, "me")
     theirs = local_table("counts", application="other", key=("k",), schema=COLUMNS, partitions=2)
-    with LocalWrites(lake, theirs, None, WritingBatch("other", 7, "run"), ARROW) as writes:
+    with LocalTableWriter(lake, theirs, None, WritingBatch("other", 7, "run"), ARROW) as writes:
         writes.send(rows(("a", 1)), order_by=("__offset",), partitioned=False)
         writes.commit()
     before = DatasetLog(lake, "counts").read()
@@ -342,7 +348,7 @@ def test_added_and_widened_columns_are_read_over_what_was_there(lake: Lake) -> N
     batch(lake, 1, [("a", 1)], spec=narrow)
     wide = counts(Schema.of(k="string", v="bigint", more="string"))
     version = pinned(lake, wide)
-    with LocalWrites(lake, wide, version, WritingBatch("app", 2, "run"), ARROW) as writes:
+    with LocalTableWriter(lake, wide, version, WritingBatch("app", 2, "run"), ARROW) as writes:
         sent = rows(("b", 2)).append_column("more", pa.array(["new"]))
         writes.send(sent, order_by=("__offset",), partitioned=False)
         assert writes.reader().get("a") == {"k": "a", "v": 1, "more": None}
@@ -363,7 +369,7 @@ def test_a_dataset_in_versions_under_the_name_is_told_as_another_declaration() -
     bounded = bounded_dataset("counts", input="lake.counts", key="k", partitions=2)
     stored = BoundedManifest(name="counts", declaration=declaration_of(bounded, COLUMNS), offsets={})
     with pytest.raises(DatasetError, match=r"of that name, which is of lake\.counts"):
-        as_local(stored, counts())
+        require_local_manifest(stored, counts())
 
 
 def test_another_owner_or_another_key_is_another_table(lake: Lake) -> None:

@@ -266,7 +266,7 @@ def test_without_a_footer_in_the_manifest_it_is_fetched_once() -> None:
 
 
 def test_a_footer_longer_than_the_first_try_is_fetched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_adjunct.assets.reading.key_lookup._TAIL", 100)
+    monkeypatch.setattr("dagster_adjunct.assets.reading.key_lookup._TAIL_BYTES", 100)
     view = view_of(numbers(100), NUMBERS, ["k"], partitions=1, footers=False)
     assert view.get(50) == {"k": 50, "v": 1}
 

@@ -14,7 +14,7 @@ from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.exchange.handover import parquet_files, polars_frame, pyarrow_dataset
 from dagster_adjunct.assets.reading.dataset import Dataset, current_versions, open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.reading.version_reader import unread_version
+from dagster_adjunct.assets.reading.version_reader import find_unreadable_version
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.leases import all_leases
 from dagster_adjunct.resources.errors import (
@@ -151,12 +151,12 @@ def test_the_damaged_version_is_that_of_the_file_and_not_one_that_the_cause_name
         f"file:///lake/{two.folder}/{two.files[0].name}.  SQLSTATE: KD001\n"
         f"Caused by: java.io.EOFException: unlike /{one.folder}/{one.files[0].name}\n\tat a.B.c(B.java:1)\n"
     )
-    unread = unread_version(PySparkException(said), readers)
+    unread = find_unreadable_version(PySparkException(said), readers)
     assert unread is not None
     assert unread[1] is readers[1]
     about = {"dataset": "planes", "version": readers[1].version, "key": f"{two.folder}/{two.files[0].name}"}
     assert unread[0].facts | about == unread[0].facts
-    assert unread_version(PySparkException(said), readers[:1]) is None
+    assert find_unreadable_version(PySparkException(said), readers[:1]) is None
 
 
 # -- by other engines, and by key

@@ -15,14 +15,14 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.local_table import (
-    LocalWrites,
+    LocalTableWriter,
     StateSpec,
     WritingBatch,
-    begin_state,
-    check_state,
-    state_dataset,
-    tend_state,
+    create_state,
+    declare_state_dataset,
+    maintain_state,
     undo_batch,
+    validate_state,
 )
 from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.assets.versions.version import SealedVersion
@@ -44,7 +44,7 @@ def at(minute: int) -> datetime:
 
 
 def dataset(spec: StateSpec = SPEC) -> AdjunctDataset:
-    return state_dataset("app", "seen", spec)
+    return declare_state_dataset("app", "seen", spec)
 
 
 def rows(sent: list[Row]) -> pa.Table:
@@ -64,7 +64,7 @@ def pinned(lake: Lake) -> SealedVersion | None:
 
 
 def do(lake: Lake, number: int, sent: list[Row], begun: SealedVersion | None, watermark: int) -> None:
-    with LocalWrites(lake, dataset(), begun, WritingBatch("app", number, "run"), ARROW) as writes:
+    with LocalTableWriter(lake, dataset(), begun, WritingBatch("app", number, "run"), ARROW) as writes:
         writes.send(rows(sent), order_by=(), partitioned=False)
         writes.commit(at(watermark))
 
@@ -130,7 +130,7 @@ def test_small_generations_are_merged_without_what_has_expired(lake: Lake) -> No
     for number in range(1, 9):
         batch(lake, number, [(f"k{number}", number, 5 * number), (f"l{number}", 0, 100)], number)
     before = held(lake, 8)
-    tend_state(writing(lake), "app-seen")
+    maintain_state(writing(lake), "app-seen")
     assert len(generations(lake)) < 8
     assert held(lake, 8) == before
     rows_there = sum(generation.rows for generation in pinned(lake).generations)  # type: ignore[union-attr]
@@ -142,11 +142,11 @@ def test_small_generations_are_merged_without_what_has_expired(lake: Lake) -> No
 def test_a_table_of_its_name_that_is_no_state_is_left_alone(lake: Lake) -> None:
     other = replace(dataset(), input=replace(dataset().input, expires=None))
     for number in range(1, 10):
-        with LocalWrites(lake, other, pinned(lake), WritingBatch("app", number, "run"), ARROW) as writes:
+        with LocalTableWriter(lake, other, pinned(lake), WritingBatch("app", number, "run"), ARROW) as writes:
             writes.send(rows([(f"k{number}", number, 100)]), order_by=(), partitioned=False)
             writes.commit(None)
     before = pinned(lake)
-    assert not tend_state(writing(lake), "app-seen")
+    assert not maintain_state(writing(lake), "app-seen")
     assert pinned(lake) == before
     assert len(generations(lake)) == 9
 
@@ -163,11 +163,11 @@ def test_a_batch_that_was_given_up_leaves_what_was_there_before_also_what_it_dro
 
 
 def test_the_first_commit_of_a_batch_that_was_given_up_is_refused_by_a_table_that_is_begun(lake: Lake) -> None:
-    begin_state(writing(lake), dataset())
-    begin_state(writing(lake), dataset())
+    create_state(writing(lake), dataset())
+    create_state(writing(lake), dataset())
     assert held(lake, 0) == {}
     for number in (1, 2):  # the first has sent rows when it is given up, the second sends them afterwards
-        with LocalWrites(lake, dataset(), None, WritingBatch("app", number, "dead"), ARROW) as writes:
+        with LocalTableWriter(lake, dataset(), None, WritingBatch("app", number, "dead"), ARROW) as writes:
             if number == 1:
                 writes.send(rows([("a", 1, 10)]), order_by=(), partitioned=False)
             undo_batch(writing(lake), "app-seen", "app", number)
@@ -185,34 +185,34 @@ def test_a_table_that_dies_while_it_is_begun_is_begun_by_the_next_run(lake: Lake
         with suppress(Crash):
             fault = Fault("*", number // 2 + 1, "crash-before" if number % 2 else "crash-after")
             store = FaultyStore(lake.store, [fault])
-            begin_state(writing(Lake(store, lake.id)), dataset())
-    begin_state(writing(lake), dataset())
+            create_state(writing(Lake(store, lake.id)), dataset())
+    create_state(writing(lake), dataset())
     batch(lake, 1, [("a", 1, 10)], 0)
-    begin_state(writing(lake), dataset())
+    create_state(writing(lake), dataset())
     assert held(lake, 0) == {"a": 1}
 
 
 def test_other_columns_and_partitions_are_refused_with_what_to_do(lake: Lake) -> None:
-    check_state(lake, dataset())
+    validate_state(lake, dataset())
     batch(lake, 1, [("a", 1, 10)], 0)
     more = Schema.of(k="string", v="bigint", until="timestamp", more="int")
-    check_state(lake, dataset(StateSpec(more, ("k",), ("k",), 2, "until")))
+    validate_state(lake, dataset(StateSpec(more, ("k",), ("k",), 2, "until")))
     with pytest.raises(DatasetError, match="partitions is 3, was 2"):
-        check_state(lake, dataset(StateSpec(SPEC.schema, ("k",), ("k",), 3, "until")))
+        validate_state(lake, dataset(StateSpec(SPEC.schema, ("k",), ("k",), 3, "until")))
     with pytest.raises(DatasetError, match="adjunct dataset delete app-seen"):
-        check_state(lake, dataset(StateSpec(Schema.of(k="string", until="timestamp"), ("k",), ("k",), 2, "until")))
+        validate_state(lake, dataset(StateSpec(Schema.of(k="string", until="timestamp"), ("k",), ("k",), 2, "until")))
 
 
 def test_what_was_kept_for_another_operator_is_refused(lake: Lake) -> None:
     batch(lake, 1, [("a", 1, 10)], 0)
     with pytest.raises(DatasetError, match="kept for another operator than is declared: '', and now 'within a day'"):
-        check_state(lake, dataset(replace(SPEC, kept_for="within a day")))
+        validate_state(lake, dataset(replace(SPEC, kept_for="within a day")))
 
 
 def test_what_is_no_state_of_the_application_is_left_alone(lake: Lake) -> None:
-    begin_state(writing(lake), state_dataset("app-last", "seen", SPEC))
+    create_state(writing(lake), declare_state_dataset("app-last", "seen", SPEC))
     with pytest.raises(DatasetError, match="'app-last-seen', which is no state of application 'app'") as caught:
-        check_state(lake, state_dataset("app", "last-seen", replace(SPEC, kept_for="within a day")))
+        validate_state(lake, declare_state_dataset("app", "last-seen", replace(SPEC, kept_for="within a day")))
     assert "delete" not in str(caught.value)
 
 
@@ -221,7 +221,7 @@ def test_whatever_dies_and_is_merged_what_has_not_expired_is_what_a_dictionary_h
     chance = random.Random(seed)
     lake, watermark = lake_in(InMemoryStore()), 0
     wanted: dict[str, tuple[int | None, int]] = {}
-    begin_state(writing(lake), dataset())
+    create_state(writing(lake), dataset())
     for number in range(1, 40):
         begun = pinned(lake)
         sent: dict[str, Row] = {}
@@ -243,7 +243,7 @@ def test_whatever_dies_and_is_merged_what_has_not_expired_is_what_a_dictionary_h
         live = {key: value for key, (value, until) in wanted.items() if until > watermark}
         assert held(lake, watermark) == {key: value for key, value in live.items() if value is not None}
         if chance.random() < 0.5:
-            tend_state(writing(lake), "app-seen")
+            maintain_state(writing(lake), "app-seen")
         if chance.random() < 0.3:
             discard(lake, "app-seen", by="test", roots=dict)
         assert held(lake, watermark) == {key: value for key, value in live.items() if value is not None}

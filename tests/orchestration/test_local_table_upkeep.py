@@ -17,7 +17,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.erasure import forget
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
-from dagster_adjunct.assets.unbounded.local_table import LocalWrites, WritingBatch, undo_batch
+from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, WritingBatch, undo_batch
 from dagster_adjunct.assets.writing.write_generation import ARROW, Runtime
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent
 from dagster_adjunct.orchestration.maintenance.delete import delete_dataset
@@ -54,7 +54,7 @@ class World:
             }
         )
         version = None if pinned is None else pinned.sealed
-        with LocalWrites(self.lake, spec, version, WritingBatch("app", number, "run"), ARROW) as writes:
+        with LocalTableWriter(self.lake, spec, version, WritingBatch("app", number, "run"), ARROW) as writes:
             writes.send(rows, order_by=(), partitioned=False)
             writes.commit()
 

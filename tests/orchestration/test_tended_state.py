@@ -10,7 +10,12 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.local_table import LocalWrites, StateSpec, WritingBatch, state_dataset
+from dagster_adjunct.assets.unbounded.local_table import (
+    LocalTableWriter,
+    StateSpec,
+    WritingBatch,
+    declare_state_dataset,
+)
 from dagster_adjunct.assets.writing.write_generation import ARROW, Runtime
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent
 from dagster_adjunct.orchestration.step.plan_batch import tend_states
@@ -42,8 +47,8 @@ class World:
                 }
             )
             begun = StoredVersions(self.lake, "app-seen").current()
-            dataset, batch = state_dataset("app", "seen", SPEC), WritingBatch("app", number, "run")
-            with LocalWrites(self.lake, dataset, begun.sealed if begun else None, batch, ARROW) as writes:
+            dataset, batch = declare_state_dataset("app", "seen", SPEC), WritingBatch("app", number, "run")
+            with LocalTableWriter(self.lake, dataset, begun.sealed if begun else None, batch, ARROW) as writes:
                 writes.send(rows, order_by=(), partitioned=False)
                 writes.commit(now)
 

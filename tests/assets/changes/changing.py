@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.sources.opened_stream import Source
-from dagster_adjunct.assets.unbounded.engine import engine_of
+from dagster_adjunct.assets.unbounded.engine import select_engine
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.foreign_streams import stored, stored_table
@@ -78,7 +78,7 @@ def as_record(value: Any) -> tuple[Any, ...]:
 
 def changes_of(world: World, spec: AdjunctDataset) -> Any:
     """Return the changes that the whole stream holds, as the world's engine has them."""
-    source, decoder = Source.of(world.systems, spec), engine_of(world.spark).decoder
+    source, decoder = Source.of(world.systems, spec), select_engine(world.spark).decoder
     decoder.check(source)
     ranges = {ssp: (span.start, span.end) for ssp, span in world.streams.whole("changes").items()}
     return decoder.read_changes(source, ranges)[0]

@@ -13,7 +13,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources.change_stream import DEAD_LETTERS, send_dead_letters
-from dagster_adjunct.assets.unbounded.engine import engine_of
+from dagster_adjunct.assets.unbounded.engine import select_engine
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, ProducerConflictError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
@@ -26,7 +26,7 @@ DEAD = dataset(changes=OperationColumn(), on_bad_change=DeadLetters("lake.dead")
 
 def split(world: World, spec: AdjunctDataset) -> tuple[Any, Any]:
     """Return the changes of the stream that can be applied, and the dead letters of the others."""
-    decoder, changes = engine_of(world.spark).decoder, changes_of(world, spec)
+    decoder, changes = select_engine(world.spark).decoder, changes_of(world, spec)
     return decoder.without_problems(changes), decoder.letters(changes, spec, ())
 
 
@@ -34,7 +34,7 @@ def test_a_bad_change_fails_the_job_and_is_named(either: World) -> None:
     stream(either, RECORDS, [(1, "c", b"\x01"), (2, "x", b"\x02"), (3, "y", None)])
     changes = changes_of(either, dataset(changes=OperationColumn()))
     with pytest.raises(BadChangeError) as caught, translate_spark_errors():
-        rows_of(engine_of(either.spark).decoder.refuse_problems(changes, "table"))
+        rows_of(select_engine(either.spark).decoder.refuse_problems(changes, "table"))
     assert caught.value.problem == (
         "dataset 'table': the change at offset 1 of partition 0 can't be applied: unknown operation 'x'."
     )

@@ -10,7 +10,7 @@ from typing import Any
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.engine import engine_of
+from dagster_adjunct.assets.unbounded.engine import select_engine
 from dagster_adjunct.assets.versions.leases import attempts
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -59,7 +59,7 @@ def entries(world: World, spec: AdjunctDataset, version: str | None = None) -> C
 def stored(world: World, spec: AdjunctDataset) -> set[tuple[int, str, bool]]:
     """Return (generation, key, whether it is a tombstone) of all stored rows of the version that is served."""
     sealed = world.view(spec).sealed
-    rows = engine_of(world.spark).table.stored(world.lake.store, "test", sealed.layout, sealed.generations)
+    rows = select_engine(world.spark).table.stored(world.lake.store, "test", sealed.layout, sealed.generations)
     named = rows.to_pylist() if world.spark is IN_PROCESS else [row.asDict() for row in rows.collect()]
     return {(row["__gen"], row["k"], row["__tombstone"]) for row in named}
 

@@ -9,7 +9,7 @@ from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded import commit as served_version
 from dagster_adjunct.assets.unbounded.compaction import CompactionReport, compact_dataset, plan_compaction
-from dagster_adjunct.assets.unbounded.engine import engine_of
+from dagster_adjunct.assets.unbounded.engine import select_engine
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
@@ -216,7 +216,7 @@ def test_a_table_whose_entries_are_all_deleted_is_compacted_to_nothing(quick: Wo
 @pytest.mark.spark
 def test_the_merge_is_local_to_each_bucket(sparkling: World) -> None:
     """No exchange stands in the plan: a bucket's generations are read and written by one task."""
-    merging = engine_of(sparkling.spark).table
+    merging = select_engine(sparkling.spark).table
     for spec in (table(sparkling, partitions=2), table(sparkling, "ordered", partitions=2, order_by="n")):
         send(sparkling, spec, {"a": 1, "b": 1})
         send(sparkling, spec, {"a": 2})
@@ -262,7 +262,7 @@ def test_footers_that_every_commit_would_repeat_are_left_out_where_they_are_larg
     send(quick, spec, {"a": 2})
     compact(quick, spec, "minor")
     assert all(file.footer for generation in quick.view(spec).sealed.generations for file in generation.files)
-    monkeypatch.setattr(served_version, "FOOTERS", 10)
+    monkeypatch.setattr(served_version, "MAX_FOOTER_BYTES", 10)
     compact(quick, spec, "major")
     assert [file.footer for generation in quick.view(spec).sealed.generations for file in generation.files] == [
         None,

@@ -26,7 +26,7 @@ from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.policies import DeadLetters, DiscardPolicy
 from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
 from dagster_adjunct.assets.reading.diff import read_stored_file
-from dagster_adjunct.assets.reading.key_lookup import StoredFile, files_of
+from dagster_adjunct.assets.reading.key_lookup import StoredFile, list_stored_files
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.retention.erasure import forget
@@ -115,7 +115,7 @@ def content(world: World, spec: AdjunctDataset) -> Table:
 
 
 def stored_files(world: World, spec: AdjunctDataset) -> list[StoredFile]:
-    return files_of(world.lake.store, spec.name, world.view(spec).sealed)
+    return list_stored_files(world.lake.store, spec.name, world.view(spec).sealed)
 
 
 def dead_letters(world: World) -> list[dict[str, Any]]:

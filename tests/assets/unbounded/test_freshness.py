@@ -12,7 +12,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.policies import Following
 from dagster_adjunct.assets.sources.opened_stream import as_stored
-from dagster_adjunct.assets.unbounded.progress import PlaceInStream, bootstrap_progress, check_fresh
+from dagster_adjunct.assets.unbounded.progress import StreamPosition, bootstrap_progress, raise_if_stale
 from dagster_adjunct.resources.errors import DatasetError, StaleDatasetError
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
@@ -48,11 +48,11 @@ def confirmed(table: Table, moment: datetime) -> None:
 
 
 def lag(table: Table, number: int = 0, now: datetime = NOW):
-    return PlaceInStream.of({"lake": table.streams}, table.manifest).lags(now)[partition(number)]
+    return StreamPosition.of({"lake": table.streams}, table.manifest).lags(now)[partition(number)]
 
 
 def stale(systems: Mapping[str, Any], table: Table, limit: timedelta, now: datetime) -> list[SystemStreamPartition]:
-    return PlaceInStream.of(systems, table.manifest).stale(limit, now)
+    return StreamPosition.of(systems, table.manifest).stale(limit, now)
 
 
 def test_a_table_that_has_read_all_is_not_behind_however_long_its_stream_is_idle(world: World) -> None:
@@ -100,7 +100,7 @@ def test_changes_that_retention_has_dropped_are_told_as_lost(world: World) -> No
     assert (behind.offsets, behind.records, behind.lost) == (3, 1, 2)
     later = datetime.now(UTC) + HOUR
     with pytest.raises(StaleDatasetError, match="of which the stream does not hold 2 any more"):
-        check_fresh({"lake": table.streams}, table.spec, table.manifest, MINUTE, later)
+        raise_if_stale({"lake": table.streams}, table.spec, table.manifest, MINUTE, later)
 
 
 def test_a_table_is_stale_where_something_older_than_allowed_is_unread(world: World) -> None:
@@ -111,11 +111,11 @@ def test_a_table_is_stale_where_something_older_than_allowed_is_unread(world: Wo
     send_at(table, NOW - 10 * MINUTE, **{ours[0]: 1, ours[1]: 2, theirs[0]: 3})
     systems = {"lake": table.streams}
     assert stale(systems, table, 11 * MINUTE, NOW) == []
-    check_fresh(systems, table.spec, table.manifest, 11 * MINUTE, NOW)
-    check_fresh(systems, table.spec, table.manifest, timedelta.max, NOW)
+    raise_if_stale(systems, table.spec, table.manifest, 11 * MINUTE, NOW)
+    raise_if_stale(systems, table.spec, table.manifest, timedelta.max, NOW)
     assert stale(systems, table, 9 * MINUTE, NOW) == [partition(0), partition(1)]
     with pytest.raises(StaleDatasetError) as caught:
-        check_fresh(systems, table.spec, table.manifest, 9 * MINUTE, NOW)
+        raise_if_stale(systems, table.spec, table.manifest, 9 * MINUTE, NOW)
     error = caught.value
     assert "dataset 'accounts' is stale: 2 offsets of lake.accounts.0 are not in it, the oldest about 0:10:" in str(
         error
@@ -123,7 +123,7 @@ def test_a_table_is_stale_where_something_older_than_allowed_is_unread(world: Wo
     assert "at most 0:09:00 is allowed (1 more of its partitions are too old as well)" in error.problem
     assert "adjunct dataset advance accounts MODULE:APP" in error.next_step
     table.advance()
-    check_fresh(systems, table.spec, table.manifest, 9 * MINUTE, NOW)
+    raise_if_stale(systems, table.spec, table.manifest, 9 * MINUTE, NOW)
 
 
 def test_what_a_stale_table_lacks_is_told_by_the_look_that_found_it_stale(world: World) -> None:
@@ -144,7 +144,7 @@ def test_what_a_stale_table_lacks_is_told_by_the_look_that_found_it_stale(world:
 
     growing: Any = {"lake": GrowsAsItIsLookedAt()}
     with pytest.raises(StaleDatasetError, match=r"1 offsets of lake\.accounts\.0 are not in it"):
-        check_fresh(growing, table.spec, table.manifest, MINUTE, NOW)
+        raise_if_stale(growing, table.spec, table.manifest, MINUTE, NOW)
 
 
 def test_a_partition_that_was_added_has_been_read_to_nowhere(world: World) -> None:
@@ -185,7 +185,7 @@ def test_a_system_that_is_not_given_is_named(world: World) -> None:
     table = table_in(world, partitions=1)
     table.advance()
     with pytest.raises(DatasetError, match="no stream system 'lake' is given: there are kafka"):
-        PlaceInStream.of({"kafka": table.streams}, table.manifest)
+        StreamPosition.of({"kafka": table.streams}, table.manifest)
 
 
 def test_a_table_that_was_never_caught_up_does_not_say_how_long_ago(world: World) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
-from dagster_adjunct.assets.retention.discard import delete
+from dagster_adjunct.assets.retention.discard import delete_dataset_objects
 from dagster_adjunct.assets.sources.opened_stream import by_partition
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.versions.reports import AdvanceReport, StageEvent
@@ -632,7 +632,7 @@ def test_one_that_was_deleted_is_built_anew_from_its_stream(world: World) -> Non
         table.advance()
     seen = table.store.read()[0]
     assert seen is not None
-    delete(world.lake, NAME, seen, reason="another key", by="ada")
+    delete_dataset_objects(world.lake, NAME, seen, reason="another key", by="ada")
     assert table.content is None
     table.send(b=None, c=7)
     assert table.advance().action == "bootstrapped"

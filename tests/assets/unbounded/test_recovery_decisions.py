@@ -10,8 +10,8 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.sources.opened_stream import Source, as_stored
-from dagster_adjunct.assets.unbounded.commit import SeenTable, followed, state_of
-from dagster_adjunct.assets.unbounded.recovery import decide, recover
+from dagster_adjunct.assets.unbounded.commit import TableSnapshot, assess_continuity, require_matching_manifest
+from dagster_adjunct.assets.unbounded.recovery import decide_recovery, plan_recovery
 from dagster_adjunct.assets.versions.manifest import Bootstrap, UnboundedManifest
 from dagster_adjunct.assets.versions.version import SealedVersion, declaration_of
 from dagster_adjunct.resources.bucketing.files import Generation
@@ -45,12 +45,12 @@ def seen(
     ssps: tuple[SystemStreamPartition, ...] = SSPS,
     info: dict[str, Any] | None = None,
     **given: Any,
-) -> SeenTable:
+) -> TableSnapshot:
     """Return what a look finds of a stream that holds everything, five records in each partition."""
     facts: dict[str, Any] = {"identity": "first", **(info or {})}
     stream = StreamInfo("t", len(ssps), ("k",), "spark-murmur3", columns, **facts)
     source = Source(spec, OFFSET_OF, stream, ssps, columns)
-    return SeenTable(source, NOW, None, manifest, **{"oldest": offsets(0, 0), "ends": offsets(5, 5), **given})
+    return TableSnapshot(source, NOW, None, manifest, **{"oldest": offsets(0, 0), "ends": offsets(5, 5), **given})
 
 
 def table(spec: AdjunctDataset, *, read: tuple[int, int] = (5, 5), **changes: Any) -> UnboundedManifest:
@@ -111,17 +111,17 @@ def test_each_cell_of_the_recovery_table(bootstrap: bool, there: str, first: str
         "building": seen(spec, building(spec)),
         "building, not whole": seen(spec, building(spec), missing=("datasets/t/data/a/b0.parquet",)),
     }[there]
-    plan = decide(state)
+    plan = plan_recovery(state)
     assert (plan.first, plan.decision.action, plan.decision.store, plan.decision.at) == (first, action, store, NOW)
-    assert plan.decision == recover(state)
-    assert decide(state) == plan, "deciding changes nothing"
+    assert plan.decision == decide_recovery(state)
+    assert plan_recovery(state) == plan, "deciding changes nothing"
 
 
 def test_what_is_wrong_with_a_table_is_the_reason() -> None:
     spec = declared()
     added = (*SSPS, SystemStreamPartition("lake", "t", 2))
     reasons = [
-        recover(state).reason
+        decide_recovery(state).reason
         for state in (
             seen(spec, table(spec), damage="it is cut"),
             seen(spec, table(spec), missing=("a/b0.parquet", "a/b1.parquet")),
@@ -146,16 +146,19 @@ def test_what_is_wrong_with_a_table_is_the_reason() -> None:
 def test_only_a_table_that_is_behind_grows_old(behind: bool, age: timedelta, store: str) -> None:
     spec = declared(max_age=7 * DAY)
     manifest = table(spec, read=(5, 4) if behind else (5, 5), confirmed_at=NOW - age)
-    assert state_of(seen(spec, manifest)).store == store
+    assert assess_continuity(seen(spec, manifest)).store == store
 
 
 def test_as_long_as_a_compacted_stream_keeps_deletions_unless_an_age_is_declared() -> None:
     spec, compacted = declared(), {"compacted": True, "tombstones_kept": DAY}
     old = table(spec, read=(5, 4), confirmed_at=NOW - 2 * DAY)
-    assert state_of(seen(spec, old, info=compacted)).store == "invalid"
+    assert assess_continuity(seen(spec, old, info=compacted)).store == "invalid"
     begun = building(spec)
     begun = begun.after(bootstrap=begun.bootstrap.model_copy(update={"started_at": NOW - 2 * DAY}))
-    assert "its stream keeps deletions for 1 day, 0:00:00 only" in recover(seen(spec, begun, info=compacted)).reason
+    assert (
+        "its stream keeps deletions for 1 day, 0:00:00 only"
+        in decide_recovery(seen(spec, begun, info=compacted)).reason
+    )
 
 
 # -- what the stream has dropped
@@ -164,12 +167,12 @@ def test_as_long_as_a_compacted_stream_keeps_deletions_unless_an_age_is_declared
 def test_a_lost_offset_is_followed_as_declared() -> None:
     lost = {"oldest": offsets(0, 3), "ends": offsets(5, 9)}
     spec = declared(on_lost_offset="serve_stale")
-    assert decide(seen(spec, table(spec, read=(5, 2)), **lost)).first == "leave"
+    assert plan_recovery(seen(spec, table(spec, read=(5, 2)), **lost)).first == "leave"
     spec = declared(on_lost_offset="fail")
     with pytest.raises(OffsetOutOfRangeError, match=r"it goes on at offset 2 of lake\.t\.1, and the stream holds noth"):
-        decide(seen(spec, table(spec, read=(5, 2)), **lost))
+        plan_recovery(seen(spec, table(spec, read=(5, 2)), **lost))
     spec = declared(on_lost_offset="fail")
-    again = decide(seen(spec, building(spec), oldest=offsets(0, 3)), forced=True)
+    again = plan_recovery(seen(spec, building(spec), oldest=offsets(0, 3)), forced=True)
     assert again.decision.action == "bootstrap", "what is built is not served yet: nobody loses it"
 
 
@@ -177,11 +180,11 @@ def test_a_bootstrap_needs_a_stream_that_tells_of_every_key_unless_it_is_forced(
     spec = declared()
     cut = seen(spec, oldest=offsets(0, 3))
     with pytest.raises(DatasetError, match=r"has to be bootstrapped \(there is no table yet\), and its input lake\.t"):
-        decide(cut)
-    assert decide(cut, forced=True).decision.action == "bootstrap"
-    assert decide(seen(spec, oldest=offsets(0, 3), info={"compacted": True})).decision.action == "bootstrap"
+        plan_recovery(cut)
+    assert plan_recovery(cut, forced=True).decision.action == "bootstrap"
+    assert plan_recovery(seen(spec, oldest=offsets(0, 3), info={"compacted": True})).decision.action == "bootstrap"
     unmarked = declared(bootstrap=False)
-    assert decide(seen(unmarked, oldest=offsets(0, 3))).decision.action == "create"
+    assert plan_recovery(seen(unmarked, oldest=offsets(0, 3))).decision.action == "create"
 
 
 # -- a rebuild
@@ -196,25 +199,25 @@ def test_a_rebuild_asks_nothing_of_the_table_before_and_all_of_the_stream() -> N
         seen(spec, table(spec), info={"identity": "second"}),
         seen(spec),
     ):
-        plan = decide(state, rebuild="new rules")
+        plan = plan_recovery(state, rebuild="new rules")
         assert (plan.first, plan.decision.action, plan.decision.reason) == ("begin", "bootstrap", "rebuild: new rules")
     with pytest.raises(DatasetError, match=r"has to be bootstrapped \(new rules\)"):
-        decide(seen(spec, table(spec), oldest=offsets(1, 0)), rebuild="new rules")
+        plan_recovery(seen(spec, table(spec), oldest=offsets(1, 0)), rebuild="new rules")
 
 
 def test_a_rebuild_may_have_other_columns() -> None:
     spec, narrow = declared(), Schema.of(k="string")
     with pytest.raises(DatasetError, match="holds other columns than are declared now"):
-        decide(seen(spec, table(spec), columns=narrow))
-    assert decide(seen(spec, table(spec), columns=narrow), rebuild="n went").first == "begin"
+        plan_recovery(seen(spec, table(spec), columns=narrow))
+    assert plan_recovery(seen(spec, table(spec), columns=narrow), rebuild="n went").first == "begin"
 
 
 def test_a_table_of_another_key_is_none_to_decide_on_and_other_partitions_of_its_input_are_decided_on() -> None:
     spec, stored = declared(), table(declared())
     other = replace(spec, key=("n",), partition_by=("n",))
     with pytest.raises(DatasetError, match=r"key is \(n\), was \(k\)"):
-        followed(stored, declaration_of(other, COLUMNS, input_partitions=2))
-    assert followed(stored, declaration_of(spec, COLUMNS, input_partitions=3)) is stored
+        require_matching_manifest(stored, declaration_of(other, COLUMNS, input_partitions=2))
+    assert require_matching_manifest(stored, declaration_of(spec, COLUMNS, input_partitions=3)) is stored
 
 
 # -- columns, and what refuses any decision
@@ -222,16 +225,16 @@ def test_a_table_of_another_key_is_none_to_decide_on_and_other_partitions_of_its
 
 def test_added_columns_are_taken_on_first() -> None:
     spec, wider = declared(), Schema.of(k="string", n="int", at="date")
-    assert decide(seen(spec, table(spec), columns=wider)).first == "evolve"
-    assert decide(seen(spec, building(spec), columns=wider)).first == "begin", "what is built has the old ones"
+    assert plan_recovery(seen(spec, table(spec), columns=wider)).first == "evolve"
+    assert plan_recovery(seen(spec, building(spec), columns=wider)).first == "begin", "what is built has the old ones"
 
 
 def test_a_stream_that_was_made_anew_is_refused_before_a_writer_who_was_first() -> None:
     spec = declared()
     overtaken = CommitConflictError("another writer committed first.", "Advance again.")
     with pytest.raises(OffsetOutOfRangeError, match=r"was read from another stream under the name lake\.t"):
-        decide(seen(spec, table(spec), info={"identity": "second"}, refusal=overtaken))
+        plan_recovery(seen(spec, table(spec), info={"identity": "second"}, refusal=overtaken))
     with pytest.raises(OffsetOutOfRangeError, match=r"has read lake\.t\.0 up to offset 5, and the stream ends at 4"):
-        decide(seen(spec, table(spec), ends=offsets(4, 5), refusal=overtaken))
+        plan_recovery(seen(spec, table(spec), ends=offsets(4, 5), refusal=overtaken))
     with pytest.raises(CommitConflictError):
-        decide(seen(spec, table(spec), missing=("a/b0.parquet",), refusal=overtaken))
+        plan_recovery(seen(spec, table(spec), missing=("a/b0.parquet",), refusal=overtaken))

@@ -18,7 +18,7 @@ from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.policies import DeadLetters
-from dagster_adjunct.assets.unbounded.transient import TransientTable, ranges_of, version_of
+from dagster_adjunct.assets.unbounded.transient import TransientTable, ranges_from_version, version_from_ranges
 from dagster_adjunct.resources.errors import (
     BadChangeError,
     ConfigurationError,
@@ -309,7 +309,7 @@ def test_a_version_of_which_changes_are_lost_is_met_as_it_is_left_where_that_is_
     runs.send(b=2)
     streams = runs.world.streams
     ends = streams.upcoming(streams.partitions("table"))
-    runs.last = version_of({ssp: ("0", end) for ssp, end in ends.items()})
+    runs.last = version_from_ranges({ssp: ("0", end) for ssp, end in ends.items()})
     runs.drop_the_front()
     table = runs.start()
     view = table.view_of(str(runs.last), runs.world.spark)
@@ -322,7 +322,7 @@ def test_a_version_of_which_changes_are_lost_is_met_as_it_is_left_where_that_is_
 
 
 def test_a_version_of_another_stream_is_refused(runs: Runs) -> None:
-    version = version_of({SystemStreamPartition("lake", "other", 0): ("0", "1")})
+    version = version_from_ranges({SystemStreamPartition("lake", "other", 0): ("0", "1")})
     with pytest.raises(DatasetError, match=r"begun with the offsets of lake\.other\.0, and its input is lake\.table"):
         runs.start().view_of(version, runs.world.spark)
 
@@ -330,7 +330,7 @@ def test_a_version_of_another_stream_is_refused(runs: Runs) -> None:
 @pytest.mark.parametrize("text", ["offsets-2:{}", "offsets-1:{", 'offsets-1:{"x":["0","1"]}', "v000001-a"])
 def test_a_text_that_is_no_version_is_refused(text: str) -> None:
     with pytest.raises(MalformedDocumentError, match=r"'table' lives for one run, and .* is no version of it"):
-        ranges_of("table", text)
+        ranges_from_version("table", text)
 
 
 def test_a_table_outlives_the_catalogue_entry_of_what_it_was_read_from(

@@ -13,7 +13,7 @@ from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention import discard as discard_module
-from dagster_adjunct.assets.retention.discard import DiscardReport, discard, oldest_kept, plan_retired
+from dagster_adjunct.assets.retention.discard import DiscardReport, discard, find_oldest_kept, plan_retired
 from dagster_adjunct.assets.unbounded.compaction import CompactionReport, compact_dataset
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Bootstrap, Retired, UnboundedManifest
@@ -219,7 +219,7 @@ def test_the_oldest_version_that_is_kept_is_the_one_that_reading_every_commit_fi
         policy = DiscardPolicy(keep=keep)
         # No further back than anything is retired: there both say that all of it stays.
         lowest = min(retired.until for retired in manifest.retired)
-        oldest, read = (oldest_kept(store.log, version, policy) for version in (manifest, older))
+        oldest, read = (find_oldest_kept(store.log, version, policy) for version in (manifest, older))
         assert oldest == read or max(oldest, read) < lowest
 
 
