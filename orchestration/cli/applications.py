@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from dagster_adjunct.orchestration.cli.options import explained, who
-from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_report
+from dagster_adjunct.orchestration.cli.options import audit_options, resolve_user
+from dagster_adjunct.orchestration.cli.output import lake_url, output_options, show_report
 
 
 @click.group()
@@ -16,9 +16,9 @@ def app() -> None:
 @app.command()
 @click.argument("old")
 @click.argument("new")
-@explained
+@audit_options
 @lake_url
-@as_json
+@output_options
 def rename(old: str, new: str, reason: str, by: str | None, lake_url: str | None, json_output: bool) -> None:
     """Let application OLD go on as NEW: its checkpoint, history, startpoints and local tables are those of NEW then.
 
@@ -27,5 +27,5 @@ def rename(old: str, new: str, reason: str, by: str | None, lake_url: str | None
     from dagster_adjunct.orchestration.maintenance.rename import rename_application
     from dagster_adjunct.resources.objects.lake import open_lake
 
-    report = rename_application(open_lake(lake_url, create=False), old, new, reason=reason, by=who(by))
+    report = rename_application(open_lake(lake_url, create=False), old, new, reason=reason, by=resolve_user(by))
     show_report(report, [], json_output=json_output)

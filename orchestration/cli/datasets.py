@@ -11,17 +11,22 @@ import click
 from dagster_adjunct.orchestration.cli import maintenance as followed
 from dagster_adjunct.orchestration.cli import versions as version_changes
 from dagster_adjunct.orchestration.cli.maintenance import advance
-from dagster_adjunct.orchestration.cli.options import deletion_command, entry_keys, leading_values, repartition_command
+from dagster_adjunct.orchestration.cli.options import (
+    deletion_command,
+    parse_leading_values,
+    repartition_command,
+    split_keys,
+)
 from dagster_adjunct.orchestration.cli.output import (
-    as_json,
     fail_if_missing,
     lake_url,
+    output_options,
+    require_zone,
     show_facts,
     show_json,
     show_line,
     show_record,
     show_table,
-    zoned,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 
@@ -51,8 +56,8 @@ for command in (
 
 @dataset.command("list")
 @lake_url
-@as_json
-def list_all(lake_url: str | None, json_output: bool) -> None:
+@output_options
+def show_datasets(lake_url: str | None, json_output: bool) -> None:
     """List the datasets with the version that each serves."""
     from dagster_adjunct.assets.reading.stored_versions import list_datasets, open_stored_versions
     from dagster_adjunct.resources.objects.lake import open_lake
@@ -87,13 +92,13 @@ _as_of = click.option(
 )
 
 
-@dataset.command()
+@dataset.command("show")
 @click.argument("name")
 @click.argument("version", required=False)
 @_as_of
 @lake_url
-@as_json
-def show(name: str, version: str | None, as_of: str | None, lake_url: str | None, json_output: bool) -> None:
+@output_options
+def show_dataset(name: str, version: str | None, as_of: str | None, lake_url: str | None, json_output: bool) -> None:
     """Show a dataset: declaration, current version, retained versions, offsets. With VERSION: that version."""
     from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
     from dagster_adjunct.assets.versions.manifest import follower
@@ -102,7 +107,7 @@ def show(name: str, version: str | None, as_of: str | None, lake_url: str | None
     lake = open_lake(lake_url, create=False)
     store = open_stored_versions(lake, name)
     if version is not None or as_of is not None:
-        version_changes.show_version(store, _opened(lake, name, version, as_of).version, json_output=json_output)
+        version_changes.show_version(store, _open(lake, name, version, as_of).version, json_output=json_output)
         return
     facts = store.describe()
     manifest = store.require_manifest()
@@ -132,14 +137,14 @@ def show(name: str, version: str | None, as_of: str | None, lake_url: str | None
     show_table("schema", ["column", "type"], [[field["name"], field["type"]] for field in schema])
 
 
-@dataset.command()
+@dataset.command("get")
 @click.argument("name")
 @click.argument("key", nargs=-1, required=True)
 @click.option("--version", "version", metavar="VERSION", help="An id or name instead of the version that is served.")
 @_as_of
 @lake_url
-@as_json
-def get(
+@output_options
+def get_dataset_entries(
     name: str, key: tuple[str, ...], version: str | None, as_of: str | None, lake_url: str | None, json_output: bool
 ) -> None:
     """Look entries up: one KEY an entry; with a key of several columns, that many KEYs an entry, in its order.
@@ -149,10 +154,10 @@ def get(
     from dagster_adjunct.assets.reading.key_lookup import key_from_text
     from dagster_adjunct.resources.objects.lake import open_lake
 
-    with _opened(open_lake(lake_url, create=False), name, version, as_of) as opened:
+    with _open(open_lake(lake_url, create=False), name, version, as_of) as opened:
         fields = [opened.schema.field(column) for column in opened.sealed.key]
         what = f"dataset {name!r}, version {opened.version}"
-        texts_of_keys = entry_keys(name, opened.sealed.key, key)
+        texts_of_keys = split_keys(name, opened.sealed.key, key)
         keys = [key_from_text(what, fields, texts) for texts in texts_of_keys]
         entries = opened.get_all(keys)
         read = opened.version
@@ -165,7 +170,7 @@ def get(
     fail_if_missing(entry for _, entry in answers)
 
 
-@dataset.command()
+@dataset.command("items")
 @click.argument("name")
 @click.option("--prefix", multiple=True, help="What the key begins with; several times: its leading values.")
 @click.option("--from", "start", multiple=True, metavar="KEY", help="The first key, or its leading values.")
@@ -174,8 +179,8 @@ def get(
 @click.option("--version", "version", metavar="VERSION", help="An id or name instead of the version that is served.")
 @_as_of
 @lake_url
-@as_json
-def items(
+@output_options
+def list_entries(
     name: str,
     prefix: tuple[str, ...],
     start: tuple[str, ...],
@@ -189,19 +194,19 @@ def items(
     """List entries in the order of their keys: all, those that begin with a prefix, or a range."""
     from dagster_adjunct.resources.objects.lake import open_lake
 
-    with _opened(open_lake(lake_url, create=False), name, version, as_of) as opened:
+    with _open(open_lake(lake_url, create=False), name, version, as_of) as opened:
         fields = [opened.schema.field(column) for column in opened.sealed.key]
         if prefix and (start or end):
             raise ConfigurationError(
                 "both --prefix and a range are given.", "Give --prefix, or --from and --to.", setting="--prefix"
             )
-        leading: Any = leading_values(name, fields, prefix)
+        leading: Any = parse_leading_values(name, fields, prefix)
         if len(prefix) == 1 and isinstance(leading[0], str):
             leading = leading[0]  # a text that the first column begins with, not the whole of it
         in_order = opened.items(
             leading if prefix else None,
-            start=leading_values(name, fields, start) if start else None,
-            end=leading_values(name, fields, end) if end else None,
+            start=parse_leading_values(name, fields, start) if start else None,
+            end=parse_leading_values(name, fields, end) if end else None,
         )
         entries = [entry for _, entry in islice(in_order, limit)]
         read, columns = opened.version, list(opened.schema.names)
@@ -211,16 +216,16 @@ def items(
     show_table(f"{name} (version {read})", columns, [[entry[c] for c in columns] for entry in entries], own=True)
 
 
-def _opened(lake: Lake, name: str, version: str | None, as_of: str | None) -> Dataset:
+def _open(lake: Lake, name: str, version: str | None, as_of: str | None) -> Dataset:
     """Return the dataset at the version that is meant, the one served where nothing is said; nothing is written."""
     from dagster_adjunct.assets.reading.dataset import open_dataset
 
     if version is not None and as_of is not None:
         raise ConfigurationError("both a version and --as-of are given.", "Give one of them.", setting="--as-of")
-    return open_dataset(lake, name, version=version, as_of=None if as_of is None else _moment(as_of), lease=False)
+    return open_dataset(lake, name, version=version, as_of=None if as_of is None else _parse_as_of(as_of), lease=False)
 
 
-def _moment(as_of: str) -> datetime | int | str:
+def _parse_as_of(as_of: str) -> datetime | int | str:
     """Return a commit's number, a time, or what else may be a commit's id."""
     if as_of.isdecimal():
         return int(as_of)
@@ -228,22 +233,22 @@ def _moment(as_of: str) -> datetime | int | str:
         moment = datetime.fromisoformat(as_of)
     except ValueError:
         return as_of
-    return zoned("--as-of", as_of, moment)
+    return require_zone("--as-of", as_of, moment)
 
 
-def _deletion() -> Deletion:
+def _load_delete() -> Deletion:
     from dagster_adjunct.orchestration.maintenance.delete import delete_dataset
 
     return delete_dataset
 
 
-def _rewriting() -> Callable[..., RebucketReport]:
+def _load_repartition() -> Callable[..., RebucketReport]:
     from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
 
     return repartition_dataset
 
 
-def _who_holds(report: RebucketReport) -> list[str]:
+def _repartition_details(report: RebucketReport) -> list[str]:
     return [
         *(f"the old copy stays for now: {pending}" for pending in report.pending),
         *(f"refused now, because of {reader}" for reader in report.holding),
@@ -254,13 +259,13 @@ dataset.add_command(
     repartition_command(
         "Rewrite a dataset into another number of partitions, in one commit.\n\n"
         "Every retained version of a bounded dataset, the served table of an unbounded one.",
-        _rewriting,
-        _who_holds,
+        _load_repartition,
+        _repartition_details,
     )
 )
 dataset.add_command(
     deletion_command(
         "Delete a dataset and all its versions for good. Refused while something reads it; repeat it if interrupted.",
-        _deletion,
+        _load_delete,
     )
 )

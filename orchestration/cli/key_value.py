@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dagster_adjunct.orchestration.cli.output import (
-    as_json,
     fail_if_missing,
     lake_url,
+    output_options,
     show_facts,
     show_items,
     show_json,
@@ -42,7 +42,7 @@ table_name = click.argument("table", metavar="SCOPE/TABLE")
 family_option = click.option("--family", metavar="FAMILY", help="The family of the keys. Default: keys without one.")
 
 
-def typed_entries(command: C) -> C:
+def type_options(command: C) -> C:
     """Add how keys and values are read, which is how they were written."""
     key = click.option("--key-type", type=click.Choice(TYPES), default="text", show_default=True, help="What keys are.")
     value = click.option(
@@ -68,7 +68,7 @@ def backend_options(command: C) -> C:
     return command
 
 
-def chosen_backend(
+def backend_from_options(
     lake: Lake,
     *,
     sqlite: str | None,
@@ -110,7 +110,7 @@ def chosen_backend(
     return backend_from({name: value for name, value in settings.items() if value is not None})
 
 
-def names_in(table: str) -> tuple[str, str]:
+def split_table_name(table: str) -> tuple[str, str]:
     """Return the scope and the name of a table that was typed as SCOPE/TABLE."""
     scope, slash, name = table.partition("/")
     if not slash:
@@ -122,7 +122,7 @@ def names_in(table: str) -> tuple[str, str]:
     return scope, name
 
 
-def manager_in(lake_url: str | None, *, create: bool = False) -> KeyValueTableManager:
+def open_manager(lake_url: str | None, *, create: bool = False) -> KeyValueTableManager:
     """Return the manager of a lake's tables; one that is not there is made where `create` says so."""
     from dagster_adjunct.resources import key_value_backends as _registered  # noqa: F401
     from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
@@ -131,19 +131,21 @@ def manager_in(lake_url: str | None, *, create: bool = False) -> KeyValueTableMa
     return KeyValueTableManager(open_lake(lake_url, create=create))
 
 
-def opened(lake_url: str | None, table: str, key_type: str, value_type: str) -> BlockingKeyValueTable[Any, Any]:
+def open_key_value_table(
+    lake_url: str | None, table: str, key_type: str, value_type: str
+) -> BlockingKeyValueTable[Any, Any]:
     """Return a table with the serializers of these types."""
     from dagster_adjunct.resources.key_value.serializers import serializer_named
     from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable
 
-    scope, name = names_in(table)
-    manager = manager_in(lake_url)
+    scope, name = split_table_name(table)
+    manager = open_manager(lake_url)
     return BlockingKeyValueTable(
         manager.open(scope, name, key=serializer_named(key_type), value=serializer_named(value_type))
     )
 
 
-def typed(kind: str, text: str, what: str) -> Any:
+def parse_value(kind: str, text: str, what: str) -> Any:
     """Return what was typed as a value of this type; bytes are typed in base64."""
     try:
         if kind == "int":
@@ -160,23 +162,23 @@ def typed(kind: str, text: str, what: str) -> Any:
         ) from error
 
 
-def shown(kind: str, value: Any) -> Any:
+def to_json_value(kind: str, value: Any) -> Any:
     """Return a key or a value as JSON has it; bytes as base64."""
     return base64.b64encode(value).decode() if kind == "bytes" else value
 
 
-def shown_entry(
+def entry_to_json(
     key: TableKey[Any], entry: TableEntry[Any, Any] | None, key_type: str, value_type: str
 ) -> dict[str, Any]:
     """Return an entry, or a key alone, as it is printed."""
-    facts: dict[str, Any] = {"family": key.family, "key": shown(key_type, key.key)}
+    facts: dict[str, Any] = {"family": key.family, "key": to_json_value(key_type, key.key)}
     if entry is not None:
-        facts["value"] = shown(value_type, entry.value)
+        facts["value"] = to_json_value(value_type, entry.value)
     return {**facts, "version": None if key.version is None else str(key.version)}
 
 
 @contextmanager
-def failures_shown(key_type: str) -> Iterator[None]:
+def report_failed_keys(key_type: str) -> Iterator[None]:
     """Leave for --json which keys of a write have failed, should its conditions not hold."""
     from dagster_adjunct.resources.errors import ConditionsNotMetError
 
@@ -187,7 +189,7 @@ def failures_shown(key_type: str) -> Iterator[None]:
             failures=[
                 {
                     "family": failure.family,
-                    "key": shown(key_type, failure.key),
+                    "key": to_json_value(key_type, failure.key),
                     "expected": None if failure.expected is None else str(failure.expected),
                     "found": None if failure.found is None else str(failure.found),
                 }
@@ -197,12 +199,12 @@ def failures_shown(key_type: str) -> Iterator[None]:
         raise
 
 
-def cell(kind: str, value: Any) -> str:
+def format_cell(kind: str, value: Any) -> str:
     """Return a shown key or value as a cell of a table: JSON as JSON, everything else as it is."""
     return json.dumps(value, ensure_ascii=False) if kind == "json" else str(value)
 
 
-def version_from(text: str) -> KeyVersion:
+def parse_version(text: str) -> KeyVersion:
     """Return the version that was typed as commands print them."""
     from dagster_adjunct.resources.key_value.segment import KeyVersion
 
@@ -220,14 +222,14 @@ def version_from(text: str) -> KeyVersion:
 _PAGE = 100
 
 
-@click.command()
+@click.command("get")
 @table_name
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 @family_option
-@typed_entries
+@type_options
 @lake_url
-@as_json
-def get(
+@output_options
+def get_entries(
     table: str,
     keys: tuple[str, ...],
     family: str | None,
@@ -237,32 +239,32 @@ def get(
     json_output: bool,
 ) -> None:
     """Look entries up by their keys, with their versions. The exit code is 6 where one of them is not there."""
-    wanted = [typed(key_type, key, "key") for key in keys]
-    with opened(lake_url, table, key_type, value_type) as reading:
+    wanted = [parse_value(key_type, key, "key") for key in keys]
+    with open_key_value_table(lake_url, table, key_type, value_type) as reading:
         read = reading.get_all(wanted, family=family)
-    entries = [None if one is None else shown_entry(one.key, one, key_type, value_type) for one in read]
+    entries = [None if one is None else entry_to_json(one.key, one, key_type, value_type) for one in read]
     if json_output:
         show_json({"table": table, "family": family, "entries": entries})
     else:
         rows = [
-            [key, "", "no entry"] if one is None else [key, cell(value_type, one["value"]), one["version"]]
+            [key, "", "no entry"] if one is None else [key, format_cell(value_type, one["value"]), one["version"]]
             for key, one in zip(keys, entries, strict=True)
         ]
         show_table(_title(table, family), ["key", "value", "version"], rows, own=True)
     fail_if_missing(entries)
 
 
-@click.command()
+@click.command("put")
 @table_name
 @click.argument("key", metavar="KEY")
 @click.argument("value", metavar="VALUE")
 @family_option
 @click.option("--if-absent", is_flag=True, help="Only where the key is not there.")
 @click.option("--version", metavar="VERSION", help="Only where the key has this version.")
-@typed_entries
+@type_options
 @lake_url
-@as_json
-def put(
+@output_options
+def put_entry(
     table: str,
     key: str,
     value: str,
@@ -279,29 +281,29 @@ def put(
         raise ConfigurationError(
             "--if-absent and --version can't both hold.", "Give one of them.", setting="--if-absent"
         )
-    name, content = typed(key_type, key, "key"), typed(value_type, value, "value")
-    with opened(lake_url, table, key_type, value_type) as writing, failures_shown(key_type):
+    name, content = parse_value(key_type, key, "key"), parse_value(value_type, value, "value")
+    with open_key_value_table(lake_url, table, key_type, value_type) as writing, report_failed_keys(key_type):
         if version is not None:
-            written = writing.replace(name, content, version_from(version), family=family)
+            written = writing.replace(name, content, parse_version(version), family=family)
         elif if_absent:
             written = writing.put_if_absent(name, content, family=family)
         else:
             written = writing.put(name, content, family=family)
     if json_output:
-        show_json({"table": table, "family": family, "key": shown(key_type, name), "version": str(written)})
+        show_json({"table": table, "family": family, "key": to_json_value(key_type, name), "version": str(written)})
     else:
         show_line(f"{key} has version {written}.")
 
 
-@click.command()
+@click.command("remove")
 @table_name
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 @family_option
 @click.option("--version", metavar="VERSION", help="Only where the key has this version.")
-@typed_entries
+@type_options
 @lake_url
-@as_json
-def remove(
+@output_options
+def remove_entries(
     table: str,
     keys: tuple[str, ...],
     family: str | None,
@@ -318,19 +320,19 @@ def remove(
             "Keys of one family, given by --family, are removed together; a version belongs to one key.",
             setting="--family" if version is None else "--version",
         )
-    wanted = [typed(key_type, key, "key") for key in keys]
-    with opened(lake_url, table, key_type, value_type) as writing, failures_shown(key_type):
+    wanted = [parse_value(key_type, key, "key") for key in keys]
+    with open_key_value_table(lake_url, table, key_type, value_type) as writing, report_failed_keys(key_type):
         if len(wanted) > 1 and family is not None:
             writing.remove_all(wanted, family=family)
         else:
-            writing.remove(wanted[0], version=None if version is None else version_from(version), family=family)
+            writing.remove(wanted[0], version=None if version is None else parse_version(version), family=family)
     if json_output:
-        show_json({"table": table, "family": family, "removed": [shown(key_type, key) for key in wanted]})
+        show_json({"table": table, "family": family, "removed": [to_json_value(key_type, key) for key in wanted]})
     else:
         show_line(f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} not there any more.")
 
 
-@click.command()
+@click.command("iterate")
 @table_name
 @click.option("--family", metavar="FAMILY", help="The entries of this family, by key. Default: all of the table.")
 @click.option(
@@ -344,10 +346,10 @@ def remove(
 @click.option("--page-size", type=click.IntRange(1), default=_PAGE, show_default=True, help="How many at most.")
 @click.option("--state", metavar="STATE", help="Go on where the page ended that printed this.")
 @click.option("--all", "whole", is_flag=True, help="All pages to the end.")
-@typed_entries
+@type_options
 @lake_url
-@as_json
-def iterate(
+@output_options
+def iterate_entries(
     table: str,
     family: str | None,
     prefix: str | None,
@@ -364,9 +366,11 @@ def iterate(
 ) -> None:
     """Print a page of entries, and the state from which the same command goes on."""
     within: dict[str, Any] = {
-        "prefix": prefix.encode() if prefix and key_type == "json" else prefix and typed(key_type, prefix, "--prefix"),
-        "start": None if start is None else typed(key_type, start, "--start"),
-        "end": None if end is None else typed(key_type, end, "--end"),
+        "prefix": prefix.encode()
+        if prefix and key_type == "json"
+        else prefix and parse_value(key_type, prefix, "--prefix"),
+        "start": None if start is None else parse_value(key_type, start, "--start"),
+        "end": None if end is None else parse_value(key_type, end, "--end"),
     }
     bounds = [f"--{name}" for name, bound in within.items() if bound is not None]
     if family is None and bounds:
@@ -375,10 +379,10 @@ def iterate(
             "Add --family.",
             setting=bounds[0],
         )
-    behind = None if state is None else _state(state)
+    behind = None if state is None else _parse_state(state)
     entries: list[dict[str, Any]] = []
     at, ended = None, False
-    with opened(lake_url, table, key_type, value_type) as reading:
+    with open_key_value_table(lake_url, table, key_type, value_type) as reading:
 
         def pages(most: int) -> Iterator[IteratorPage[Any]]:
             if family is None:
@@ -393,16 +397,16 @@ def iterate(
                 behind = page.state
                 at = base64.urlsafe_b64encode(behind.to_bytes()).decode()
                 entries += [
-                    shown_entry(item, None, key_type, value_type)
+                    entry_to_json(item, None, key_type, value_type)
                     if keys_only
-                    else shown_entry(item.key, item, key_type, value_type)
+                    else entry_to_json(item.key, item, key_type, value_type)
                     for item in page.items
                 ]
     if json_output:
         show_json({"table": table, "entries": entries, "state": at})
         return
     if entries:
-        _show(_title(table, family), entries, keys_only, key_type, value_type)
+        _show_entries(_title(table, family), entries, keys_only, key_type, value_type)
     if not entries:
         show_line("There is nothing there." if state is None else "There is nothing more.")
     elif ended:
@@ -411,13 +415,15 @@ def iterate(
         show_line(f"Go on with --state {at}")
 
 
-def _show(title: str, entries: Sequence[dict[str, Any]], keys_only: bool, key_type: str, value_type: str) -> None:
+def _show_entries(
+    title: str, entries: Sequence[dict[str, Any]], keys_only: bool, key_type: str, value_type: str
+) -> None:
     columns = ["family", "key", *(() if keys_only else ("value",)), "version"]
     rows = [
         [
             "" if one["family"] is None else one["family"],
-            cell(key_type, one["key"]),
-            *(() if keys_only else (cell(value_type, one["value"]),)),
+            format_cell(key_type, one["key"]),
+            *(() if keys_only else (format_cell(value_type, one["value"]),)),
             one["version"],
         ]
         for one in entries
@@ -429,7 +435,7 @@ def _title(table: str, family: str | None) -> str:
     return f"key-value table {table}" + ("" if family is None else f", family {family}")
 
 
-def _state(text: str) -> IteratorState:
+def _parse_state(text: str) -> IteratorState:
     from dagster_adjunct.resources.key_value.iterators import IteratorState
 
     try:
@@ -440,7 +446,7 @@ def _state(text: str) -> IteratorState:
         ) from error
 
 
-_LIMITED = [
+_LIMIT_OPTIONS = [
     click.option("--longest-key", type=int, metavar="BYTES", help="What a serialised key may have at most."),
     click.option("--longest-value", type=int, metavar="BYTES", help="What a serialised value may have at most."),
 ]
@@ -459,21 +465,23 @@ def scope() -> None:
 @scope.command("create")
 @click.argument("scope", metavar="SCOPE")
 @lake_url
-@as_json
+@output_options
 def create_scope(scope: str, lake_url: str | None, json_output: bool) -> None:
     """Make a scope."""
-    made = manager_in(lake_url, create=True).create_scope(scope)
-    _told({"scope": scope, "created": made}, f"scope {scope} {'created' if made else 'is there already'}.", json_output)
+    made = open_manager(lake_url, create=True).create_scope(scope)
+    _report(
+        {"scope": scope, "created": made}, f"scope {scope} {'created' if made else 'is there already'}.", json_output
+    )
 
 
 @scope.command("list")
 @click.option("--after", metavar="SCOPE", help="Go on behind this one.")
 @click.option("--limit", type=click.IntRange(1), help="How many at most.")
 @lake_url
-@as_json
+@output_options
 def list_scopes(after: str | None, limit: int | None, lake_url: str | None, json_output: bool) -> None:
     """List the scopes in the order of their names."""
-    scopes = manager_in(lake_url).list_scopes(after=after, limit=limit)
+    scopes = open_manager(lake_url).list_scopes(after=after, limit=limit)
     if json_output:
         show_json(list(scopes))
     else:
@@ -483,22 +491,22 @@ def list_scopes(after: str | None, limit: int | None, lake_url: str | None, json
 @scope.command("delete")
 @click.argument("scope", metavar="SCOPE")
 @lake_url
-@as_json
+@output_options
 def delete_scope(scope: str, lake_url: str | None, json_output: bool) -> None:
     """Delete a scope that holds no tables any more."""
-    gone = manager_in(lake_url).delete_scope(scope)
-    _told({"scope": scope, "deleted": gone}, f"scope {scope} {'deleted' if gone else 'is not there'}.", json_output)
+    gone = open_manager(lake_url).delete_scope(scope)
+    _report({"scope": scope, "deleted": gone}, f"scope {scope} {'deleted' if gone else 'is not there'}.", json_output)
 
 
 @kv.command()
 @table_name
 @click.option("--partitions", type=click.IntRange(1), required=True, help="How many, for ever.")
-@_LIMITED[0]
-@_LIMITED[1]
+@_LIMIT_OPTIONS[0]
+@_LIMIT_OPTIONS[1]
 @click.option("--create-scope", is_flag=True, help="Make the scope where it is not there.")
 @backend_options
 @lake_url
-@as_json
+@output_options
 def create(
     table: str,
     partitions: int,
@@ -516,15 +524,15 @@ def create(
     from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
     from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration
 
-    names = names_in(table)
+    names = split_table_name(table)
     configuration = KeyValueTableConfiguration(partitions, longest_key, longest_value)
-    lake = manager_in(lake_url, create=True).lake
-    manager = KeyValueTableManager(lake, chosen_backend(lake, **backend))
+    lake = open_manager(lake_url, create=True).lake
+    manager = KeyValueTableManager(lake, backend_from_options(lake, **backend))
     if create_scope:
         manager.create_scope(names[0])
     made = manager.create(*names, configuration)
     facts = {"table": table, "created": made, **_facts(manager.describe(*names))}
-    _told(facts, f"key-value table {table} {'created' if made else 'is there already'}.", json_output)
+    _report(facts, f"key-value table {table} {'created' if made else 'is there already'}.", json_output)
 
 
 @kv.command("list")
@@ -532,10 +540,10 @@ def create(
 @click.option("--after", metavar="TABLE", help="Go on behind this one.")
 @click.option("--limit", type=click.IntRange(1), help="How many at most.")
 @lake_url
-@as_json
+@output_options
 def list_tables(scope: str, after: str | None, limit: int | None, lake_url: str | None, json_output: bool) -> None:
     """List the tables of a scope in the order of their names."""
-    tables = [_facts(table) for table in manager_in(lake_url).list(scope, after=after, limit=limit)]
+    tables = [_facts(table) for table in open_manager(lake_url).list(scope, after=after, limit=limit)]
     if json_output:
         show_json(tables)
         return
@@ -543,13 +551,13 @@ def list_tables(scope: str, after: str | None, limit: int | None, lake_url: str 
     show_items(f"key-value tables of {scope}", columns + ["problem"] * any(one["problem"] for one in tables), tables)
 
 
-@kv.command()
+@kv.command("show")
 @table_name
 @lake_url
-@as_json
-def show(table: str, lake_url: str | None, json_output: bool) -> None:
+@output_options
+def show_key_value_table(table: str, lake_url: str | None, json_output: bool) -> None:
     """Show how a table is configured, how far it is, and where its partitions live."""
-    manager, names = manager_in(lake_url), names_in(table)
+    manager, names = open_manager(lake_url), split_table_name(table)
     facts = _facts(manager.describe(*names))
     segments = [asdict(segment) for segment in manager.segments(*names)]
     if json_output:
@@ -561,32 +569,32 @@ def show(table: str, lake_url: str | None, json_output: bool) -> None:
 
 @kv.command()
 @table_name
-@_LIMITED[0]
-@_LIMITED[1]
+@_LIMIT_OPTIONS[0]
+@_LIMIT_OPTIONS[1]
 @lake_url
-@as_json
+@output_options
 def update(
     table: str, longest_key: int | None, longest_value: int | None, lake_url: str | None, json_output: bool
 ) -> None:
     """Give a table these limits, and none where an option is left out. Its partitions never change."""
     from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration
 
-    manager, names = manager_in(lake_url), names_in(table)
+    manager, names = open_manager(lake_url), split_table_name(table)
     partitions = manager.get_configuration(*names).partitions
     changed = manager.update(*names, KeyValueTableConfiguration(partitions, longest_key, longest_value))
     facts = {"table": table, "updated": changed, **_facts(manager.describe(*names))}
-    _told(facts, f"key-value table {table} {'updated' if changed else 'is so already'}.", json_output)
+    _report(facts, f"key-value table {table} {'updated' if changed else 'is so already'}.", json_output)
 
 
 @kv.command()
 @table_name
 @lake_url
-@as_json
+@output_options
 def seal(table: str, lake_url: str | None, json_output: bool) -> None:
     """Refuse all writes to a table from now on, for ever; reads go on."""
-    sealed = manager_in(lake_url).seal(*names_in(table))
+    sealed = open_manager(lake_url).seal(*split_table_name(table))
     sentence = f"key-value table {table} {'sealed' if sealed else 'is sealed already'}."
-    _told({"table": table, "sealed": sealed}, sentence, json_output)
+    _report({"table": table, "sealed": sealed}, sentence, json_output)
 
 
 @kv.command()
@@ -596,24 +604,24 @@ def seal(table: str, lake_url: str | None, json_output: bool) -> None:
 )
 @click.option("--yes", is_flag=True, help="Do not ask before.")
 @lake_url
-@as_json
+@output_options
 def delete(table: str, unregister: bool, yes: bool, lake_url: str | None, json_output: bool) -> None:
     """Delete a table with all that it holds, for good."""
-    manager, names = manager_in(lake_url), names_in(table)
+    manager, names = open_manager(lake_url), split_table_name(table)
     if not yes:
         what = "what the lake knows of it" if unregister else "all that it holds"
         click.confirm(f"Delete key-value table {table} and {what} for good?", abort=True, err=True)
     gone = manager.forget(*names) if unregister else manager.delete(*names)
     done = "forgotten" if unregister else "deleted"
     sentence = f"key-value table {table} {done if gone else 'is not there'}."
-    _told({"table": table, done: gone}, sentence, json_output)
+    _report({"table": table, done: gone}, sentence, json_output)
 
 
-for command in (get, put, remove, iterate):
+for command in (get_entries, put_entry, remove_entries, iterate_entries):
     kv.add_command(command)
 
 
-def _told(facts: dict[str, Any], line: str, json_output: bool) -> None:
+def _report(facts: dict[str, Any], line: str, json_output: bool) -> None:
     if json_output:
         show_json(facts)
     else:

@@ -16,20 +16,20 @@ from dagster_adjunct.orchestration.application.application import load_applicati
 from dagster_adjunct.orchestration.cli import applications, datasets, streams, tables
 from dagster_adjunct.orchestration.cli import key_value as key_values
 from dagster_adjunct.orchestration.cli import startpoints as checkpoints
-from dagster_adjunct.orchestration.cli.maintenance import advance_all, has_datasets_only, lines_shown, stages_shown
-from dagster_adjunct.orchestration.cli.options import duration
+from dagster_adjunct.orchestration.cli.maintenance import advance_all, has_datasets_only, line_printer, stage_printer
+from dagster_adjunct.orchestration.cli.options import parse_duration
 from dagster_adjunct.orchestration.cli.output import (
     Commands,
-    as_json,
     console,
     fail_if_rejected,
-    guarded,
     lake_url,
+    output_options,
+    run_command,
     show_json,
     show_line,
     show_table,
 )
-from dagster_adjunct.orchestration.cli.plan import plan
+from dagster_adjunct.orchestration.cli.plan import show_plan
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def root() -> None:
     """Streams joined with versioned reference data and written as partial updates, on Dagster and Spark."""
 
 
-root.add_command(plan)
+root.add_command(show_plan)
 root.add_command(streams.stream)
 root.add_command(datasets.dataset)
 root.add_command(tables.table)
@@ -67,7 +67,7 @@ root.add_command(applications.app)
 @click.option("--wait", metavar="TIME", default="5m", show_default=True, help="Wait for another run, or not: 0m.")
 @click.option("--take-over", is_flag=True, help="Take over at once from another run, also where it is alive.")
 @click.option("--adopt", is_flag=True, help="Write to outputs that another application has written, in a first run.")
-@as_json
+@output_options
 def run(
     reference: str,
     lake_url: str | None,
@@ -92,7 +92,7 @@ def run(
         if not json_output and getattr(event, "what", "") != "lease":
             show_line(event.summary())
 
-    patience = duration(wait)
+    patience = parse_duration(wait)
     if patience is None:
         raise ConfigurationError(
             f"--wait {wait!r} is no duration.", "Write for example 5m or 1h; 0m does not wait.", setting="--wait"
@@ -100,7 +100,7 @@ def run(
     app = load_application(reference)
     lake = open_lake(lake_url)
     run_id = f"cli-{uuid.uuid4().hex[:12]}"
-    with session_scope(master=master, lake_url=lake.url, on_start=lines_shown(json_output)) as spark:
+    with session_scope(master=master, lake_url=lake.url, on_start=line_printer(json_output)) as spark:
         if has_datasets_only(app):
             _advance_only(lake, reference, app, spark, run_id, json_output=json_output)
             return
@@ -111,7 +111,7 @@ def run(
             spark,
             run=run_id,
             on_event=say,
-            on_stage=stages_shown(json_output),
+            on_stage=stage_printer(json_output),
             max_batches=max_batches,
             wait=patience,
             take_over=take_over,
@@ -138,7 +138,7 @@ def _advance_only(
         if not json_output:
             show_line(report.summary())
 
-    shown = stages_shown(json_output)
+    shown = stage_printer(json_output)
     reports, partitioned = advance_all(lake, app, spark, by=run, on_report=say, on_stage=shown)
     if json_output:
         show_json({"datasets": [report.to_json() for report in reports], "step": None})
@@ -174,7 +174,7 @@ def ui(port: int, lake_url: str | None) -> None:
     """Serve the Dagster UI, with its daemon, over the lake and the runs of the demo."""
     from dagster_adjunct.orchestration.code_location.definitions import prepare_dagster_home
 
-    refuse_used(port)
+    require_free_port(port)
     home = prepare_dagster_home(Path(".adjunct/dagster"))
     environment = {**os.environ, "DAGSTER_HOME": str(home)}
     if lake_url:
@@ -189,7 +189,7 @@ def ui(port: int, lake_url: str | None) -> None:
     os.execve(sys.executable, arguments, environment)
 
 
-def refuse_used(port: int) -> None:
+def require_free_port(port: int) -> None:
     """Refuse a port that something listens on, before the daemon starts: it would run on without its webserver."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -205,7 +205,7 @@ def refuse_used(port: int) -> None:
 
 def main() -> None:
     """Entry point: run, and leave with an exit code."""
-    sys.exit(guarded(lambda: root(standalone_mode=False)))
+    sys.exit(run_command(lambda: root(standalone_mode=False)))
 
 
 if __name__ == "__main__":

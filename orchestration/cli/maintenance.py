@@ -13,11 +13,11 @@ import click
 
 from dagster_adjunct.assets.versions.reports import ignore
 from dagster_adjunct.orchestration.application.application import load_application
-from dagster_adjunct.orchestration.cli.options import duration, entry_keys, explained, keys_in_file, who
+from dagster_adjunct.orchestration.cli.options import audit_options, parse_duration, read_keys, resolve_user, split_keys
 from dagster_adjunct.orchestration.cli.output import (
-    as_json,
     fail_if_rejected,
     lake_url,
+    output_options,
     show_facts,
     show_json,
     show_line,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 @click.option("--master", help="Spark master, such as local[4] or spark://host:7077. Default: all cores here.")
 @click.option("--by", help="Who does it. Default: the user of this machine.")
 @lake_url
-@as_json
+@output_options
 def advance(
     name: str,
     reference: str,
@@ -78,20 +78,20 @@ def advance(
             setting="--make-current",
         )
     app = load_application(reference)
-    unit = unit_of(app, name)
+    unit = advance_group(app, name)
     lake = open_lake(lake_url)
-    person = who(by)
+    person = resolve_user(by)
     systems = open_dataset_systems(unit, lake)
-    with session_scope(master=master, lake_url=lake.url, on_start=lines_shown(json_output)) as spark:
+    with session_scope(master=master, lake_url=lake.url, on_start=line_printer(json_output)) as spark:
         if partition is None:
-            shown = stages_shown(json_output)
+            shown = stage_printer(json_output)
             runtime = Runtime(lake, systems_for(app, lake), session_factory(spark), by=person)
             applied = apply_startpoints(runtime, app, only={member.name for member in unit})
             applied.raise_failed()
             reports = list(applied.reports)
             reports += advance_together(replace(runtime, systems=systems), unit, on_stage=shown)
         else:
-            _check_partitions(unit)
+            _reject_partition(unit)
             reports = [
                 advance_dataset(
                     lake, systems, unit[0], spark, by=person, partition=partition, make_current=make_current
@@ -132,17 +132,17 @@ def advance_all(
     return list(advanced.reports), [dataset.name for dataset in app.datasets if is_advanced_by_partition(dataset)]
 
 
-def stages_shown(json_output: bool) -> OnStage:
+def stage_printer(json_output: bool) -> OnStage:
     """Return what prints a line for each stage of a dataset that takes a while, and nothing with --json."""
     return ignore if json_output else lambda event: show_line(event.summary()) if event.is_notable else None
 
 
-def lines_shown(json_output: bool) -> Callable[[str], None]:
+def line_printer(json_output: bool) -> Callable[[str], None]:
     """Return what prints a line, and nothing with --json."""
     return (lambda text: None) if json_output else show_line
 
 
-def unit_of(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
+def advance_group(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
     """Return what advances together with the dataset of this name."""
     from dagster_adjunct.orchestration.application.graph import group_datasets
 
@@ -159,7 +159,7 @@ def unit_of(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
     return group_datasets(in_set or [wanted], f"application {app.name!r}")[0]
 
 
-def _check_partitions(unit: Sequence[AdjunctDataset]) -> None:
+def _reject_partition(unit: Sequence[AdjunctDataset]) -> None:
     """Refuse a partition of what has none; of a bounded dataset alone that is checked where it advances."""
     dataset = unit[0]
     if len(unit) > 1 or dataset.follows_changes:
@@ -178,7 +178,7 @@ _MASTER = "Spark master, such as local[4] or spark://host:7077. Default: all cor
 @click.command()
 @click.argument("name")
 @lake_url
-@as_json
+@output_options
 def lag(name: str, lake_url: str | None, json_output: bool) -> None:
     """Show how far an unbounded dataset is behind its stream, by partition, and how far its bootstrap is."""
     from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
@@ -189,15 +189,15 @@ def lag(name: str, lake_url: str | None, json_output: bool) -> None:
     manifest = open_stored_versions(lake, name).require_manifest()
     table = follower(manifest)
     if table is None:
-        raise _follows_nothing(name, manifest.declaration.owner)
-    facts = _facts(lake, table)
+        raise _no_lag_error(name, manifest.declaration.owner)
+    facts = _lag_to_json(lake, table)
     if json_output:
         show_json({"dataset": name, **facts})
     else:
         show_lag(facts)
 
 
-def _follows_nothing(name: str, owner: str | None) -> ConfigurationError:
+def _no_lag_error(name: str, owner: str | None) -> ConfigurationError:
     if owner is not None:
         return ConfigurationError(
             f"dataset {name!r} is a local table of application {owner!r}: it follows no stream.",
@@ -214,12 +214,12 @@ def _follows_nothing(name: str, owner: str | None) -> ConfigurationError:
 def lag_facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
     """Return how far a table is behind its stream, as JSON-able values, or why that can't be seen."""
     try:
-        return _facts(lake, manifest)
+        return _lag_to_json(lake, manifest)
     except AdjunctError as error:  # its stream may be gone, or known to its application's module only
         return {"unknown": str(error)}
 
 
-def _facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
+def _lag_to_json(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
     from dagster_adjunct.assets.unbounded.progress import StreamPosition, bootstrap_progress
     from dagster_adjunct.resources.streams.registry import open_system
 
@@ -244,14 +244,14 @@ def show_lag(facts: Mapping[str, Any]) -> None:
     bootstrap = facts["bootstrap"]
     show_facts("bootstrap", {name: value for name, value in bootstrap.items() if value not in ({}, "")})
     rows = [
-        [ssp, lag["next"], lag["end"], lag["offsets"], lag["records"], lag["lost"], _span(lag["seconds"])]
+        [ssp, lag["next"], lag["end"], lag["offsets"], lag["records"], lag["lost"], _format_lag(lag["seconds"])]
         for ssp, lag in facts["partitions"].items()
     ]
     columns = ["partition", "next", "end", "offsets behind", "records", "lost", "time behind"]
     show_table("behind its stream", columns, rows)
 
 
-def _span(seconds: float | None) -> str:
+def _format_lag(seconds: float | None) -> str:
     return "never caught up" if seconds is None else str(timedelta(seconds=round(seconds)))
 
 
@@ -261,7 +261,7 @@ def _span(seconds: float | None) -> str:
 @click.option("--master", help=_MASTER)
 @click.option("--by", help="Who does it. Default: the user of this machine.")
 @lake_url
-@as_json
+@output_options
 def compact(
     name: str, level: str | None, master: str | None, by: str | None, lake_url: str | None, json_output: bool
 ) -> None:
@@ -273,9 +273,9 @@ def compact(
     from dagster_adjunct.orchestration.step.run import session_scope
     from dagster_adjunct.resources.objects.lake import open_lake
 
-    lake, person = open_lake(lake_url, create=False), who(by)
+    lake, person = open_lake(lake_url, create=False), resolve_user(by)
     asked = cast(Literal["minor", "major"] | None, level)
-    with session_scope(master=master, lake_url=lake.url, on_start=lines_shown(json_output)) as spark:
+    with session_scope(master=master, lake_url=lake.url, on_start=line_printer(json_output)) as spark:
         report = compact_dataset(lake, name, spark, by=person, level=asked)
     show_report(report, json_output=json_output)
 
@@ -284,9 +284,9 @@ def compact(
 @click.argument("name")
 @click.argument("reference", metavar="MODULE:APP")
 @click.option("--master", help=_MASTER)
-@explained
+@audit_options
 @lake_url
-@as_json
+@output_options
 def rebuild(
     name: str,
     reference: str,
@@ -302,12 +302,12 @@ def rebuild(
     from dagster_adjunct.orchestration.step.run import session_scope
     from dagster_adjunct.resources.objects.lake import open_lake
 
-    spec = unit_of(load_application(reference), name)[0]
+    spec = advance_group(load_application(reference), name)[0]
     lake = open_lake(lake_url, create=False)
-    shown = stages_shown(json_output)
-    with session_scope(master=master, lake_url=lake.url, on_start=lines_shown(json_output)) as spark:
+    shown = stage_printer(json_output)
+    with session_scope(master=master, lake_url=lake.url, on_start=line_printer(json_output)) as spark:
         report = rebuild_dataset(
-            lake, open_dataset_systems([spec], lake), spec, spark, reason=reason, by=who(by), on_stage=shown
+            lake, open_dataset_systems([spec], lake), spec, spark, reason=reason, by=resolve_user(by), on_stage=shown
         )
     show_report(report, json_output=json_output)
 
@@ -322,7 +322,7 @@ COMMANDS = (lag, compact, rebuild)
 @click.option("--dry-run", is_flag=True, help="Only list what would go, and why.")
 @click.option("--by", help="Who does it. Default: the user of this machine.")
 @lake_url
-@as_json
+@output_options
 def expire(
     names: tuple[str, ...],
     keep: str | None,
@@ -350,12 +350,12 @@ def expire(
             "Check the name and the lake.",
             dataset=unknown[0],
         )
-    span = None if grace is None else duration(grace)
+    span = None if grace is None else parse_duration(grace)
     if grace is not None and span is None:
         raise ConfigurationError(
             f"--grace {grace!r} is no duration.", "Write for example 90m, 24h or 7d.", setting="--grace"
         )
-    person, kept = who(by), None if keep is None else _kept(keep)
+    person, kept = resolve_user(by), None if keep is None else _parse_keep(keep)
     reports, errors = [], []
     for name in names or there:
         try:
@@ -370,7 +370,7 @@ def expire(
         show_json([report.to_json() for report in reports])
     else:
         for report in reports:
-            _show_discarded(report)
+            _show_expired(report)
     raise_first(errors)
 
 
@@ -379,7 +379,7 @@ def expire(
 @click.argument("version", required=False)
 @click.option("--deep", is_flag=True, help="Also check rows, columns, and the order and bucket of every key.")
 @lake_url
-@as_json
+@output_options
 def verify(name: str, version: str | None, deep: bool, lake_url: str | None, json_output: bool) -> None:
     """Check by checksum that every object of a version (default: all that are sealed) is as it was written.
 
@@ -429,9 +429,9 @@ def verify(name: str, version: str | None, deep: bool, lake_url: str | None, jso
     help="A CSV file without header that holds the keys, one a line, instead of KEYs.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask before.")
-@explained
+@audit_options
 @lake_url
-@as_json
+@output_options
 def erase(
     name: str,
     key: tuple[str, ...],
@@ -453,7 +453,7 @@ def erase(
     from dagster_adjunct.resources.objects.lake import open_lake
     from dagster_adjunct.resources.schemas.schema import Field
 
-    person = who(by)
+    person = resolve_user(by)
     lake = open_lake(lake_url, create=False)
     store = open_stored_versions(lake, name)
     manifest = store.require_manifest()
@@ -465,12 +465,12 @@ def erase(
             dataset=name,
         )
     fields = [Field(column, kind) for column, kind in zip(declared.key, declared.key_types, strict=True)]
-    texts = keys_in_file(name, declared.key, keys_from) if keys_from else entry_keys(name, declared.key, key)
+    texts = read_keys(name, declared.key, keys_from) if keys_from else split_keys(name, declared.key, key)
     keys = [key_from_text(f"dataset {name!r}", fields, values) for values in texts]
     if not yes:
         asked = f"Erase {len(keys)} key(s) from {manifest.stored_in_words} of {name}, for good?"
         click.confirm(asked, abort=True, err=True)
-    report = forget(lake, name, keys, reason=reason, by=person, roots=partial(_needed, lake, name))
+    report = forget(lake, name, keys, reason=reason, by=person, roots=partial(_versions_in_open_batches, lake, name))
     show_report(report, json_output=json_output)
     if not json_output:
         show_line(f"Not erased, because it is not the dataset's: {'; '.join(report.not_erased)}.")
@@ -478,7 +478,7 @@ def erase(
         raise click.exceptions.Exit(1)
 
 
-def _kept(text: str) -> int | None:
+def _parse_keep(text: str) -> int | None:
     if text == "all":
         return None
     if not text.isdecimal() or int(text) < 1:
@@ -488,7 +488,7 @@ def _kept(text: str) -> int | None:
     return int(text)
 
 
-def _show_discarded(report: DiscardReport) -> None:
+def _show_expired(report: DiscardReport) -> None:
     show_line(f"{report.summary()}.")
     outcomes = (("goes", (*report.discarded, *report.garbage)), ("spared", report.spared), ("stays", report.kept))
     rows = [[outcome, item.what, item.name, item.reason] for outcome, items in outcomes for item in items]
@@ -499,8 +499,8 @@ def _show_discarded(report: DiscardReport) -> None:
 UPKEEP_COMMANDS = (expire, verify, erase)
 
 
-def _needed(lake: Lake, dataset: str) -> dict[str, str]:
+def _versions_in_open_batches(lake: Lake, dataset: str) -> dict[str, str]:
     """Return which versions of a dataset open batches will read again, and why."""
-    from dagster_adjunct.orchestration.maintenance.discard import open_batches
+    from dagster_adjunct.orchestration.maintenance.discard import versions_in_open_batches
 
-    return open_batches(lake).get(dataset, {})
+    return versions_in_open_batches(lake).get(dataset, {})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dagster_adjunct.assets.reading.key_lookup import key_from_text
-from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_report, zoned
+from dagster_adjunct.orchestration.cli.output import lake_url, output_options, require_zone, show_report
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Field
 
@@ -26,14 +26,14 @@ _DURATION = re.compile(r"(\d+)\s*(m|h|d|w)")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
-def explained(command: C) -> C:
+def audit_options(command: C) -> C:
     """Add what every change needs: why, and by whom."""
     why = click.option("--reason", required=True, help="Why; it is kept with the change.")
     who = click.option("--by", help="Who does it. Default: the user of this machine.")
     return why(who(command))
 
 
-def who(by: str | None) -> str:
+def resolve_user(by: str | None) -> str:
     """Return who does it: as given, or the user of the operating system. Raises ConfigurationError for nobody."""
     if by is None:
         try:
@@ -47,17 +47,17 @@ def who(by: str | None) -> str:
     return by.strip()
 
 
-def duration(text: str) -> timedelta | None:
+def parse_duration(text: str) -> timedelta | None:
     """Return what 90m, 2h, 7d or 1w says, None for another text."""
     written = _DURATION.fullmatch(text.strip())
     return timedelta(**{_UNITS[written[2]]: int(written[1])}) if written else None
 
 
-def expiry(text: str | None, now: datetime) -> datetime | None:
+def parse_expiry(text: str | None, now: datetime) -> datetime | None:
     """Return when a pin ends: an ISO time with its zone, or a duration from now such as 90m, 2h, 7d, 1w."""
     if text is None:
         return None
-    span = duration(text)
+    span = parse_duration(text)
     if span is not None:
         return now + span
     try:
@@ -70,7 +70,7 @@ def expiry(text: str | None, now: datetime) -> datetime | None:
             "Write for example 2h, 7d, or 2026-01-31T18:00Z.",
             setting="--expires",
         )
-    moment = zoned("--expires", text, moment)
+    moment = require_zone("--expires", text, moment)
     if moment <= now:
         raise ConfigurationError(f"--expires {text} has passed already.", "Give a later time.", setting="--expires")
     return moment.astimezone(UTC)
@@ -91,9 +91,9 @@ def deletion_command(
     @click.option("--force", is_flag=True, help="Also where readers find out only at their next look.")
     @click.option("--dry-run", is_flag=True, help="Only show what would go, and who reads it.")
     @click.option("--yes", is_flag=True, help="Do not ask before.")
-    @explained
+    @audit_options
     @lake_url
-    @as_json
+    @output_options
     def delete(
         name: str,
         force: bool,
@@ -107,17 +107,17 @@ def deletion_command(
         from dagster_adjunct.resources.objects.lake import open_lake
 
         lake = open_lake(lake_url, create=False)
-        act = partial(deletion(), lake, name_of(name), reason=reason, by=who(by), force=force)
+        act = partial(deletion(), lake, name_of(name), reason=reason, by=resolve_user(by), force=force)
         if not dry_run and not yes:
             planned = act(dry_run=True)
             click.confirm(f"{planned.summary()}. Delete it for good?", abort=True, err=True)
         report = act(dry_run=dry_run)
-        show_report(report, _readers(report), json_output=json_output)
+        show_report(report, _reader_lines(report), json_output=json_output)
 
     return delete
 
 
-def _readers(report: DeletionReport) -> list[str]:
+def _reader_lines(report: DeletionReport) -> list[str]:
     verb = "refused without --force" if report.dry_run else "forced"
     return [
         *(f"refused, because {reader}" for reader in report.holding),
@@ -125,7 +125,7 @@ def _readers(report: DeletionReport) -> list[str]:
     ]
 
 
-def entry_keys(dataset: str, columns: Sequence[str], values: Sequence[str]) -> list[list[str]]:
+def split_keys(dataset: str, columns: Sequence[str], values: Sequence[str]) -> list[list[str]]:
     """Return the keys that a command line gives one after the other, each as one text a key column."""
     width = len(columns)
     if len(values) % width:
@@ -138,7 +138,7 @@ def entry_keys(dataset: str, columns: Sequence[str], values: Sequence[str]) -> l
     return [list(values[at : at + width]) for at in range(0, len(values), width)]
 
 
-def keys_in_file(dataset: str, columns: Sequence[str], file: Path) -> list[list[str]]:
+def read_keys(dataset: str, columns: Sequence[str], file: Path) -> list[list[str]]:
     """Return the keys in a CSV file without header: one a line, one field a key column; empty lines count nothing."""
     with file.open(newline="", encoding="utf-8") as lines:
         rows = [row for row in csv.reader(lines) if row]
@@ -153,7 +153,7 @@ def keys_in_file(dataset: str, columns: Sequence[str], file: Path) -> list[list[
     return rows
 
 
-def leading_values(dataset: str, fields: Sequence[Field], texts: Sequence[str]) -> tuple[Any, ...]:
+def parse_leading_values(dataset: str, fields: Sequence[Field], texts: Sequence[str]) -> tuple[Any, ...]:
     """Return texts as values of the leading key columns."""
     known = fields[: len(texts)] if len(texts) <= len(fields) else fields
     return key_from_text(f"dataset {dataset!r}", known, list(texts))
@@ -176,9 +176,9 @@ def repartition_command(
     @click.argument("name")
     @click.option("--partitions", required=True, type=click.IntRange(1), help="How many it is to have.")
     @click.option("--dry-run", is_flag=True, help="Only show what would be done, and who refuses it.")
-    @explained
+    @audit_options
     @lake_url
-    @as_json
+    @output_options
     def repartition(
         name: str,
         partitions: int,
@@ -191,7 +191,7 @@ def repartition_command(
         from dagster_adjunct.resources.objects.lake import open_lake
 
         lake = open_lake(lake_url, create=False)
-        report = rewriting()(lake, name_of(name), partitions, reason=reason, by=who(by), **others)
+        report = rewriting()(lake, name_of(name), partitions, reason=reason, by=resolve_user(by), **others)
         show_report(report, details(report), json_output=json_output)
 
     repartition.params[2:2] = options

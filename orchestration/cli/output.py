@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 _ID = re.compile(r"v(\d{6,})-([0-9a-f]{8,})")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d)?(\.\d+)?(Z|\+00:00)")
 # A time that somebody asked for, within a text: shorter without losing anything.
-_ASKED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d(?:(?!:00\+00:00):\d\d(?:\.\d+)?)?)(?::00)?\+00:00")
+_TIME_IN_TEXT = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d(?:(?!:00\+00:00):\d\d(?:\.\d+)?)?)(?::00)?\+00:00")
 # Columns that hold sentences: they go beneath the table where they do not fit beside the rest.
-TEXTS = ("what happens", "error", "message", "why", "reason", "by")
+SENTENCE_COLUMNS = ("what happens", "error", "message", "why", "reason", "by")
 
 
-def shortened(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+def shorten_cells(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """Return rows whose version ids are as short as they stay different, and whose times end with the minute."""
     ids = {cell for row in rows for cell in row if isinstance(cell, str) and _ID.fullmatch(cell)}
     short = short_ids(ids)
 
     def shorter(cell: Any) -> Any:
         if isinstance(cell, str):
-            return short.get(cell) or in_minutes(cell)
-        return in_minutes(cell) if isinstance(cell, datetime) else cell
+            return short.get(cell) or format_minutes(cell)
+        return format_minutes(cell) if isinstance(cell, datetime) else cell
 
     return [[shorter(cell) for cell in row] for row in rows]
 
@@ -58,21 +58,21 @@ def short_ids(ids: set[str]) -> dict[str, str]:
     return short
 
 
-def in_minutes(value: str | datetime) -> str:
+def format_minutes(value: str | datetime) -> str:
     """Return a stored time (ISO, UTC) as people read it; other texts as they are."""
     text = value.isoformat() if isinstance(value, datetime) else value
     time = _TIME.fullmatch(text)
-    return f"{time[1]} {time[2]}" if time else _ASKED.sub(r"\1Z", text)
+    return f"{time[1]} {time[2]}" if time else _TIME_IN_TEXT.sub(r"\1Z", text)
 
 
-def in_seconds(value: Any) -> Any:
+def format_seconds(value: Any) -> Any:
     """Return a stored time (UTC) to the second, with its zone; anything else as it is."""
     text = value.isoformat() if isinstance(value, datetime) else value
     time = _TIME.fullmatch(text) if isinstance(text, str) else None
     return f"{time[1]} {time[2]}{time[3] or ''} UTC" if time else value
 
 
-def told(value: Any, *, own: bool = False) -> str:
+def format_value(value: Any, *, own: bool = False) -> str:
     """Return any value as text: what is none, yes and no, thousands, lists and mappings as words.
 
     With `own` it is a user's, and a number or a bool is written as it is: a whole number may be a year.
@@ -87,18 +87,18 @@ def told(value: Any, *, own: bool = False) -> str:
         return f"{value:,}"
     if isinstance(value, Mapping):
         apart = "; " if any(isinstance(item, Mapping | list | tuple) for item in value.values()) else ", "
-        return apart.join(f"{name}: {told(item, own=own)}" for name, item in value.items())
+        return apart.join(f"{name}: {format_value(item, own=own)}" for name, item in value.items())
     if isinstance(value, list | tuple):
         if value and all(isinstance(item, Mapping) for item in value):
-            return "; ".join(told(item, own=own) for item in value)
+            return "; ".join(format_value(item, own=own) for item in value)
         return ", ".join(map(str, value))
     return str(value)
 
 
-def beneath(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+def columns_below(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
     """Return which columns of sentences go beneath the table, so that the others need no second line in `width`."""
     moved: list[str] = []
-    for name in TEXTS:
+    for name in SENTENCE_COLUMNS:
         if natural_width([c for c in columns if c not in moved], columns, rows) <= width:
             break
         if name in columns[1:] and any(row[columns.index(name)] not in ("", "-") for row in rows):
@@ -132,7 +132,7 @@ def _ask_json(context: click.Context, parameter: click.Parameter, value: bool) -
     return value
 
 
-def as_json(command: F) -> F:
+def output_options(command: F) -> F:
     """Add --json, which has all of what is found, and --wide, which keeps tables from being fitted to the terminal."""
     wide = click.option(
         "--wide", is_flag=True, expose_value=False, callback=_widen, help="Whole ids, times and texts in tables."
@@ -169,7 +169,7 @@ class Commands(click.Group):
             raise
         except Exception as error:
             if ctx.meta.get(_JSON) and not ctx.meta.get(_SHOWN):
-                show_json({"error": _facts_of(error), **ctx.meta.get(_OF_ERROR, {})})
+                show_json({"error": _error_facts(error), **ctx.meta.get(_OF_ERROR, {})})
             raise
 
 
@@ -178,8 +178,8 @@ def show_with_error(**facts: Any) -> None:
     click.get_current_context().meta[_OF_ERROR] = facts
 
 
-def _facts_of(error: Exception) -> dict[str, str]:
-    ours = error if isinstance(error, AdjunctError) else _inside(error)
+def _error_facts(error: Exception) -> dict[str, str]:
+    ours = error if isinstance(error, AdjunctError) else _wrapped_error(error)
     if ours is None:
         return {"type": type(error).__name__, "problem": _first_lines(error), "next_step": ""}
     return {"type": type(ours).__name__, "problem": ours.problem, "next_step": ours.next_step}
@@ -197,7 +197,7 @@ def fail_if_missing(answers: Iterable[object]) -> None:
         raise click.exceptions.Exit(NOT_FOUND)
 
 
-def zoned(option: str, text: str, moment: datetime) -> datetime:
+def require_zone(option: str, text: str, moment: datetime) -> datetime:
     """Return a time that an option gave, or refuse one without its zone, which could mean any of a day's."""
     if moment.tzinfo is None:
         written = text if ":" in text else f"{text}T00:00"
@@ -214,7 +214,7 @@ def show_json(value: Any) -> None:
     context = click.get_current_context(silent=True)
     if context is not None:
         context.meta[_SHOWN] = True
-    click.echo(json.dumps(value, indent=2, default=_jsonable, ensure_ascii=False))
+    click.echo(json.dumps(value, indent=2, default=_to_jsonable, ensure_ascii=False))
 
 
 def show_line(text: str) -> None:
@@ -253,8 +253,8 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
     context = click.get_current_context(silent=True)
     wide = context is not None and bool(context.meta.get(_WIDE))
     numeric = [bool(rows) and all(isinstance(row[at], int | float) for row in rows) for at in range(len(columns))]
-    cells = [[told(cell, own=own) for cell in row] for row in (rows if own or wide else shortened(rows))]
-    moved = [] if own or wide else beneath(columns, cells, console.width)
+    cells = [[format_value(cell, own=own) for cell in row] for row in (rows if own or wide else shorten_cells(rows))]
+    moved = [] if own or wide else columns_below(columns, cells, console.width)
     shown = [at for at, name in enumerate(columns) if name not in moved]
     folds = own or natural_width([columns[at] for at in shown], columns, cells) > console.width
     table = Table()
@@ -282,7 +282,7 @@ def show_facts(title: str, facts: Mapping[str, Any], *, own: bool = False) -> No
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name, Text(told(value, own=True) if own else told(in_seconds(value))))
+        table.add_row(name, Text(format_value(value, own=True) if own else format_value(format_seconds(value))))
     console.print(table)
 
 
@@ -294,7 +294,7 @@ def show_record(title: str, record: Mapping[str, Any] | None, missing: str) -> N
     show_facts(title, record, own=True)
 
 
-def guarded(command: Callable[[], Any]) -> int:
+def run_command(command: Callable[[], Any]) -> int:
     """Run a command; return its exit code, with every error as a readable sentence on stderr.
 
     With ADJUNCT_DEBUG set the traceback follows.
@@ -311,7 +311,7 @@ def guarded(command: Callable[[], Any]) -> int:
         _errors.print("Stopped. What was committed stays; the same command goes on from there.")
         return 130
     except Exception as error:  # noqa: BLE001 - the last line of defence: nothing bare reaches the user
-        ours = error if isinstance(error, AdjunctError) else _inside(error)
+        ours = error if isinstance(error, AdjunctError) else _wrapped_error(error)
         if ours is not None:
             place = ours.facts.get("declared_at")
             problem = f"{place}: {ours.problem}" if place else ours.problem
@@ -320,19 +320,19 @@ def guarded(command: Callable[[], Any]) -> int:
                 _errors.print(ours.next_step, markup=False, highlight=False)
             for note in getattr(ours, "__notes__", ()):
                 _errors.print(note, markup=False, highlight=False)
-            return _failed(CONDITIONS_NOT_MET if isinstance(ours, ConditionsNotMetError) else 1)
+            return _exit_code(CONDITIONS_NOT_MET if isinstance(ours, ConditionsNotMetError) else 1)
         _errors.print(Text.assemble((type(error).__name__, "bold red"), f": {_first_lines(error)}"))
         _errors.print("This is not an error that Adjunct expected; set ADJUNCT_DEBUG=1 for the traceback.")
-        return _failed(2)
+        return _exit_code(2)
 
 
-def _failed(code: int) -> int:
+def _exit_code(code: int) -> int:
     if os.environ.get("ADJUNCT_DEBUG"):
         traceback.print_exc(file=sys.stderr)
     return code
 
 
-def _inside(error: Exception) -> AdjunctError | None:
+def _wrapped_error(error: Exception) -> AdjunctError | None:
     """Return the error of ours that a Spark task raised and Spark reports in its own words."""
     from dagster_adjunct.resources.spark.errors import find_adjunct_error
 
@@ -343,7 +343,7 @@ def _first_lines(error: BaseException) -> str:
     return "\n".join(str(error).strip().splitlines()[:5])
 
 
-def _jsonable(value: Any) -> Any:
+def _to_jsonable(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat().replace("+00:00", "Z")
     if isinstance(value, date):
@@ -355,7 +355,7 @@ def _jsonable(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-def json_times(lake: Lake, app: Application | None, last: Checkpoint) -> dict[str, Any]:
+def times_to_json(lake: Lake, app: Application | None, last: Checkpoint) -> dict[str, Any]:
     """Return watermarks and the size of state as JSON-able values; nothing where no input declares event times."""
     from dagster_adjunct.orchestration.step.progress import input_times, state_sizes, waited_for
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagster_adjunct.orchestration.application.application import load_application
-from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_line
+from dagster_adjunct.orchestration.cli.output import lake_url, output_options, show_line
 from dagster_adjunct.orchestration.planner.render import describe_differences
 from dagster_adjunct.resources.errors import ConfigurationError
 
@@ -25,7 +25,7 @@ DIFFERS = 4
 """The exit code of a comparison that has found something, so that it is not taken for a failure."""
 
 
-@click.command()
+@click.command("plan")
 @click.argument("reference", metavar="MODULE:APP")
 @lake_url
 @click.option(
@@ -40,8 +40,8 @@ DIFFERS = 4
 )
 @click.option("--verify", is_flag=True, help="Ask Spark what it would do, over no records, and compare.")
 @click.option("--master", help="Spark master for --verify. Default: all cores here.")
-@as_json
-def plan(
+@output_options
+def show_plan(
     reference: str,
     lake_url: str | None,
     form: str,
@@ -85,20 +85,20 @@ def plan(
     if not verify:  # else Spark itself reads it all
         check_syntax(app)
     if verify:
-        proof = proof_of(app, lake, planned, master)
+        proof = verify_with_spark(app, lake, planned, master)
         if form == "json":
             both = {"plan": planned.to_json(), "spark": proof.to_json()}
             text = json.dumps(both, indent=2, ensure_ascii=False) + "\n"
         else:
             text = f"{planned.render()}\n{proof.render()}\n"
-        put(text, output, f"The plan of {planned.application}")
+        emit_text(text, output, f"The plan of {planned.application}")
         if proof.differences:
             raise click.exceptions.Exit(DIFFERS)
         return
     if against is None:
-        put(shown(planned, form), output, f"The plan of {planned.application}")
+        emit_text(render_plan(planned, form), output, f"The plan of {planned.application}")
         return
-    older = stored_plan(against)
+    older = read_plan_document(against)
     # What the lake says of the application is no difference between its plans, of which a stored one says it, too.
     older["notes"] = [note for note in older.get("notes", ()) if note not in told]
     lines = describe_differences(older, planned.to_json())
@@ -108,12 +108,12 @@ def plan(
     else:
         text = "".join(f"{line}\n" for line in lines) or f"The plan is the one of {against}.\n"
         text += "".join(f"Note: {note}\n" for note in told)
-    put(text, output, f"What is other than in {against}")
+    emit_text(text, output, f"What is other than in {against}")
     if lines:
         raise click.exceptions.Exit(DIFFERS)
 
 
-def proof_of(app: Application, lake: Lake, planned: ExecutionPlan, master: str | None) -> PhysicalProof:
+def verify_with_spark(app: Application, lake: Lake, planned: ExecutionPlan, master: str | None) -> PhysicalProof:
     """Return what Spark would do with the application; a session is started for that."""
     from dagster_adjunct.assets.writing.write_generation import Runtime
     from dagster_adjunct.orchestration.planner.catalog import systems_for
@@ -125,7 +125,7 @@ def proof_of(app: Application, lake: Lake, planned: ExecutionPlan, master: str |
         return verify_plan(Runtime(lake, systems_for(app, lake), session_factory(spark), by="verify"), app, planned)
 
 
-def stored_plan(path: Path) -> dict[str, Any]:
+def read_plan_document(path: Path) -> dict[str, Any]:
     """Return the document of a plan in a file, as it was written.
 
     Raises ConfigurationError where the file can't be read as JSON, MalformedDocumentError where it is no plan.
@@ -145,23 +145,23 @@ def stored_plan(path: Path) -> dict[str, Any]:
     return document
 
 
-def put(text: str, output: Path | None, what: str) -> None:
+def emit_text(text: str, output: Path | None, what: str) -> None:
     """Print a text, or write it to a file and say so."""
     if output is None:
         click.echo(text, nl=False)
         return
-    write(output, text)
+    write_file(output, text)
     show_line(f"{what} is in {output}.")
 
 
-def shown(planned: ExecutionPlan, form: str) -> str:
+def render_plan(planned: ExecutionPlan, form: str) -> str:
     """Return a plan in one of the formats, as text that ends with a line's end."""
     if form == "json":
         return json.dumps(planned.to_json(), indent=2, ensure_ascii=False) + "\n"
     return planned.to_mermaid() if form == "mermaid" else planned.render()
 
 
-def write(path: Path, text: str) -> None:
+def write_file(path: Path, text: str) -> None:
     """Write a file, in place of one that is there. Raises ConfigurationError where that can't be done."""
     try:
         path.write_text(text, encoding="utf-8")

@@ -10,17 +10,17 @@ import click
 
 from dagster_adjunct.orchestration.application.application import load_application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
-from dagster_adjunct.orchestration.cli.options import explained, who
+from dagster_adjunct.orchestration.cli.options import audit_options, resolve_user
 from dagster_adjunct.orchestration.cli.output import (
-    as_json,
     console,
-    json_times,
     lake_url,
+    output_options,
     show_facts,
     show_json,
     show_line,
     show_table,
     show_times,
+    times_to_json,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import JOIN_VERSIONS, JoinVersions
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -42,11 +42,11 @@ def checkpoint() -> None:
     """Where applications go on in their input streams."""
 
 
-@checkpoint.command()
+@checkpoint.command("show")
 @click.argument("name", metavar="MODULE:APP|NAME")
 @lake_url
-@as_json
-def show(name: str, lake_url: str | None, json_output: bool) -> None:
+@output_options
+def show_checkpoint(name: str, lake_url: str | None, json_output: bool) -> None:
     """Show the next offset of each input partition, its epoch, and a batch that is open.
 
     Where inputs say when their records happened, also how far they and the operators have come in time, and how much
@@ -60,10 +60,10 @@ def show(name: str, lake_url: str | None, json_output: bool) -> None:
     application = name if app is None else app.name
     last = CheckpointManager(lake, app or application).read_last_checkpoint()
     if last is None:
-        raise _unknown(lake, application)
-    ends = {} if app is None else _ends(lake, app, last)
+        raise _no_checkpoint_error(lake, application)
+    ends = {} if app is None else _stream_ends(lake, app, last)
     if json_output:
-        facts = {"application": application, **last.to_json(), **json_times(lake, app, last)}
+        facts = {"application": application, **last.to_json(), **times_to_json(lake, app, last)}
         show_json(facts | {"behind": {str(ssp): behind for ssp, (_, behind) in ends.items()}} if ends else facts)
         return
     facts = {"last batch": last.batch, "left so by commit": last.number, "at": f"{last.at:%Y-%m-%d %H:%M:%S} UTC"}
@@ -81,16 +81,18 @@ def show(name: str, lake_url: str | None, json_output: bool) -> None:
             f"({start.by}: {start.reason})."
         )
     if last.open is not None:
-        show_line(f"Open: {_words(last.open)}. The next run repeats it as written, if none is in it.")
+        show_line(f"Open: {_describe_batch(last.open)}. The next run repeats it as written, if none is in it.")
 
 
-@checkpoint.command()
+@checkpoint.command("history")
 @click.argument("name")
 @click.argument("partition", required=False)
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="The newest so many changes.")
 @lake_url
-@as_json
-def history(name: str, partition: str | None, limit: int, lake_url: str | None, json_output: bool) -> None:
+@output_options
+def show_checkpoint_history(
+    name: str, partition: str | None, limit: int, lake_url: str | None, json_output: bool
+) -> None:
     """Show the newest changes to where application NAME goes on: who moved what, when, from where to where."""
     from dagster_adjunct.orchestration.batch_log.checkpoints import CheckpointManager
     from dagster_adjunct.resources.objects.lake import open_lake
@@ -101,7 +103,7 @@ def history(name: str, partition: str | None, limit: int, lake_url: str | None, 
     changes = list(CheckpointManager(lake, name).history(limit, ssp))
     if not changes:
         if ssp is None:
-            raise _unknown(lake, name)
+            raise _no_checkpoint_error(lake, name)
         raise ConfigurationError(
             f"application {name!r} never read {ssp}.",
             f"See what it reads: adjunct checkpoint show {name}.",
@@ -113,18 +115,18 @@ def history(name: str, partition: str | None, limit: int, lake_url: str | None, 
     for change in changes:
         batch = "" if change.batch is None else f"  batch {change.batch}"
         show_line(f"{change.number}  {change.at:%Y-%m-%d %H:%M:%S} UTC  {change.by}{batch}")
-        for line in [*_startpoint_lines(change, ssp), *_moves(change, ssp)]:
+        for line in [*_startpoint_lines(change, ssp), *_move_lines(change, ssp)]:
             show_line(f"    {line}")
 
 
-@checkpoint.command()
+@checkpoint.command("abandon")
 @click.argument("name")
 @click.option("--skip", is_flag=True, help="Count its ranges as read: what no output has yet is passed over.")
 @click.option("--yes", is_flag=True, help="Do not ask before.")
-@explained
+@audit_options
 @lake_url
-@as_json
-def abandon(
+@output_options
+def abandon_batch(
     name: str, skip: bool, yes: bool, reason: str, by: str | None, lake_url: str | None, json_output: bool
 ) -> None:
     """Give up the open batch of application NAME, which every run would repeat as it is written, without end.
@@ -138,11 +140,11 @@ def abandon(
     checkpoints = CheckpointManager(lake, name)
     last = checkpoints.read_last_checkpoint()
     if last is None:
-        raise _unknown(lake, name)
+        raise _no_checkpoint_error(lake, name)
     if last.open is not None and not yes:
-        show_explained(last.open, skip=skip)
+        explain_abandon(last.open, skip=skip)
         click.confirm(f"{'Skip' if skip else 'Abandon'} batch {last.open.batch} of {name}?", abort=True, err=True)
-    intent = checkpoints.abandon(reason=reason, by=who(by), skip=skip)
+    intent = checkpoints.abandon(reason=reason, by=resolve_user(by), skip=skip)
     if json_output:
         show_json({"application": name, "skipped": skip, "batch": intent.model_dump(mode="json")})
         return
@@ -150,10 +152,10 @@ def abandon(
     show_line(f"Batch {intent.batch} of {name} is {'skipped' if skip else 'abandoned'}; the next run {after}.")
 
 
-def show_explained(intent: Intent, *, skip: bool) -> None:
+def explain_abandon(intent: Intent, *, skip: bool) -> None:
     """Say what it means to give this batch up."""
-    console.print(f"{_words(intent)}:", markup=False, highlight=False)
-    for line in _spans(intent):
+    console.print(f"{_describe_batch(intent)}:", markup=False, highlight=False)
+    for line in _range_lines(intent):
         show_line(f"  {line}")
     show_line("If a run is in it, that run ends with CommitConflictError, and nothing of it counts here.")
     if skip:
@@ -164,12 +166,12 @@ def show_explained(intent: Intent, *, skip: bool) -> None:
         )
 
 
-def _words(intent: Intent) -> str:
+def _describe_batch(intent: Intent) -> str:
     what = "a replay" if intent.replays else f"{len(intent.ranges)} partitions"
     return f"batch {intent.batch} of {what}, begun by {intent.run} at {intent.clock:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _spans(intent: Intent) -> list[str]:
+def _range_lines(intent: Intent) -> list[str]:
     return [
         f"{ssp}: offsets {span.start} to {span.end}" for ssp, span in intent.ranges.items() if span.start != span.end
     ]
@@ -191,10 +193,10 @@ def _startpoint_lines(change: CheckpointChange, ssp: SystemStreamPartition | Non
         for replay in change.replays
         if replay.what != "moved" and ssp in (None, replay.ssp)
     ]
-    return [*([] if change.note is None else [change.note]), *_shortened(lines, ssp)]
+    return [*([] if change.note is None else [change.note]), *_truncate_lines(lines, ssp)]
 
 
-def _moves(change: CheckpointChange, ssp: SystemStreamPartition | None) -> list[str]:
+def _move_lines(change: CheckpointChange, ssp: SystemStreamPartition | None) -> list[str]:
     moved = {one: span for one, span in change.moved.items() if ssp in (None, one)}
     lines = []
     for one, (before, after) in moved.items():
@@ -205,10 +207,10 @@ def _moves(change: CheckpointChange, ssp: SystemStreamPartition | None) -> list[
         for replay in change.replays
         if replay.what in ("moved", "ended") and ssp in (None, replay.ssp)
     ]
-    return _shortened(lines, ssp)
+    return _truncate_lines(lines, ssp)
 
 
-def _shortened(lines: list[str], ssp: SystemStreamPartition | None) -> list[str]:
+def _truncate_lines(lines: list[str], ssp: SystemStreamPartition | None) -> list[str]:
     """Return the lines, unless there are many for partitions that nobody named."""
     return lines if ssp or len(lines) <= _SHOWN + 1 else [*lines[:_SHOWN], f"and {len(lines) - _SHOWN} more"]
 
@@ -217,7 +219,7 @@ def _or_none(offset: str | None) -> str:
     return "none" if offset is None else offset
 
 
-def _ends(lake: Lake, app: Application, last: Checkpoint) -> dict[SystemStreamPartition, tuple[str, Any]]:
+def _stream_ends(lake: Lake, app: Application, last: Checkpoint) -> dict[SystemStreamPartition, tuple[str, Any]]:
     """Return the end of each partition of the inputs, and how many offsets the checkpoint is behind it."""
     from dagster_adjunct.orchestration.planner.catalog import systems_for
 
@@ -232,7 +234,7 @@ def _ends(lake: Lake, app: Application, last: Checkpoint) -> dict[SystemStreamPa
     return ends
 
 
-def _unknown(lake: Lake, application: str) -> ConfigurationError:
+def _no_checkpoint_error(lake: Lake, application: str) -> ConfigurationError:
     from dagster_adjunct.orchestration.batch_log.batch_log import list_applications, nearest
 
     known = nearest(application, list_applications(lake))
@@ -279,9 +281,9 @@ def startpoint() -> None:
 @click.option("--force", is_flag=True, help="Of a dataset's own stream: also where its table gets older, or has gaps.")
 @click.option("--replace", is_flag=True, help="A replay may take the place of a startpoint, and the other way round.")
 @click.option("--dry-run", is_flag=True, help="Only say what would happen, and write nothing.")
-@explained
+@audit_options
 @lake_url
-@as_json
+@output_options
 def set_startpoint(
     reference: str,
     partitions: tuple[str, ...],
@@ -308,8 +310,8 @@ def set_startpoint(
     The next run of the application begins there, once. With an --until… option it reads that part again beside its
     position, which stays.
     """
-    position = _position({"oldest": oldest, "upcoming": upcoming, "timestamp": timestamp, "offset": offset})
-    until = _until({"upcoming": until_upcoming, "timestamp": until_timestamp, "offset": until_offset})
+    position = _parse_start({"oldest": oldest, "upcoming": upcoming, "timestamp": timestamp, "offset": offset})
+    until = _parse_end({"upcoming": until_upcoming, "timestamp": until_timestamp, "offset": until_offset})
     startpoints = _startpoints(reference, lake_url, create=True)
     app = startpoints.app
     wanted: dict[str, Any] = {"until": until, "task": task, "on_unresolved": on_unresolved, "force": force}
@@ -317,13 +319,16 @@ def set_startpoint(
     if dry_run:
         asked = startpoints.preview(partitions, position, **wanted)
     else:
-        asked = startpoints.request(partitions, position, **wanted, replace=replace, by=who(by), reason=reason)
+        asked = startpoints.request(partitions, position, **wanted, replace=replace, by=resolve_user(by), reason=reason)
     if json_output:
-        show_json({**asked.to_json(), "next": _next(app, reference)} if asked.written else asked.to_json())
+        show_json({**asked.to_json(), "next": _next_step(app, reference)} if asked.written else asked.to_json())
         return
-    _show_asked(asked)
+    _show_requested(asked)
     if asked.written:
-        show_line(f"{_next(app, reference)} Not taken up, they expire in {_span(app.startpoints_expire_after)}.")
+        show_line(
+            f"{_next_step(app, reference)} Unless a run applies them, they expire in "
+            f"{_format_duration(app.startpoints_expire_after)}."
+        )
     else:
         show_line("Nothing is written (--dry-run).")
 
@@ -331,8 +336,8 @@ def set_startpoint(
 @startpoint.command("list")
 @click.argument("reference", metavar="MODULE:APP")
 @lake_url
-@as_json
-def list_startpoints(reference: str, lake_url: str | None, json_output: bool) -> None:
+@output_options
+def list_requests(reference: str, lake_url: str | None, json_output: bool) -> None:
     """List what waits, what was handed to tasks, the bounded replays under way, and what was applied last.
 
     And what has expired, and what this version can't read.
@@ -354,15 +359,15 @@ def list_startpoints(reference: str, lake_url: str | None, json_output: bool) ->
         show_line(f"Application {startpoints.app.name}: no startpoint waits, and none was ever applied.")
 
 
-@startpoint.command()
+@startpoint.command("clear")
 @click.argument("reference", metavar="MODULE:APP")
 @click.argument("partitions", metavar="[PARTITION]...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="At every partition, also of streams that are gone.")
 @click.option("--task", help="Only what is for this task, or was handed to it. Replays go on then.")
-@explained
+@audit_options
 @lake_url
-@as_json
-def clear(
+@output_options
+def clear_requests(
     reference: str,
     partitions: tuple[str, ...],
     everything: bool,
@@ -379,7 +384,7 @@ def clear(
             "Name partitions, as in lake.flights.3, or give --all.",
             setting="--all",
         )
-    startpoints, why = _startpoints(reference, lake_url), {"by": who(by), "reason": reason}
+    startpoints, why = _startpoints(reference, lake_url), {"by": resolve_user(by), "reason": reason}
     done = startpoints.clear(task=task, **why) if everything else startpoints.take_back(partitions, task=task, **why)
     if json_output:
         show_json(done.to_json())
@@ -425,34 +430,34 @@ def _startpoints(reference: str, lake_url: str | None, *, create: bool = False) 
     return Startpoints(open_lake(lake_url, create=create), load_application(reference))
 
 
-def _position(given: dict[str, str | bool | None]) -> Startpoint:
+def _parse_start(given: dict[str, str | bool | None]) -> Startpoint:
     from dagster_adjunct.orchestration.startpoints.request import parse_position
 
-    chosen = _given(given)
+    chosen = _given_options(given)
     if len(chosen) != 1:
         raise ConfigurationError(
-            f"{_options(chosen, '--') or 'no position'} {'are given' if chosen else 'is given'}: where is reading to "
-            "start?",
+            f"{_join_options(chosen, '--') or 'no position'} {'are given' if chosen else 'is given'}: where should "
+            "reading start?",
             "Give one of --oldest, --upcoming, --timestamp T, --offset N.",
             setting=f"--{chosen[0]}" if chosen else None,
         )
     return parse_position(chosen[0], _value(given[chosen[0]]))
 
 
-def _until(given: dict[str, str | bool | None]) -> Startpoint | None:
+def _parse_end(given: dict[str, str | bool | None]) -> Startpoint | None:
     from dagster_adjunct.orchestration.startpoints.request import parse_position
 
-    chosen = _given(given)
+    chosen = _given_options(given)
     if len(chosen) > 1:
         raise ConfigurationError(
-            f"{_options(chosen, '--until-')} are given: where is the replay to end?",
+            f"{_join_options(chosen, '--until-')} are given: where is the replay to end?",
             "Give one of them.",
             setting=f"--until-{chosen[0]}",
         )
     return parse_position(chosen[0], _value(given[chosen[0]])) if chosen else None
 
 
-def _given(options: dict[str, str | bool | None]) -> list[str]:
+def _given_options(options: dict[str, str | bool | None]) -> list[str]:
     return [name for name, value in options.items() if value is not None and value is not False]
 
 
@@ -460,11 +465,11 @@ def _value(value: str | bool | None) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _options(names: Sequence[str], prefix: str) -> str:
+def _join_options(names: Sequence[str], prefix: str) -> str:
     return " and ".join(f"{prefix}{name}" for name in names)
 
 
-def _show_asked(asked: AskedStartpoints) -> None:
+def _show_requested(asked: AskedStartpoints) -> None:
     bounded = any(preview.request.until is not None for preview in asked.previews)
     columns = ["partition", "task", "checkpoint", "from", *(["until"] if bounded else []), "offsets", "what happens"]
     rows = [
@@ -494,11 +499,11 @@ def _tasks(names: Sequence[str]) -> str | None:
     return f"all {len(names)} tasks" if len(names) > _TASKS_SHOWN else ", ".join(names) or None
 
 
-def _next(app: Application, reference: str) -> str:
+def _next_step(app: Application, reference: str) -> str:
     sensor = to_dagster_name(f"{app.name}_startpoints")
     return f"The next run begins there: the sensor {sensor}, if it is on, starts one; else: adjunct run {reference}."
 
 
-def _span(span: timedelta) -> str:
+def _format_duration(span: timedelta) -> str:
     hours = span / timedelta(hours=1)
     return f"{hours:g} hours" if hours >= 1 else str(span)

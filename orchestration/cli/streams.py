@@ -10,8 +10,8 @@ import click
 
 from dagster_adjunct.orchestration.cli.options import deletion_command, repartition_command
 from dagster_adjunct.orchestration.cli.output import (
-    as_json,
     lake_url,
+    output_options,
     show_facts,
     show_items,
     show_json,
@@ -37,7 +37,7 @@ def stream() -> None:
 
 @stream.command("list")
 @lake_url
-@as_json
+@output_options
 def list_streams(lake_url: str | None, json_output: bool) -> None:
     """List the streams with their partitions and records."""
     streams = _streams(lake_url)
@@ -49,11 +49,11 @@ def list_streams(lake_url: str | None, json_output: bool) -> None:
     show_items("streams", columns, descriptions)
 
 
-@stream.command()
+@stream.command("show")
 @click.argument("name")
 @lake_url
-@as_json
-def show(name: str, lake_url: str | None, json_output: bool) -> None:
+@output_options
+def show_stream(name: str, lake_url: str | None, json_output: bool) -> None:
     """Show a stream's schema, partitions, offsets, markers, policies and named readers."""
     from dagster_adjunct.resources.streams.lake.readers import list_readers
 
@@ -192,19 +192,19 @@ def _lake_stream(name: str) -> str:
     return unqualify_stream_name("lake", name)
 
 
-def _deletion() -> Deletion:
+def _load_delete() -> Deletion:
     from dagster_adjunct.orchestration.maintenance.delete import delete_stream
 
     return delete_stream
 
 
-def _rewriting() -> Callable[..., RepartitionReport]:
+def _load_repartition() -> Callable[..., RepartitionReport]:
     from dagster_adjunct.orchestration.maintenance.repartition import repartition_stream
 
     return repartition_stream
 
 
-def _who_goes_on(report: RepartitionReport) -> list[str]:
+def _repartition_details(report: RepartitionReport) -> list[str]:
     goes, refused = ("would go", "refused") if report.dry_run else ("goes", "forced")
     return [
         *(f"application {application} {goes} on where it has read to" for application in report.carried),
@@ -216,8 +216,8 @@ def _who_goes_on(report: RepartitionReport) -> list[str]:
 stream.add_command(
     repartition_command(
         "Rewrite a stream into another number of partitions, once everybody who follows it has read all of it.",
-        _rewriting,
-        _who_goes_on,
+        _load_repartition,
+        _repartition_details,
         name_of=_lake_stream,
         options=[
             click.Option(
@@ -229,7 +229,7 @@ stream.add_command(
 stream.add_command(
     deletion_command(
         "Delete a stream for good. Refused while something reads it; repeat it where it was interrupted.",
-        _deletion,
+        _load_delete,
         name_of=_lake_stream,
     )
 )

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_adjunct.orchestration.cli.options import who
+from dagster_adjunct.orchestration.cli.options import resolve_user
 from dagster_adjunct.orchestration.cli.output import (
-    as_json,
     fail_if_missing,
     lake_url,
+    output_options,
     show_json,
     show_line,
     show_record,
@@ -25,19 +25,19 @@ def table() -> None:
     """Remote tables that this lake's applications write."""
 
 
-@table.command()
+@table.command("get")
 @click.argument("name")
 @click.argument("key", nargs=-1, required=True)
 @lake_url
-@as_json
-def get(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool) -> None:
+@output_options
+def get_record(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool) -> None:
     """Look one record up by its key, one KEY for each key column. The exit code is 6 where there is none."""
     from dagster_adjunct.orchestration.application.table_registry import open_registered_table
     from dagster_adjunct.resources.objects.lake import open_lake
     from dagster_adjunct.resources.tables.table import BlockingTable
 
     remote = open_registered_table(open_lake(lake_url, create=False), name)
-    values = _typed(key, remote)
+    values = _parse_key(key, remote)
     with BlockingTable(remote) as blocking:
         record = blocking.get(values[0] if len(values) == 1 else values)
     if json_output:
@@ -51,20 +51,20 @@ def get(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool
 @click.argument("name")
 @click.option("--by", help="Who asks, instead of the user of this machine.")
 @lake_url
-@as_json
+@output_options
 def allow_recreate(name: str, by: str | None, lake_url: str | None, json_output: bool) -> None:
     """Let the next run create a table again whose file is gone. Deletes nothing."""
     from dagster_adjunct.orchestration.application.table_registry import reset_table
     from dagster_adjunct.resources.objects.lake import open_lake
 
-    reset_table(open_lake(lake_url, create=False), name, by=who(by))
+    reset_table(open_lake(lake_url, create=False), name, by=resolve_user(by))
     if json_output:
         show_json({"table": name, "forgotten": True})
     else:
         show_line(f"Table {name} may be created again: the next run that writes it creates it where it is declared.")
 
 
-def _typed(key: tuple[str, ...], remote: RemoteTable[Any, Any, Any]) -> tuple[Any, ...]:
+def _parse_key(key: tuple[str, ...], remote: RemoteTable[Any, Any, Any]) -> tuple[Any, ...]:
     """Return the texts of a key as values of the types that the table's declaration gives its key columns."""
     from dagster_adjunct.assets.reading.key_lookup import key_from_text
     from dagster_adjunct.resources.backends.columns import Kind, declared_column

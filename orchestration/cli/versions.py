@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
 
-from dagster_adjunct.orchestration.cli.options import entry_keys, expiry, explained, who
+from dagster_adjunct.orchestration.cli.options import audit_options, parse_expiry, resolve_user, split_keys
 from dagster_adjunct.orchestration.cli.output import (
-    as_json,
     fail_if_missing,
     lake_url,
+    output_options,
     show_facts,
     show_items,
     show_json,
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 @click.command("versions")
 @click.argument("name")
 @lake_url
-@as_json
+@output_options
 def list_versions(name: str, lake_url: str | None, json_output: bool) -> None:
     """List the retained versions: which is served, pinned, rejected or withdrawn, and why."""
-    store = store_of(lake_url, name)
+    store = open_versions(lake_url, name)
     if json_output:
         manifest = store.require_manifest()
-        show_json(_listed(manifest))
+        show_json(_list_facts(manifest))
     else:
         show_versions(store)
 
@@ -45,7 +45,7 @@ def list_versions(name: str, lake_url: str | None, json_output: bool) -> None:
 def show_versions(store: StoredVersions) -> None:
     """Print the retained versions as a table, oldest first."""
     manifest = store.require_manifest()
-    facts = _listed(manifest)
+    facts = _list_facts(manifest)
     dated = ["valid from"] if any(fact.get("valid_from") for fact in facts) else []
     columns = ["id", "name", *dated, "rows", "bytes", "sealed at", "state", "reason"]
     marked = [fact | {"state": ", ".join([fact["state"], *fact["marks"]])} for fact in facts]
@@ -81,15 +81,15 @@ def show_version(store: StoredVersions, version: str, *, json_output: bool) -> N
     show_table("schema", ["column", "type"], [[field["name"], field["type"]] for field in schema])
 
 
-@click.command()
+@click.command("history")
 @click.argument("name")
 @click.argument("key", nargs=-1)
 @click.option(
     "--limit", type=click.IntRange(1), default=20, show_default=True, help="The newest so many commits, or intervals."
 )
 @lake_url
-@as_json
-def history(name: str, key: tuple[str, ...], limit: int, lake_url: str | None, json_output: bool) -> None:
+@output_options
+def show_history(name: str, key: tuple[str, ...], limit: int, lake_url: str | None, json_output: bool) -> None:
     """Show the newest commits: what was done to which version, by whom, when and why. With KEY its entry over time.
 
     The exit code is 6 where there was never an entry of KEY.
@@ -97,7 +97,7 @@ def history(name: str, key: tuple[str, ...], limit: int, lake_url: str | None, j
     if key:
         _show_entry_over_time(name, key, limit, lake_url, json_output)
         return
-    entries = [entry.to_json() for entry in store_of(lake_url, name).history(limit)]
+    entries = [entry.to_json() for entry in open_versions(lake_url, name).history(limit)]
     if json_output:
         show_json(entries)
         return
@@ -105,7 +105,7 @@ def history(name: str, key: tuple[str, ...], limit: int, lake_url: str | None, j
     show_items(f"history of {name}, in UTC", columns, entries)
 
 
-@click.command()
+@click.command("diff")
 @click.argument("name")
 @click.argument("old")
 @click.argument("new")
@@ -113,10 +113,10 @@ def history(name: str, key: tuple[str, ...], limit: int, lake_url: str | None, j
     "--sample", type=click.IntRange(0), default=20, show_default=True, help="At most so many keys of each kind."
 )
 @lake_url
-@as_json
-def diff(name: str, old: str, new: str, sample: int, lake_url: str | None, json_output: bool) -> None:
+@output_options
+def show_diff(name: str, old: str, new: str, sample: int, lake_url: str | None, json_output: bool) -> None:
     """Compare two versions: keys that were added, removed and changed, counted and sampled."""
-    differences = store_of(lake_url, name).diff(old, new, sample=sample)
+    differences = open_versions(lake_url, name).diff(old, new, sample=sample)
     if json_output:
         show_json(differences.to_json())
         return
@@ -133,7 +133,7 @@ def diff(name: str, old: str, new: str, sample: int, lake_url: str | None, json_
         show_facts(f"changed: {', '.join(map(str, entry.key.values()))}", values, own=True)
 
 
-COMMANDS = (list_versions, history, diff)
+COMMANDS = (list_versions, show_history, show_diff)
 
 
 def _show_entry_over_time(name: str, key: tuple[str, ...], limit: int, lake_url: str | None, json_output: bool) -> None:
@@ -143,7 +143,7 @@ def _show_entry_over_time(name: str, key: tuple[str, ...], limit: int, lake_url:
     from dagster_adjunct.resources.objects.lake import open_lake
 
     with open_dataset(open_lake(lake_url, create=False), name) as opened:
-        texts = entry_keys(name, opened.sealed.key, key)
+        texts = split_keys(name, opened.sealed.key, key)
         if len(texts) > 1:
             raise ConfigurationError(
                 f"dataset {name!r}: {len(texts)} keys were given, and one entry is shown over time.",
@@ -163,26 +163,28 @@ def _show_entry_over_time(name: str, key: tuple[str, ...], limit: int, lake_url:
         rows = []
         for part in newest:
             told = ["deleted"] if part.entry is None else [part.entry[column] for column in values]
-            rows.append([_time(part.valid_from), _time(part.valid_to), *told, *[""] * (len(values) - len(told))])
+            rows.append(
+                [_format_time(part.valid_from), _format_time(part.valid_to), *told, *[""] * (len(values) - len(told))]
+            )
         part_of_all = f", the newest {len(newest)} of {len(every)} (--limit)" if len(newest) < len(every) else ""
         title = f"{name} {', '.join(texts[0])} over time, in UTC{part_of_all}"
         show_table(title, ["valid from", "valid to", *(values or [""])], rows, own=True)
     fail_if_missing([every or None])
 
 
-def _time(moment: datetime | None) -> str:
+def _format_time(moment: datetime | None) -> str:
     """Return a moment as people read it, no shorter than it has to be to be exact."""
     return "" if moment is None else str(moment.astimezone(UTC).replace(tzinfo=None))
 
 
-def store_of(lake_url: str | None, name: str) -> StoredVersions:
+def open_versions(lake_url: str | None, name: str) -> StoredVersions:
     from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
     from dagster_adjunct.resources.objects.lake import open_lake
 
     return open_stored_versions(open_lake(lake_url, create=False), name)
 
 
-def _listed(manifest: DatasetManifest) -> list[dict[str, Any]]:
+def _list_facts(manifest: DatasetManifest) -> list[dict[str, Any]]:
     return [_facts(manifest, ref) for ref in manifest.listed]
 
 
@@ -199,7 +201,7 @@ def _facts(manifest: DatasetManifest, ref: VersionRef) -> dict[str, Any]:
 _VERSION = click.argument("version")
 
 
-class Why(TypedDict):
+class AuditFields(TypedDict):
     """What is kept with a change."""
 
     reason: str
@@ -216,13 +218,13 @@ def _change_command(
     """
 
     def command_of(change: Callable[..., BoundedManifest]) -> click.Command:
-        @explained
+        @audit_options
         @lake_url
-        @as_json
+        @output_options
         def command(
             name: str, reason: str, by: str | None, lake_url: str | None, json_output: bool, **given: Any
         ) -> None:
-            store, why = store_of(lake_url, name), Why(reason=reason, by=who(by))
+            store, why = open_versions(lake_url, name), AuditFields(reason=reason, by=resolve_user(by))
             before = store.require_manifest()
             after = change(store, why, **given)
             _show_change(store, action, before, after, json_output=json_output)
@@ -241,25 +243,25 @@ def _change_command(
         "--expires", metavar="TIME", help="When the pin ends: a duration (2h, 7d) or an ISO time with its zone."
     ),
 )
-def pin(store: StoredVersions, why: Why, version: str, expires: str | None) -> BoundedManifest:
+def pin(store: StoredVersions, why: AuditFields, version: str, expires: str | None) -> BoundedManifest:
     """Serve VERSION, whatever is published meanwhile, until it is unpinned or the pin expires."""
-    return store.pin(version, **why, expires_at=expiry(expires, utc_now()))
+    return store.pin(version, **why, expires_at=parse_expiry(expires, utc_now()))
 
 
 @_change_command("unpin")
-def unpin(store: StoredVersions, why: Why) -> BoundedManifest:
+def unpin(store: StoredVersions, why: AuditFields) -> BoundedManifest:
     """Serve again what the last publication or rollback chose."""
     return store.unpin(**why)
 
 
 @_change_command("rollback", click.argument("version", required=False))
-def rollback(store: StoredVersions, why: Why, version: str | None) -> BoundedManifest:
+def rollback(store: StoredVersions, why: AuditFields, version: str | None) -> BoundedManifest:
     """Serve VERSION (without it: the one before) until the next one is published."""
     return store.rollback(version, **why)
 
 
 @_change_command("revoke", _VERSION)
-def revoke(store: StoredVersions, why: Why, version: str) -> BoundedManifest:
+def revoke(store: StoredVersions, why: AuditFields, version: str) -> BoundedManifest:
     """Never serve VERSION again; what was served before it takes its place."""
     return store.withdraw(version, **why)
 
@@ -269,19 +271,19 @@ def revoke(store: StoredVersions, why: Why, version: str) -> BoundedManifest:
     _VERSION,
     click.option("--make-current", is_flag=True, help="Serve it, also where it does not come after what is served."),
 )
-def accept(store: StoredVersions, why: Why, version: str, make_current: bool) -> BoundedManifest:
+def accept(store: StoredVersions, why: AuditFields, version: str, make_current: bool) -> BoundedManifest:
     """Publish a rejected VERSION after all; one that is older than what is served is kept beside it."""
     return store.force(version, **why, make_current=make_current)
 
 
 @_change_command("remove-version", _VERSION)
-def remove_version(store: StoredVersions, why: Why, version: str) -> BoundedManifest:
+def remove_version(store: StoredVersions, why: AuditFields, version: str) -> BoundedManifest:
     """Remove a rejected or withdrawn VERSION from the list; the next `dataset expire` deletes its files."""
     return store.drop(version, **why)
 
 
 @_change_command("abandon", _VERSION)
-def abandon(store: StoredVersions, why: Why, version: str) -> BoundedManifest:
+def abandon_incomplete(store: StoredVersions, why: AuditFields, version: str) -> BoundedManifest:
     """End VERSION, which can't be completed: its markers close nothing from now on, and the next one can follow."""
     from dagster_adjunct.assets.bounded.advance import abandon_version
     from dagster_adjunct.assets.versions.manifest import as_bounded
@@ -290,7 +292,7 @@ def abandon(store: StoredVersions, why: Why, version: str) -> BoundedManifest:
     return as_bounded(store.require_manifest())
 
 
-CHANGE_COMMANDS = (pin, unpin, rollback, revoke, accept, remove_version, abandon)
+CHANGE_COMMANDS = (pin, unpin, rollback, revoke, accept, remove_version, abandon_incomplete)
 
 
 def _show_change(

@@ -20,9 +20,9 @@ from dagster_adjunct.orchestration.code_location.dataset_assets import (
     partitioned_dataset_asset,
 )
 from dagster_adjunct.orchestration.code_location.metadata import code_references
-from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator, kind_of
+from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator, node_kind
 from dagster_adjunct.orchestration.code_location.output_assets import outputs_asset
-from dagster_adjunct.orchestration.code_location.sensors import is_delivered
+from dagster_adjunct.orchestration.code_location.sensors import has_delivered_versions
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.errors import ConfigurationError
 
@@ -55,7 +55,7 @@ class AssetGraph:
             spec = self._spec(app, source, external=True)
             self._read.setdefault(spec.key, spec)
         datasets = {dataset.name: self._add_dataset(app, dataset) for dataset in app.datasets}
-        stored = [dataset for dataset in app.datasets if dataset.versions is None and _is_made_alone(dataset)]
+        stored = [dataset for dataset in app.datasets if dataset.versions is None and _has_own_asset(dataset)]
         keys = [datasets[dataset.name] for dataset in stored]
         outputs = {
             output.node: self._spec(app, output.node, [*output.upstream, *find_unjoined_datasets(app)])
@@ -82,14 +82,14 @@ class AssetGraph:
         """Return what is read and not made here: streams, files and tables that none of the applications writes, and
         the datasets that live for one run only, which Dagster shows and does not make.
         """
-        made = (asset for asset, _ in self._datasets.values() if not _is_made_alone(asset.dataset))
+        made = (asset for asset, _ in self._datasets.values() if not _has_own_asset(asset.dataset))
         passing = [asset.spec for asset in made if asset.key not in self._writers]
         return [*(spec for key, spec in self._read.items() if key not in self._writers), *passing]
 
     def assets(self) -> list[AssetsDefinition]:
         """Return the assets that are made here: datasets, each version set in one, and the applications' outputs."""
         made = []
-        stored = (asset.dataset for asset, _ in self._datasets.values() if _is_made_alone(asset.dataset))
+        stored = (asset.dataset for asset, _ in self._datasets.values() if _has_own_asset(asset.dataset))
         for unit in group_datasets(stored, "build_definitions"):
             members = [self._datasets[dataset.name][0] for dataset in unit]
             partitioned = members[0].dataset.versions is not None
@@ -115,7 +115,7 @@ class AssetGraph:
         Those that this application's job is the first to make.
         """
         units = group_datasets((asset.dataset for asset, _ in self._datasets.values()), "build_definitions")
-        delivered = (unit for unit in units if all(map(is_delivered, unit)))
+        delivered = (unit for unit in units if all(map(has_delivered_versions, unit)))
         members = ([self._datasets[dataset.name][0] for dataset in unit] for unit in delivered)
         return [unit for unit in members if self._first_to_make(unit) == application]
 
@@ -147,7 +147,7 @@ class AssetGraph:
         return known.key
 
     def _key(self, app: "Application", node: LineageNode) -> AssetKey:
-        key = self._names.get_asset_key(kind_of(node.kind).subject(app, node.name))
+        key = self._names.get_asset_key(node_kind(node.kind).subject(app, node.name))
         known = self._nodes.setdefault(key, node)
         if known != node:
             raise ConfigurationError(
@@ -164,7 +164,7 @@ class AssetGraph:
         """Return the asset of a node. An external one says nothing of the application: Definitions.merge takes several
         of one key where they are equal.
         """
-        names, kind = self._names, kind_of(node.kind)
+        names, kind = self._names, node_kind(node.kind)
         subject, metadata = kind.subject(app, node.name), kind.declared_metadata(app, node.name)
         if external:
             subject = replace(subject, owners=(), external=True)
@@ -184,6 +184,6 @@ class AssetGraph:
         )
 
 
-def _is_made_alone(dataset: "AdjunctDataset") -> bool:
+def _has_own_asset(dataset: "AdjunctDataset") -> bool:
     """Whether an asset of its own makes the dataset: an application's step makes local tables, and those of one run."""
     return dataset.following.persistent and not dataset.is_local

@@ -67,15 +67,15 @@ class OpRun:
 BOOTSTRAPPED = "bootstrapped"
 
 
-def bootstrap_specs(dataset: "AdjunctDataset", key: AssetKey) -> list[AssetCheckSpec]:
+def bootstrap_check_specs(dataset: "AdjunctDataset", key: AssetKey) -> list[AssetCheckSpec]:
     """Return the check of a dataset that is marked for bootstrap; none for others."""
-    if not _marked(dataset):
+    if not _has_bootstrap_check(dataset):
         return []
     text = "The table has reached the ends that its stream had when its bootstrap began; others wait for it."
     return [AssetCheckSpec(BOOTSTRAPPED, asset=key, description=text, blocking=True)]
 
 
-def bootstrap_results(
+def bootstrap_check_results(
     run: OpRun,
     dataset: "AdjunctDataset",
     key: AssetKey,
@@ -86,7 +86,7 @@ def bootstrap_results(
     from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
     from dagster_adjunct.assets.versions.manifest import as_unbounded
 
-    if not _marked(dataset) or not _selected(run.context, key):
+    if not _has_bootstrap_check(dataset) or not _is_selected(run.context, key):
         return
     table = None if manifest is None else as_unbounded(manifest)
     progress = None if table is None else bootstrap_progress(run.systems, table, run.lake.now())
@@ -99,27 +99,29 @@ def bootstrap_results(
         passed=served and not stale,
         # Where it is declared that a stale table is served, it is: readers are warned, and not held back.
         severity=AssetCheckSeverity.WARN if served else AssetCheckSeverity.ERROR,
-        description=_description(progress, decision),
-        metadata=_metadata(progress, decision, report),
+        description=_describe_bootstrap(progress, decision),
+        metadata=_bootstrap_metadata(progress, decision, report),
     )
 
 
 @contextmanager
-def unfinished_reported(run: OpRun, datasets: "Sequence[tuple[AdjunctDataset, AssetKey]]") -> Iterator[None]:
+def report_unfinished_bootstrap(run: OpRun, datasets: "Sequence[tuple[AdjunctDataset, AssetKey]]") -> Iterator[None]:
     """Report a bootstrap that an error has ended before its target as failed, and let the error fail the run."""
     try:
         yield
     except Exception as error:
         for dataset, key in datasets:
-            if _marked(dataset) and _selected(run.context, key):
-                evaluation = _unfinished(run, dataset, key, error)
+            if _has_bootstrap_check(dataset) and _is_selected(run.context, key):
+                evaluation = _unfinished_evaluation(run, dataset, key, error)
                 if evaluation is not None:
                     # A result would be an output, and a step that fails has none.
                     run.context.log_event(evaluation)
         raise
 
 
-def _unfinished(run: OpRun, dataset: "AdjunctDataset", key: AssetKey, error: Exception) -> AssetCheckEvaluation | None:
+def _unfinished_evaluation(
+    run: OpRun, dataset: "AdjunctDataset", key: AssetKey, error: Exception
+) -> AssetCheckEvaluation | None:
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
     from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
     from dagster_adjunct.assets.versions.manifest import as_unbounded
@@ -139,13 +141,13 @@ def _unfinished(run: OpRun, dataset: "AdjunctDataset", key: AssetKey, error: Exc
         check_name=BOOTSTRAPPED,
         passed=False,
         severity=AssetCheckSeverity.ERROR,
-        description=f"{_description(progress, decision)}{looked}. It ended with: {error}",
-        metadata=_metadata(progress, decision, None),
+        description=f"{_describe_bootstrap(progress, decision)}{looked}. It ended with: {error}",
+        metadata=_bootstrap_metadata(progress, decision, None),
         blocking=True,
     )
 
 
-def _description(progress: "BootstrapProgress | None", decision: "Decision | None") -> str:
+def _describe_bootstrap(progress: "BootstrapProgress | None", decision: "Decision | None") -> str:
     if progress is None:
         return "The bootstrap has not begun"
     if decision is not None and decision.action == "serve-stale":
@@ -155,7 +157,7 @@ def _description(progress: "BootstrapProgress | None", decision: "Decision | Non
     return f"Bootstrap {progress.summary()}"
 
 
-def _metadata(
+def _bootstrap_metadata(
     progress: "BootstrapProgress | None", decision: "Decision | None", report: "AdvanceReport | None"
 ) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
@@ -172,11 +174,11 @@ def _metadata(
     return metadata
 
 
-def _marked(dataset: "AdjunctDataset") -> bool:
+def _has_bootstrap_check(dataset: "AdjunctDataset") -> bool:
     return dataset.follows_changes and dataset.bootstrap
 
 
-def _selected(context: AssetExecutionContext, key: AssetKey) -> bool:
+def _is_selected(context: AssetExecutionContext, key: AssetKey) -> bool:
     return any((check.asset_key, check.name) == (key, BOOTSTRAPPED) for check in context.selected_asset_check_keys)
 
 
@@ -244,7 +246,7 @@ ACCEPTED = "adjunct_accepted"
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class VersionVerdicts:
     """What was said of one version before it was published or refused."""
 
     ref: "VersionRef"
@@ -255,7 +257,7 @@ class Judgement:
         return self.ref.state != "rejected"
 
 
-def check_specs(dataset: "AdjunctDataset", key: AssetKey) -> list[AssetCheckSpec]:
+def validator_check_specs(dataset: "AdjunctDataset", key: AssetKey) -> list[AssetCheckSpec]:
     """Return the checks of a bounded dataset: that its newest version was accepted, and one for each validator.
 
     A version can be refused without a validator (a marker's count is wrong, a key is null): the first check says it.
@@ -276,7 +278,9 @@ def check_specs(dataset: "AdjunctDataset", key: AssetKey) -> list[AssetCheckSpec
     return [AssetCheckSpec(ACCEPTED, asset=key, description=accepted), *validators]
 
 
-def judgement_of(store: "StoredVersions", manifest: "DatasetManifest", name: str | None = None) -> Judgement | None:
+def newest_verdicts(
+    store: "StoredVersions", manifest: "DatasetManifest", name: str | None = None
+) -> VersionVerdicts | None:
     """Return what was said of the newest version that was delivered (under this name), None before the first.
 
     While the newest is rejected, that is what the checks show, until it is forced or dropped or a better one comes.
@@ -287,23 +291,25 @@ def judgement_of(store: "StoredVersions", manifest: "DatasetManifest", name: str
     if newest is None:
         return None
     if newest.state == "rejected":
-        return Judgement(newest, newest.verdicts)
+        return VersionVerdicts(newest, newest.verdicts)
     if name is None:
         served = manifest.version
         ref = manifest.ref(served.id) if served else None
-        return Judgement(ref, served.verdicts) if served and ref else None
-    return Judgement(newest, store.log.read_version(newest).verdicts)
+        return VersionVerdicts(ref, served.verdicts) if served and ref else None
+    return VersionVerdicts(newest, store.log.read_version(newest).verdicts)
 
 
-def check_results(
-    context: AssetExecutionContext, dataset: "AdjunctDataset", key: AssetKey, judgement: Judgement | None
+def validator_check_results(
+    context: AssetExecutionContext, dataset: "AdjunctDataset", key: AssetKey, judgement: VersionVerdicts | None
 ) -> Iterator[AssetCheckResult]:
     """Yield the result of every check that was evaluated of this version, of those that the run has selected."""
     selected = {check.name for check in context.selected_asset_check_keys if check.asset_key == key}
-    yield from (result for result in _results(dataset, key, judgement) if result.check_name in selected)
+    yield from (result for result in _validator_results(dataset, key, judgement) if result.check_name in selected)
 
 
-def _results(dataset: "AdjunctDataset", key: AssetKey, judgement: Judgement | None) -> Iterator[AssetCheckResult]:
+def _validator_results(
+    dataset: "AdjunctDataset", key: AssetKey, judgement: VersionVerdicts | None
+) -> Iterator[AssetCheckResult]:
     if judgement is None:
         return
     version: dict[str, Any] = {"adjunct/version": judgement.ref.id, "adjunct/name": judgement.ref.name or ""}
@@ -348,7 +354,7 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, int | float]:
 
 
 @contextmanager
-def mistakes_reported(context: AssetExecutionContext, keys: Mapping[str, AssetKey]) -> Iterator[None]:
+def report_validator_errors(context: AssetExecutionContext, keys: Mapping[str, AssetKey]) -> Iterator[None]:
     """Report the check of a validator that can't be evaluated as failed, and let the error fail the run.
 
     `keys` are the assets by the names of their datasets.

@@ -35,19 +35,18 @@ from dagster_adjunct.assets.declaration.policies import natural_order
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location.checks import (
     OpRun,
-    bootstrap_results,
-    bootstrap_specs,
-    check_results,
-    check_specs,
-    judgement_of,
-    mistakes_reported,
+    bootstrap_check_results,
+    bootstrap_check_specs,
+    newest_verdicts,
     rejection_metadata,
     rejection_warning,
-    unfinished_reported,
+    report_unfinished_bootstrap,
+    report_validator_errors,
+    validator_check_results,
+    validator_check_specs,
 )
 from dagster_adjunct.orchestration.code_location.metadata import (
     DATA_VERSION_TAG,
-    clear_failures,
     column_schema,
     dataset_columns,
     dataset_metadata,
@@ -56,6 +55,7 @@ from dagster_adjunct.orchestration.code_location.metadata import (
     lineage_metadata,
     served_metadata,
     stream_metadata,
+    translate_errors,
     version_metadata,
 )
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
@@ -81,14 +81,14 @@ if TYPE_CHECKING:
 AssetEvent = MaterializeResult[Any] | AssetMaterialization | Output[None]
 
 
-def known_version(context: "AssetExecutionContext | OpExecutionContext", key: AssetKey) -> str | None:
+def last_data_version(context: "AssetExecutionContext | OpExecutionContext", key: AssetKey) -> str | None:
     """Return the data version of the asset's newest materialisation, None before the first."""
     known = context.instance.get_latest_materialization_event(key)
     tags = known.asset_materialization.tags if known and known.asset_materialization else None
     return (tags or {}).get(DATA_VERSION_TAG)
 
 
-def told(
+def report_version(
     context: AssetExecutionContext,
     key: AssetKey,
     version: str,
@@ -103,12 +103,12 @@ def told(
     something new is not woken up, and what is downstream in this run goes on all the same.
     """
     selected = key in context.selected_asset_keys
-    if not always and known_version(context, key) == version:
+    if not always and last_data_version(context, key) == version:
         context.log_event(
             AssetObservation(key, description=description, metadata=metadata, tags={DATA_VERSION_TAG: version})
         )
         if selected:
-            yield passed_on(context, key)
+            yield output_without_materialization(context, key)
     elif selected:
         yield MaterializeResult(asset_key=key, metadata=metadata, data_version=DataVersion(version))
     else:
@@ -116,7 +116,7 @@ def told(
         yield AssetMaterialization(key, metadata=metadata, tags={DATA_VERSION_TAG: version})
 
 
-def passed_on(context: AssetExecutionContext, key: AssetKey) -> Output[None]:
+def output_without_materialization(context: AssetExecutionContext, key: AssetKey) -> Output[None]:
     """Return an asset's output without a materialisation, so that what is downstream in the run is not skipped.
 
     Dagster makes an event of each output of an asset, but of those that it marks so: observable source assets have told
@@ -126,7 +126,7 @@ def passed_on(context: AssetExecutionContext, key: AssetKey) -> Output[None]:
     return Output(None, output_name=name, metadata={SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION: True})
 
 
-def check_outputs(
+def missing_check_outputs(
     context: AssetExecutionContext, evaluated: set[tuple[AssetKey | None, str | None]]
 ) -> Iterator[Output[None]]:
     """Yield the outputs of the selected checks that gave none by a result: Dagster expects one of each, and says so."""
@@ -136,7 +136,7 @@ def check_outputs(
 
 
 # Another run that was faster leaves nothing to do, or less: decide again.
-RETRIED = (TransientError, CommitConflictError)
+RETRYABLE = (TransientError, CommitConflictError)
 Results = Iterator[AssetEvent | AssetCheckResult]
 
 
@@ -172,7 +172,10 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
     checks = [
         spec
         for member in unit
-        for spec in (*check_specs(member.dataset, member.key), *bootstrap_specs(member.dataset, member.key))
+        for spec in (
+            *validator_check_specs(member.dataset, member.key),
+            *bootstrap_check_specs(member.dataset, member.key),
+        )
     ]
     set_name = datasets[0].version_set
     kind, name = ("version_set", set_name) if set_name else ("dataset", datasets[0].name)
@@ -191,13 +194,13 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
         from dagster_adjunct.orchestration.step.run import advance_together, apply_startpoints
 
         keys = {member.dataset.name: member.key for member in unit}
-        with clear_failures(context, retry=RETRIED), mistakes_reported(context, keys):
+        with translate_errors(context, retry=RETRYABLE), report_validator_errors(context, keys):
             lake = adjunct_lake.open()
             run = OpRun(context, lake, open_dataset_systems(datasets, lake))
             reports: dict[str, AdvanceReport] = {}
             if context.selected_asset_keys:
-                observe(run, {name: key for member in unit for name, key in member.streams.items()})
-                with unfinished_reported(run, [(member.dataset, member.key) for member in unit]):
+                observe_streams(run, {name: key for member in unit for name, key in member.streams.items()})
+                with report_unfinished_bootstrap(run, [(member.dataset, member.key) for member in unit]):
                     runtime = Runtime(lake, run.systems, session_factory(adjunct_spark.starter), by=context.run.run_id)
                     for app in applications:
                         apply_startpoints(
@@ -208,28 +211,30 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
                         ).raise_failed()
                     done = advance_together(runtime, datasets, on_stage=run.tell)
                 reports = {report.dataset: report for report in done}
-            results = [result for member in unit for result in _results(run, member, reports.get(member.dataset.name))]
+            results = [
+                result for member in unit for result in _dataset_results(run, member, reports.get(member.dataset.name))
+            ]
         yield from results
         checked = [result for result in results if isinstance(result, AssetCheckResult)]
-        yield from check_outputs(context, {(result.asset_key, result.check_name) for result in checked})
+        yield from missing_check_outputs(context, {(result.asset_key, result.check_name) for result in checked})
 
     return advance
 
 
-def _results(run: OpRun, member: DatasetAsset, report: "AdvanceReport | None") -> Results:
+def _dataset_results(run: OpRun, member: DatasetAsset, report: "AdvanceReport | None") -> Results:
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 
     store = StoredVersions(run.lake, member.dataset)
     manifest = store.manifest()
     if report is not None:
-        warn_of_rejected(run.context, member, report, manifest)
-        yield from _materialised(run, member, report, manifest)
-    yield from bootstrap_results(run, member.dataset, member.key, manifest, report)
+        log_rejected_versions(run.context, member, report, manifest)
+        yield from _dataset_events(run, member, report, manifest)
+    yield from bootstrap_check_results(run, member.dataset, member.key, manifest, report)
     if manifest is not None and not member.dataset.follows_changes:
-        yield from check_results(run.context, member.dataset, member.key, judgement_of(store, manifest))
+        yield from validator_check_results(run.context, member.dataset, member.key, newest_verdicts(store, manifest))
 
 
-def _materialised(
+def _dataset_events(
     run: OpRun, member: DatasetAsset, report: "AdvanceReport", manifest: "DatasetManifest | None"
 ) -> Results:
     """Report the version served after this run, whoever chose it: a rollback by hand shows with the next run.
@@ -240,7 +245,7 @@ def _materialised(
     from dagster_adjunct.assets.versions.manifest import follower
 
     context = run.context
-    metadata = dataset_metadata(report, uri_of(run.lake, member.dataset)) | shown_metadata(run, member, manifest)
+    metadata = dataset_metadata(report, dataset_uri(run.lake, member.dataset)) | display_metadata(run, member, manifest)
     if manifest is not None:
         metadata |= version_metadata(manifest)
         table = follower(manifest)
@@ -250,14 +255,14 @@ def _materialised(
         context.log.warning(report.summary())
         context.log_event(AssetObservation(member.key, description=report.summary(), metadata=metadata))
         if not member.dataset.bootstrap and member.key in context.selected_asset_keys:
-            yield passed_on(context, member.key)
+            yield output_without_materialization(context, member.key)
         return
     context.log.info(report.summary())
     always = member.spec.freshness_policy is not None
-    yield from told(context, member.key, report.version, metadata, report.summary(), always=always)
+    yield from report_version(context, member.key, report.version, metadata, report.summary(), always=always)
 
 
-def shown_metadata(run: OpRun, member: DatasetAsset, manifest: "DatasetManifest | None") -> dict[str, Any]:
+def display_metadata(run: OpRun, member: DatasetAsset, manifest: "DatasetManifest | None") -> dict[str, Any]:
     """Return what people look at: columns with their descriptions and what they are made of, and some entries."""
     from dagster_adjunct.assets.reading.dataset import open_dataset
 
@@ -280,7 +285,7 @@ def shown_metadata(run: OpRun, member: DatasetAsset, manifest: "DatasetManifest 
         return metadata | dataset_preview(opened, member.preview_rows, dataset.sensitive)
 
 
-def warn_of_rejected(
+def log_rejected_versions(
     context: AssetExecutionContext,
     member: DatasetAsset,
     report: "AdvanceReport",
@@ -302,7 +307,7 @@ def warn_of_rejected(
             context.log_event(AssetObservation(member.key, partition=partition, description=text, metadata=metadata))
 
 
-def observe(run: OpRun, streams: Mapping[str, AssetKey]) -> None:
+def observe_streams(run: OpRun, streams: Mapping[str, AssetKey]) -> None:
     """Tell Dagster what the streams hold as this run finds them."""
     for name, key in streams.items():
         metadata = stream_metadata(run.lake, run.systems, name)
@@ -310,25 +315,25 @@ def observe(run: OpRun, streams: Mapping[str, AssetKey]) -> None:
             run.context.log_event(AssetObservation(key, metadata=metadata))
 
 
-def report_served(run: OpRun, dataset: "AdjunctDataset", key: AssetKey) -> None:
+def report_served_version(run: OpRun, dataset: "AdjunctDataset", key: AssetKey) -> None:
     """Report the version that a dataset serves, if it is another one than Dagster knows of."""
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 
     manifest = StoredVersions(run.lake, dataset).manifest()
     if manifest is None or manifest.version is None:
         return
-    if known_version(run.context, key) != manifest.version.id:
+    if last_data_version(run.context, key) != manifest.version.id:
         tags = {DATA_VERSION_TAG: manifest.version.id}
-        metadata = served_metadata(manifest, uri_of(run.lake, dataset))
+        metadata = served_metadata(manifest, dataset_uri(run.lake, dataset))
         run.context.log_event(AssetMaterialization(key, metadata=metadata, tags=tags))
 
 
-def uri_of(lake: "Lake", dataset: "AdjunctDataset") -> str:
+def dataset_uri(lake: "Lake", dataset: "AdjunctDataset") -> str:
     """Return where a dataset lies."""
     return f"{lake.url}/{lake.dataset_prefix(dataset.name)}"
 
 
-def partitions_of(dataset: "AdjunctDataset") -> PartitionsDefinition[str]:
+def dagster_partitions(dataset: "AdjunctDataset") -> PartitionsDefinition[str]:
     """Return the partitions of a dataset that declares them. A day counts from its beginning, UTC.
 
     Names that come are dynamic partitions, `adjunct/<dataset>`: what a run publishes is added to them.
@@ -344,9 +349,9 @@ def partitions_of(dataset: "AdjunctDataset") -> PartitionsDefinition[str]:
     return DynamicPartitionsDefinition(name=f"adjunct/{dataset.name}")
 
 
-def known_partitions(dataset: "AdjunctDataset", instance: DagsterInstance, names: "Iterable[str]") -> list[str]:
+def ensure_partitions(dataset: "AdjunctDataset", instance: DagsterInstance, names: "Iterable[str]") -> list[str]:
     """Return those of the versions' names that are partitions; where names come as they come, they become some."""
-    partitions = partitions_of(dataset)
+    partitions = dagster_partitions(dataset)
     wanted = list(dict.fromkeys(names))
     if not isinstance(partitions, DynamicPartitionsDefinition):
         there = set(partitions.get_partition_keys())
@@ -378,12 +383,12 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
     stream holds, in its order, and materialises the partitions of all that it published.
     """
     dataset = member.dataset
-    partitions = partitions_of(dataset)
+    partitions = dagster_partitions(dataset)
 
     @multi_asset(
         name=to_dagster_name(f"dataset_{dataset.name}"),
         specs=[member.spec.replace_attributes(skippable=True)],
-        check_specs=check_specs(dataset, member.key),
+        check_specs=validator_check_specs(dataset, member.key),
         can_subset=True,
         partitions_def=partitions,
         backfill_policy=BackfillPolicy.single_run(),
@@ -399,10 +404,10 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
         from dagster_adjunct.orchestration.planner.catalog import open_dataset_systems
 
         wanted = sorted(context.partition_keys, key=natural_order)
-        with clear_failures(context, retry=RETRIED), mistakes_reported(context, {dataset.name: member.key}):
+        with translate_errors(context, retry=RETRYABLE), report_validator_errors(context, {dataset.name: member.key}):
             lake = adjunct_lake.open()
             run = OpRun(context, lake, open_dataset_systems([dataset], lake))
-            build = _Build(run, member, adjunct_spark, StoredVersions(lake, dataset), config)
+            build = _PartitionBuild(run, member, adjunct_spark, StoredVersions(lake, dataset), config)
             try:
                 if context.selected_asset_keys:
                     yield from build.run(wanted)
@@ -410,7 +415,7 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
                     build.judge(wanted)
             finally:
                 build.report_checks()
-            yield from check_outputs(context, set())
+            yield from missing_check_outputs(context, set())
 
     return advance
 
@@ -427,7 +432,7 @@ def partition_job(member: DatasetAsset) -> "UnresolvedAssetJobDefinition":
 
 
 @dataclass
-class _Build:
+class _PartitionBuild:
     """One run: what it has published so far, and what was said of each partition's version."""
 
     op: OpRun
@@ -440,13 +445,13 @@ class _Build:
 
     def run(self, wanted: list[str]) -> PartitionResults:
         context, dataset = self.op.context, self.member.dataset
-        observe(self.op, self.member.streams)
+        observe_streams(self.op, self.member.streams)
         asked: list[str | None] = [None] if dataset.stream else [*wanted]
         done: list[str] = []
         for partition in asked:
             report = self._advance(partition)
             manifest = self.store.require_manifest()
-            warn_of_rejected(context, self.member, report, manifest)
+            log_rejected_versions(context, self.member, report, manifest)
             context.log.info(report.summary())
             for name in self._published(report, manifest, wanted if partition is None else [partition]):
                 result = self._materialised(name, report, manifest, alone=len(wanted) == 1 and name in wanted)
@@ -455,15 +460,15 @@ class _Build:
                     yield result
                 self.judge([name])
         if done and not self.yielded:
-            yield passed_on(context, self.member.key)
+            yield output_without_materialization(context, self.member.key)
         for name in set(wanted) - set(done):
             context.log.warning(f"Partition {name} of {dataset.name} is not materialised: {self._why_not(name)}.")
 
     def judge(self, names: list[str]) -> None:
         manifest = self.store.require_manifest()
         for name in names:
-            judgement = judgement_of(self.store, manifest, name)
-            results = check_results(self.op.context, self.member.dataset, self.member.key, judgement)
+            judgement = newest_verdicts(self.store, manifest, name)
+            results = validator_check_results(self.op.context, self.member.dataset, self.member.key, judgement)
             self.judged[name] = list(results)
 
     def report_checks(self) -> None:
@@ -506,7 +511,7 @@ class _Build:
     def _published(self, report: "AdvanceReport", manifest: "DatasetManifest", wanted: list[str]) -> list[str]:
         """Return the partitions to report: those asked for, and what else the stream had ready."""
         made = [ref.name for ref in map(manifest.ref, (*report.sealed, *report.rejected)) if ref and ref.name]
-        known = known_partitions(self.member.dataset, self.op.context.instance, made)
+        known = ensure_partitions(self.member.dataset, self.op.context.instance, made)
         others = ", ".join(name for name in made if name not in known)
         if others:
             dataset = self.member.dataset.name
@@ -516,9 +521,9 @@ class _Build:
     def _materialised(
         self, name: str, report: "AdvanceReport", manifest: "DatasetManifest", *, alone: bool
     ) -> MaterializeResult[Any] | AssetMaterialization | None:
-        ref = _sealed(manifest, name)
-        metadata = dataset_metadata(report, uri_of(self.op.lake, self.member.dataset)) | version_metadata(manifest)
-        metadata |= shown_metadata(self.op, self.member, manifest)
+        ref = _sealed_version(manifest, name)
+        metadata = dataset_metadata(report, dataset_uri(self.op.lake, self.member.dataset)) | version_metadata(manifest)
+        metadata |= display_metadata(self.op, self.member, manifest)
         refused = {rejected.name for rejected in map(manifest.ref, report.rejected) if rejected is not None}
         if ref is None or (name in refused and ref.id not in report.sealed):
             metadata["adjunct/version"] = ref.id if ref else "none"
@@ -547,6 +552,6 @@ class _Build:
         return "it is not delivered whole yet" if ref is None else f"its version {ref.id} is {ref.state}: {ref.reason}"
 
 
-def _sealed(manifest: "DatasetManifest", name: str) -> "VersionRef | None":
+def _sealed_version(manifest: "DatasetManifest", name: str) -> "VersionRef | None":
     sealed = [ref for ref in manifest.listed if ref.name == name and ref.state == "sealed"]
     return max(sealed, key=lambda ref: ref.number, default=None)

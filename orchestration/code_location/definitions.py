@@ -25,7 +25,7 @@ from dagster_adjunct.orchestration.code_location.jobs import (
     startpoint_job,
     version_job,
 )
-from dagster_adjunct.orchestration.code_location.metadata import MOST_ROWS
+from dagster_adjunct.orchestration.code_location.metadata import MAX_PREVIEW_ROWS
 from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
 from dagster_adjunct.orchestration.code_location.sensors import (
@@ -89,19 +89,19 @@ def build_definitions(
     one dataset differently or write the same output, and for an Iceberg table of a dataset that nobody here stores.
     """
     apps = (app, *more)
-    _refuse_one_name(apps)
+    _reject_duplicate_names(apps)
     rules = launch_rules(launch_when, tuple(application.name for application in apps))
     names = translator or AdjunctTranslator()
-    if isinstance(preview_rows, bool) or not isinstance(preview_rows, int) or not 0 <= preview_rows <= MOST_ROWS:
+    if isinstance(preview_rows, bool) or not isinstance(preview_rows, int) or not 0 <= preview_rows <= MAX_PREVIEW_ROWS:
         raise ConfigurationError(
-            f"build_definitions has preview_rows={preview_rows!r}: expected 0 to {MOST_ROWS}.",
+            f"build_definitions has preview_rows={preview_rows!r}: expected 0 to {MAX_PREVIEW_ROWS}.",
             "Change it.",
             argument="preview_rows",
         )
     graph = AssetGraph(names, preview_rows, link_code)
     own = {application.name: graph.add(application) for application in apps}
-    parts = [_LaunchedRuns.of_application(graph, one, own[one.name], rules[one.name]) for one in apps]
-    parts.append(_LaunchedRuns.of_partitioned(graph))
+    parts = [_JobSet.of_application(graph, one, own[one.name], rules[one.name]) for one in apps]
+    parts.append(_JobSet.of_partitioned(graph))
     handed_over = iceberg_jobs(
         {application.name: graph.datasets(application.name) for application in apps}, iceberg or {}
     )
@@ -117,7 +117,7 @@ def build_definitions(
 
 
 @dataclass(frozen=True, slots=True)
-class _LaunchedRuns:
+class _JobSet:
     """What runs belong to one application, or to datasets beside all: jobs, and what launches them."""
 
     jobs: "list[LaunchedJob]" = field(default_factory=list)
@@ -125,9 +125,7 @@ class _LaunchedRuns:
     sensors: list[SensorDefinition] = field(default_factory=list)
 
     @classmethod
-    def of_application(
-        cls, graph: AssetGraph, app: "Application", own: list[AssetKey], rule: LaunchWhen
-    ) -> "_LaunchedRuns":
+    def of_application(cls, graph: AssetGraph, app: "Application", own: list[AssetKey], rule: LaunchWhen) -> "_JobSet":
         """Return those of an application; `own` is what its job materialises."""
         members = graph.datasets(app.name)
         bounded = [member for member in members if not member.dataset.follows_changes]
@@ -158,7 +156,7 @@ class _LaunchedRuns:
         return parts
 
     @classmethod
-    def of_partitioned(cls, graph: AssetGraph) -> "_LaunchedRuns":
+    def of_partitioned(cls, graph: AssetGraph) -> "_JobSet":
         """Return those of the datasets whose versions are partitions, each of which is made alone."""
         parts = cls()
         for member in graph.partitioned():
@@ -181,7 +179,7 @@ def _application_job(app: "Application", own: list[AssetKey]) -> "UnresolvedAsse
     )
 
 
-def _refuse_one_name(apps: "Sequence[Application]") -> None:
+def _reject_duplicate_names(apps: "Sequence[Application]") -> None:
     """Refuse two applications whose jobs and sensors would have the same names."""
     known: dict[str, Application] = {}
     for app in apps:

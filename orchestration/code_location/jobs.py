@@ -25,8 +25,8 @@ from pydantic import Field
 
 from dagster_adjunct.assets.exchange.iceberg import IcebergTable
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
-from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, known_version, uri_of
-from dagster_adjunct.orchestration.code_location.metadata import DATA_VERSION_TAG, clear_failures, served_metadata
+from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, dataset_uri, last_data_version
+from dagster_adjunct.orchestration.code_location.metadata import DATA_VERSION_TAG, served_metadata, translate_errors
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
 from dagster_adjunct.resources.common import utc_now
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, NoSealedVersionError, raise_first
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
 
 
-def job_of(act: OpDefinition, name: str, *, application: str, description: str) -> JobDefinition:
+def single_op_job(act: OpDefinition, name: str, *, application: str, description: str) -> JobDefinition:
     """Return the job of one op. Its name must differ from the op's: it stands for a graph."""
 
     @job(
@@ -55,7 +55,7 @@ def job_of(act: OpDefinition, name: str, *, application: str, description: str) 
     return acting
 
 
-def switched_off(upkeep: JobDefinition, every: str, cron: str, description: str) -> ScheduleDefinition:
+def stopped_schedule(upkeep: JobDefinition, every: str, cron: str, description: str) -> ScheduleDefinition:
     """Return a schedule of a job, by the clock of UTC, that runs nothing until somebody switches it on."""
     return ScheduleDefinition(
         name=f"{upkeep.name}_{every}",
@@ -68,7 +68,7 @@ def switched_off(upkeep: JobDefinition, every: str, cron: str, description: str)
 
 
 @dataclass(frozen=True, slots=True)
-class Acted:
+class ActionReport:
     """What a job did with one dataset; where that has `changed` something, it is observed on the dataset's asset."""
 
     summary: str
@@ -76,11 +76,11 @@ class Acted:
     changed: bool
 
 
-def act_on_datasets(
+def run_on_datasets(
     context: OpExecutionContext,
     resource: LakeResource,
     members: Sequence[DatasetAsset],
-    act: Callable[["Lake", DatasetAsset], Acted | None],
+    act: Callable[["Lake", DatasetAsset], ActionReport | None],
     *,
     report_as: str,
 ) -> None:
@@ -91,9 +91,9 @@ def act_on_datasets(
     """
     reports: dict[str, JsonMetadataValue] = {}
     errors: list[AdjunctError] = []
-    with clear_failures(context):
+    with translate_errors(context):
         lake = resource.open()
-        for member in advanced_before(context, lake, members):
+        for member in select_advanced(context, lake, members):
             try:
                 acted = act(lake, member)
             except AdjunctError as error:
@@ -110,7 +110,7 @@ def act_on_datasets(
     context.add_output_metadata(reports)
 
 
-def advanced_before(context: OpExecutionContext, lake: "Lake", members: Sequence[DatasetAsset]) -> list[DatasetAsset]:
+def select_advanced(context: OpExecutionContext, lake: "Lake", members: Sequence[DatasetAsset]) -> list[DatasetAsset]:
     """Return those that the lake has; the log says which have not been advanced yet."""
     from dagster_adjunct.assets.reading.stored_versions import list_datasets
 
@@ -158,7 +158,7 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     ) -> None:
         from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 
-        def compact_one(lake: "Lake", member: DatasetAsset) -> Acted:
+        def compact_one(lake: "Lake", member: DatasetAsset) -> ActionReport:
             report = compact_dataset(
                 lake,
                 member.dataset.name,
@@ -167,11 +167,11 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
                 level=_LEVELS[config.level],
                 policy=member.dataset.following.compaction,
             )
-            return Acted(report.summary(), report.to_json(), report.changed)
+            return ActionReport(report.summary(), report.to_json(), report.changed)
 
-        act_on_datasets(context, adjunct_lake, members, compact_one, report_as="adjunct/compaction")
+        run_on_datasets(context, adjunct_lake, members, compact_one, report_as="adjunct/compaction")
 
-    return job_of(
+    return single_op_job(
         compact,
         to_dagster_name(f"{application}_compact"),
         application=application,
@@ -181,7 +181,7 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
 
 def compact_schedule(compacting: JobDefinition) -> ScheduleDefinition:
     """Return a schedule that compacts once an hour; it is off until somebody switches it on."""
-    return switched_off(compacting, "hourly", "41 * * * *", "Compacts what is due once an hour.")
+    return stopped_schedule(compacting, "hourly", "41 * * * *", "Compacts what is due once an hour.")
 
 
 def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mapping[str, IcebergTable]) -> JobDefinition:
@@ -195,7 +195,7 @@ def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mappi
     def publish(context: OpExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> None:
         from dagster_adjunct.assets.exchange.iceberg import publish_to_iceberg
 
-        def publish_one(lake: "Lake", member: DatasetAsset) -> Acted | None:
+        def publish_one(lake: "Lake", member: DatasetAsset) -> ActionReport | None:
             dataset, table = member.dataset.name, tables[member.dataset.name]
             try:
                 snapshot = publish_to_iceberg(lake, dataset, table, adjunct_spark.starter, by=context.run.run_id)
@@ -204,11 +204,11 @@ def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mappi
                 return None
             done = "is registered" if snapshot.new else "was there already"
             words = f"version {snapshot.version} {done} in {snapshot.table}, snapshot {snapshot.snapshot_id}"
-            return Acted(f"dataset {dataset}: {words}", snapshot.to_json(), snapshot.new)
+            return ActionReport(f"dataset {dataset}: {words}", snapshot.to_json(), snapshot.new)
 
-        act_on_datasets(context, adjunct_lake, members, publish_one, report_as="adjunct/iceberg")
+        run_on_datasets(context, adjunct_lake, members, publish_one, report_as="adjunct/iceberg")
 
-    return job_of(
+    return single_op_job(
         publish,
         to_dagster_name(f"{application}_iceberg"),
         application=application,
@@ -218,7 +218,7 @@ def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mappi
 
 def iceberg_schedule(publishing: JobDefinition) -> ScheduleDefinition:
     """Return a schedule that hands over once a day; it is off until somebody switches it on."""
-    return switched_off(
+    return stopped_schedule(
         publishing, "daily", "7 4 * * *", "Registers what the datasets serve in their Iceberg tables once a day."
     )
 
@@ -324,12 +324,12 @@ def startpoint_job(app: "Application") -> JobDefinition:
     def act(context: OpExecutionContext, config: StartpointConfig, adjunct_lake: LakeResource) -> None:
         from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 
-        with clear_failures(context):
+        with translate_errors(context):
             startpoints = Startpoints(adjunct_lake.open(), app)
-            do = _take_back if config.action is StartpointAction.clear else _request
+            do = _cancel_startpoints if config.action is StartpointAction.clear else _request_startpoints
             do(context, startpoints, config, config.by or context.run.run_id)
 
-    return job_of(
+    return single_op_job(
         act,
         f"{name}_startpoint",
         application=app.name,
@@ -337,7 +337,9 @@ def startpoint_job(app: "Application") -> JobDefinition:
     )
 
 
-def _request(context: OpExecutionContext, startpoints: "Startpoints", config: StartpointConfig, by: str) -> None:
+def _request_startpoints(
+    context: OpExecutionContext, startpoints: "Startpoints", config: StartpointConfig, by: str
+) -> None:
     from dagster_adjunct.orchestration.startpoints.request import parse_position
     from dagster_adjunct.resources.errors import ConfigurationError
 
@@ -384,7 +386,9 @@ def _request(context: OpExecutionContext, startpoints: "Startpoints", config: St
     context.add_output_metadata({"adjunct/startpoints": MetadataValue.json(asked.to_json())})
 
 
-def _take_back(context: OpExecutionContext, startpoints: "Startpoints", config: StartpointConfig, by: str) -> None:
+def _cancel_startpoints(
+    context: OpExecutionContext, startpoints: "Startpoints", config: StartpointConfig, by: str
+) -> None:
     from dagster_adjunct.resources.errors import ConfigurationError
 
     if config.dry_run:
@@ -444,15 +448,15 @@ def discard_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     def discard(context: OpExecutionContext, config: DiscardConfig, adjunct_lake: LakeResource) -> None:
         from dagster_adjunct.orchestration.maintenance.discard import discard_all
 
-        with clear_failures(context):
+        with translate_errors(context):
             lake = adjunct_lake.open()
-            names = [member.dataset.name for member in advanced_before(context, lake, members)]
+            names = [member.dataset.name for member in select_advanced(context, lake, members)]
             reports = discard_all(lake, declared, by=context.run.run_id, datasets=names, dry_run=config.dry_run)
         for report in reports:
             context.log.info(report.summary())
         context.add_output_metadata({report.dataset: MetadataValue.json(report.to_json()) for report in reports})
 
-    return job_of(
+    return single_op_job(
         discard,
         to_dagster_name(f"{application}_discard"),
         application=application,
@@ -462,7 +466,7 @@ def discard_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
 
 def discard_schedule(discarding: JobDefinition) -> ScheduleDefinition:
     """Return a schedule that discards once a day; it is off until somebody switches it on."""
-    return switched_off(discarding, "daily", "17 3 * * *", "Discards versions and leftovers once a day.")
+    return stopped_schedule(discarding, "daily", "17 3 * * *", "Discards versions and leftovers once a day.")
 
 
 def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinition:
@@ -478,7 +482,7 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
         from dagster_adjunct.assets.versions.actions import kept_beside
         from dagster_adjunct.resources.errors import ConfigurationError
 
-        with clear_failures(context):
+        with translate_errors(context):
             if config.dataset not in known:
                 raise ConfigurationError(
                     f"there is no dataset {config.dataset!r} here; there are: {', '.join(known)}.",
@@ -487,7 +491,7 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
                 )
             lake = adjunct_lake.open()
             store = open_stored_versions(lake, config.dataset)
-            after = _apply(store, config, by=config.by or context.run.run_id)
+            after = _apply_action(store, config, by=config.by or context.run.run_id)
             moved = [config.dataset, *(set(store.log.read_all()[1]) - {config.dataset})]
             served_now = [
                 (known[name], open_stored_versions(lake, name).require_manifest()) for name in moved if name in known
@@ -497,9 +501,9 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
         if note := kept_beside(after):
             context.log.warning(f"dataset {config.dataset}: {note}.")
         for member, manifest in served_now:
-            context.log_event(_served_event(context, member, manifest, uri_of(lake, member.dataset)))
+            context.log_event(_served_event(context, member, manifest, dataset_uri(lake, member.dataset)))
 
-    return job_of(
+    return single_op_job(
         act,
         to_dagster_name(f"{application}_version_action"),
         application=application,
@@ -507,7 +511,7 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     )
 
 
-def _apply(store: "StoredVersions", config: VersionActionConfig, *, by: str) -> "BoundedManifest":
+def _apply_action(store: "StoredVersions", config: VersionActionConfig, *, by: str) -> "BoundedManifest":
     from dagster_adjunct.resources.errors import ConfigurationError
 
     action, version, why = config.action, config.version or None, {"reason": config.reason, "by": by}
@@ -542,6 +546,6 @@ def _served_event(
     """
     metadata: dict[str, Any] = served_metadata(manifest, uri)
     partitioned = member.dataset.versions is not None
-    if manifest.version is None or partitioned or known_version(context, member.key) == manifest.version.id:
+    if manifest.version is None or partitioned or last_data_version(context, member.key) == manifest.version.id:
         return AssetObservation(member.key, metadata=metadata)
     return AssetMaterialization(member.key, metadata=metadata, tags={DATA_VERSION_TAG: manifest.version.id})

@@ -101,7 +101,7 @@ def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
         "adjunct/offsets": MetadataValue.json(dict(report.offsets)),
         "adjunct/counters": MetadataValue.json(dict(report.counters)),
         **{f"adjunct/records_{name}": count for name, count in report.counters.items()},
-        **_seconds(report.seconds),
+        **_timing_metadata(report.seconds),
         "dagster/uri": uri,
         "dagster/storage_kind": "parquet",
     }
@@ -221,7 +221,7 @@ def output_stream_metadata(output: OutputStream) -> dict[str, Any]:
 
 def table_metadata(table: KeyedTable, descriptions: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return what a remote table declares of itself: where it is, and its columns if they are declared."""
-    declared = _declared(table)
+    declared = _describe_table(table)
     metadata: dict[str, Any] = {"adjunct/key": MetadataValue.json(list(table.key))}
     if declared.get("columns"):
         metadata["dagster/column_schema"] = _table_schema(declared["columns"], descriptions or {})
@@ -232,9 +232,9 @@ def table_metadata(table: KeyedTable, descriptions: Mapping[str, str] | None = N
     return metadata
 
 
-def storage_of(table: KeyedTable) -> str:
+def backend_name(table: KeyedTable) -> str:
     """Return the registered name of a remote table's backend ("sqlite"), "" when it is not registered."""
-    return str(_declared(table).get("backend", ""))
+    return str(_describe_table(table).get("backend", ""))
 
 
 def step_metadata(report: StepReport) -> dict[str, Any]:
@@ -256,7 +256,7 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
             for counted in ("before_history", "null_times")
             if counted in counts
         },
-        **_seconds(report.seconds),
+        **_timing_metadata(report.seconds),
         **({"adjunct/lost_offsets": lost} if lost else {}),
         **startpoint_metadata(report),
         **watermark_metadata(report),
@@ -323,7 +323,7 @@ def lookup_metadata(report: StepReport, tables: Iterable[str]) -> dict[str, Any]
     }
 
 
-def _declared(table: KeyedTable) -> dict[str, Any]:
+def _describe_table(table: KeyedTable) -> dict[str, Any]:
     function = getattr(table, "write_function", None) or getattr(table, "read_function", None)
     try:
         return describe(function)
@@ -338,7 +338,7 @@ def _table_schema(columns: Mapping[str, str], descriptions: Mapping[str, str]) -
     return MetadataValue.table_schema(TableSchema(shown))
 
 
-def _seconds(seconds: Mapping[str, float]) -> dict[str, Any]:
+def _timing_metadata(seconds: Mapping[str, float]) -> dict[str, Any]:
     """Return wall time by stage: all in one, and each as a number that Dagster plots."""
     rounded = {stage: round(value, 3) for stage, value in seconds.items()}
     plotted = {f"adjunct/seconds/{stage}": value for stage, value in rounded.items()}
@@ -354,13 +354,13 @@ def code_references(place: CodeLine | None) -> dict[str, Any]:
 
 
 # Errors after which the same call is wrong, and a new run is right: it reads what stands and goes on from there.
-RUN_AGAIN = (CommitStateUnknownError, LeaseLostError)
+RETRY_IN_NEW_RUN = (CommitStateUnknownError, LeaseLostError)
 MAX_RETRIES = 2
-_SECONDS = 5.0
+_RETRY_SECONDS = 5.0
 
 
 @contextmanager
-def clear_failures(
+def translate_errors(
     context: AssetExecutionContext | OpExecutionContext, *, retry: tuple[type[AdjunctError], ...] = (TransientError,)
 ) -> Iterator[None]:
     """Turn our own errors into Dagster failures that say what to do; those in `retry` run again first.
@@ -376,8 +376,8 @@ def clear_failures(
         # Who has waited for another run to end does not wait two more times in the same run.
         again = isinstance(ours, retry) and not isinstance(ours, ApplicationBusyError)
         if again and context.retry_number < MAX_RETRIES:
-            context.log.warning(f"{type(ours).__name__}, trying again in {_SECONDS:g} s: {ours}")
-            raise RetryRequested(max_retries=MAX_RETRIES, seconds_to_wait=_SECONDS) from error
+            context.log.warning(f"{type(ours).__name__}, trying again in {_RETRY_SECONDS:g} s: {ours}")
+            raise RetryRequested(max_retries=MAX_RETRIES, seconds_to_wait=_RETRY_SECONDS) from error
         for note in getattr(ours, "__notes__", ()):  # the errors of others that failed beside it
             context.log.error(note)
         raise Failure(
@@ -385,7 +385,7 @@ def clear_failures(
             metadata={
                 "error": type(ours).__name__,
                 "next step": ours.next_step or "See the message.",
-                "permanent": isinstance(ours, PermanentError) and not isinstance(ours, RUN_AGAIN),
+                "permanent": isinstance(ours, PermanentError) and not isinstance(ours, RETRY_IN_NEW_RUN),
             },
             allow_retries=False,
         ) from error
@@ -398,28 +398,28 @@ def clear_failures(
 # as text, and as a document to compare another plan with.
 
 
-LONGEST = 100_000  # characters; each materialisation of each output is stored with it
+MAX_PLAN_LENGTH = 100_000  # characters; each materialisation of each output is stored with it
 
 
 def plan_metadata(planned: ExecutionPlan) -> dict[str, Any]:
     """Return the plan that a run had, as text and as the document that `ExecutionPlan.from_json` reads."""
     text, document = planned.render(), planned.to_json()
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
-    shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}\n…\n"
+    shown = text if len(text) <= MAX_PLAN_LENGTH else f"{text[:MAX_PLAN_LENGTH]}\n…\n"
     metadata: dict[str, Any] = {"adjunct/plan": MetadataValue.md(f"{fence}text\n{shown}{fence}")}
-    if len(json.dumps(document)) <= LONGEST:
+    if len(json.dumps(document)) <= MAX_PLAN_LENGTH:
         metadata["adjunct/plan_document"] = MetadataValue.json(document)
     return metadata
 
 
 MASKED = "(masked)"
-MOST_ROWS = 50
-_LENGTH = 100
+MAX_PREVIEW_ROWS = 50
+_MAX_CELL_LENGTH = 100
 
 
 def dataset_preview(dataset: Dataset, rows: int, sensitive: Collection[str]) -> dict[str, Any]:
     """Return the first entries of an open dataset by key, as metadata."""
-    return _table((entry for _, entry in islice(dataset.items(), rows)), dataset.schema.names, sensitive)
+    return _preview_table((entry for _, entry in islice(dataset.items(), rows)), dataset.schema.names, sensitive)
 
 
 def stream_preview(
@@ -442,25 +442,27 @@ def stream_preview(
             start = str(int(upcoming[ssp]) - min(rows, held))
             table = system.read_arrow({ssp: OffsetRange(start, upcoming[ssp])})
             names = [column for column in table.column_names if not column.startswith("__")]
-            return _table(table.select(names).to_pylist()[-rows:], names, hidden(names))
+            return _preview_table(table.select(names).to_pylist()[-rows:], names, hidden(names))
     return {}
 
 
-def _table(entries: Iterable[Mapping[str, Any]], names: Iterable[str], sensitive: Collection[str]) -> dict[str, Any]:
+def _preview_table(
+    entries: Iterable[Mapping[str, Any]], names: Iterable[str], sensitive: Collection[str]
+) -> dict[str, Any]:
     hidden = {name.lower() for name in sensitive}
     records = [
-        TableRecord({name: MASKED if name.lower() in hidden else _shown(entry.get(name)) for name in names})
+        TableRecord({name: MASKED if name.lower() in hidden else _preview_value(entry.get(name)) for name in names})
         for entry in entries
     ]
     schema = TableSchema([TableColumn(name) for name in names])
     return {"adjunct/preview": MetadataValue.table(records, schema)} if records else {}
 
 
-def _shown(value: object) -> str | int | float | bool | None:
+def _preview_value(value: object) -> str | int | float | bool | None:
     if value is None or isinstance(value, bool | int | float):
         return value
     text = value.hex() if isinstance(value, bytes) else str(value)
-    return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 1]}…"
+    return text if len(text) <= _MAX_CELL_LENGTH else f"{text[: _MAX_CELL_LENGTH - 1]}…"
 
 
 ACTIVE = [
@@ -472,15 +474,15 @@ ACTIVE = [
 ]
 
 
-def concerns(run: DagsterRun, job: str, assets: Collection[AssetKey]) -> bool:
+def is_run_of(run: DagsterRun, job: str, assets: Collection[AssetKey]) -> bool:
     """Whether a run works on the application: its own job, or its assets materialised by hand."""
     return run.job_name == job or any(key in assets for key in run.asset_selection or ())
 
 
-def in_progress(instance: DagsterInstance, job: str, assets: Collection[AssetKey]) -> bool:
+def has_active_run(instance: DagsterInstance, job: str, assets: Collection[AssetKey]) -> bool:
     """Whether a run of this job, or to one of these assets, is on its way or waits in the queue."""
     runs = instance.get_runs(RunsFilter(statuses=ACTIVE), limit=1000)
-    return any(concerns(run, job, assets) for run in runs)
+    return any(is_run_of(run, job, assets) for run in runs)
 
 
 def has_ended(instance: DagsterInstance, run_id: str) -> bool:
@@ -524,7 +526,7 @@ def dataset_columns(dataset: AdjunctDataset, stored: Iterable[str], records: Ite
     return {name: sources_from_sql(computed.get(name, f"`{name}`"), taken) for name in stored}
 
 
-def origins(outputs: Mapping[LineageNode, ColumnSources]) -> dict[LineageNode, ColumnSources]:
+def trace_origins(outputs: Mapping[LineageNode, ColumnSources]) -> dict[LineageNode, ColumnSources]:
     """Return the same with the columns of outputs replaced by what these are made of."""
     traced: dict[LineageNode, ColumnSources] = {}
     for node, made in outputs.items():
@@ -536,7 +538,7 @@ def origins(outputs: Mapping[LineageNode, ColumnSources]) -> dict[LineageNode, C
     return traced
 
 
-def descriptions_of(app: Application, made: Mapping[str, Sources]) -> dict[str, str]:
+def inherited_descriptions(app: Application, made: Mapping[str, Sources]) -> dict[str, str]:
     """Return what is said of columns that are a dataset's own, passed on alone."""
     descriptions = {
         (LineageNode("dataset", dataset.name), name): text
@@ -547,7 +549,7 @@ def descriptions_of(app: Application, made: Mapping[str, Sources]) -> dict[str, 
     return {name: descriptions[source] for name, source in sole.items() if source in descriptions}
 
 
-def hidden_columns(app: Application, made: Mapping[str, Sources], columns: Iterable[str]) -> set[str]:
+def masked_columns(app: Application, made: Mapping[str, Sources], columns: Iterable[str]) -> set[str]:
     """Return which of an output's columns are masked: what is made of a sensitive column, or has the name of one.
 
     Where any is sensitive, a column of unknown origin is masked, too.

@@ -15,14 +15,14 @@ from dagster import AssetKey, FreshnessPolicy
 from dagster_adjunct.assets.declaration.sources import FileSource
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location.metadata import (
+    backend_name,
     column_schema,
     dataset_preview,
     declared_metadata,
-    descriptions_of,
-    hidden_columns,
+    inherited_descriptions,
+    masked_columns,
     output_stream_metadata,
     served_metadata,
-    storage_of,
     stream_metadata,
     stream_preview,
     table_metadata,
@@ -57,7 +57,7 @@ class AssetSubject:
 
 
 @dataclass(frozen=True, slots=True)
-class Outputs:
+class RunOutputs:
     """Where the outputs of an application's run can be looked at; so many rows of each are shown.
 
     `tables` is what the run's plan says of the remote tables.
@@ -108,12 +108,12 @@ class NodeKind(ABC):
 
     # -- what a run has written
 
-    def output_metadata(self, outputs: Outputs, name: str, columns: ColumnSources) -> dict[str, Any]:
+    def output_metadata(self, outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:
         """Return what it holds after a run that has written it; `columns` are what its columns are made of."""
         return {}
 
 
-VERSION = "adjunct/data_version"
+VERSION_KEY = "adjunct/data_version"
 """Where the metadata of an output names the data version of its own; it is taken out before it is shown."""
 _SHORTEST_WINDOW = timedelta(minutes=1)
 
@@ -140,7 +140,7 @@ class DatasetNode(NodeKind):
     def declared_at(self, app: Application, name: str) -> CodeLine | None:
         return app.dataset(name).declared_at
 
-    def output_metadata(self, outputs: Outputs, name: str, columns: ColumnSources) -> dict[str, Any]:
+    def output_metadata(self, outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:
         """Return what a local table holds, with the version that its materialisation has under VERSION."""
         from dagster_adjunct.assets.reading.dataset import open_dataset
         from dagster_adjunct.assets.reading.stored_versions import StoredVersions
@@ -156,7 +156,7 @@ class DatasetNode(NodeKind):
         if outputs.preview_rows:
             with open_dataset(outputs.lake, name, version=manifest.version.id, lease=False) as version:
                 shown |= dataset_preview(version, outputs.preview_rows, dataset.sensitive)
-        return shown | {VERSION: manifest.version.id}
+        return shown | {VERSION_KEY: manifest.version.id}
 
     def freshness(self, app: Application, name: str) -> FreshnessPolicy | None:
         """Return what Dagster warns by: the asset fails to be fresh when nobody has looked for changes so long."""
@@ -206,21 +206,21 @@ class RemoteTableNode(NodeKind):
         return {subject.storage or "table"}
 
     def subject(self, app: Application, name: str) -> AssetSubject:
-        return AssetSubject(self.kind, name, app.name, owners=app.owners, storage=storage_of(app.tables[name]))
+        return AssetSubject(self.kind, name, app.name, owners=app.owners, storage=backend_name(app.tables[name]))
 
     def declared_metadata(self, app: Application, name: str) -> dict[str, Any]:
         return table_metadata(app.tables[name])
 
-    def output_metadata(self, outputs: Outputs, name: str, columns: ColumnSources) -> dict[str, Any]:
+    def output_metadata(self, outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:
         sends = [table for table in outputs.tables if table.table == name]
         planned = {
             "adjunct/order": "; ".join(dict.fromkeys(f"{send.order}: {send.why}" for send in sends)),
             "adjunct/after_replay": "; ".join(dict.fromkeys(send.replay for send in sends)),
         }
-        return table_metadata(outputs.app.tables[name], descriptions_of(outputs.app, columns)) | planned
+        return table_metadata(outputs.app.tables[name], inherited_descriptions(outputs.app, columns)) | planned
 
 
-_NO_WORD = re.compile(r"\W")
+_NON_WORD = re.compile(r"\W")
 
 
 class SinkNode(NodeKind):
@@ -230,7 +230,7 @@ class SinkNode(NodeKind):
 
     def asset_key(self, subject: AssetSubject) -> AssetKey:
         application, _, function = subject.name.partition("/")
-        return AssetKey(["sinks", to_dagster_name(application), _NO_WORD.sub("_", function)])
+        return AssetKey(["sinks", to_dagster_name(application), _NON_WORD.sub("_", function)])
 
     def dagster_kinds(self, subject: AssetSubject) -> set[str]:
         return {"python"}
@@ -255,11 +255,11 @@ class StreamNode(NodeKind):
     def declared_metadata(self, app: Application, name: str) -> dict[str, Any]:
         return output_stream_metadata(app.outputs[name]) if name in app.outputs else {}
 
-    def output_metadata(self, outputs: Outputs, name: str, columns: ColumnSources) -> dict[str, Any]:
-        held = stream_metadata(outputs.lake, outputs.systems, name, descriptions_of(outputs.app, columns))
+    def output_metadata(self, outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:
+        held = stream_metadata(outputs.lake, outputs.systems, name, inherited_descriptions(outputs.app, columns))
         if held is None:
             return {}
-        masked = partial(hidden_columns, outputs.app, columns)
+        masked = partial(masked_columns, outputs.app, columns)
         return held | stream_preview(outputs.systems, name, outputs.preview_rows, masked)
 
 
@@ -267,7 +267,7 @@ _KINDS: tuple[NodeKind, ...] = (StreamNode(), FilesNode(), DatasetNode(), Remote
 _BY_NAME = {kind.kind: kind for kind in _KINDS}
 
 
-def kind_of(name: Kind) -> NodeKind:
+def node_kind(name: Kind) -> NodeKind:
     """Return the kind of this name."""
     return _BY_NAME[name]
 
@@ -285,7 +285,7 @@ class AdjunctTranslator:
     """
 
     def get_asset_key(self, subject: AssetSubject) -> AssetKey:
-        return kind_of(subject.kind).asset_key(subject)
+        return node_kind(subject.kind).asset_key(subject)
 
     def get_group_name(self, subject: AssetSubject) -> str:
         return subject.group or ("inputs" if subject.external else to_dagster_name(subject.application))
@@ -297,7 +297,7 @@ class AdjunctTranslator:
         return subject.description or None
 
     def get_kinds(self, subject: AssetSubject) -> set[str]:
-        return kind_of(subject.kind).dagster_kinds(subject)
+        return node_kind(subject.kind).dagster_kinds(subject)
 
     def get_tags(self, subject: AssetSubject) -> Mapping[str, str]:
         tags = {"adjunct/kind": subject.kind}

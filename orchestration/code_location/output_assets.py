@@ -28,23 +28,23 @@ from dagster_adjunct.orchestration.code_location.checks import (
 )
 from dagster_adjunct.orchestration.code_location.dataset_assets import (
     AssetEvent,
-    check_outputs,
-    observe,
-    report_served,
-    told,
+    missing_check_outputs,
+    observe_streams,
+    report_served_version,
+    report_version,
 )
 from dagster_adjunct.orchestration.code_location.metadata import (
-    clear_failures,
     has_ended,
     lineage_metadata,
     lookup_metadata,
-    origins,
     output_columns,
     output_metadata,
     plan_metadata,
     step_metadata,
+    trace_origins,
+    translate_errors,
 )
-from dagster_adjunct.orchestration.code_location.nodes import VERSION, Outputs, kind_of
+from dagster_adjunct.orchestration.code_location.nodes import VERSION_KEY, RunOutputs, node_kind
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.spark.in_process import session_factory
@@ -108,22 +108,22 @@ def outputs_asset(
         from dagster_adjunct.orchestration.planner.catalog import systems_for
 
         if not context.selected_asset_keys:
-            yield from _judged_again(context, adjunct_lake, app, checks, lags)
+            yield from _reevaluate_checks(context, adjunct_lake, app, checks, lags)
             return
-        with clear_failures(context):
+        with translate_errors(context):
             lake = adjunct_lake.open()
             op = OpRun(context, lake, systems_for(app, lake))
-            waiting = tell_left_out(op, app)
-            observe(op, inputs)
+            waiting = log_skipped_datasets(op, app)
+            observe_streams(op, inputs)
             _report_datasets(op, app, datasets)
             report, planned = _run_batches(op, app, config, adjunct_spark)
             if report.batches > 1:
                 _report_datasets(op, app, datasets)
-            written = Outputs(lake, op.systems, app, preview_rows, planned.tables)
-            described = _described(written, planned, outputs, {**inputs, **datasets, **tables})
+            written = RunOutputs(lake, op.systems, app, preview_rows, planned.tables)
+            described = _describe_outputs(written, planned, outputs, {**inputs, **datasets, **tables})
         if not report.state.batch:
             context.log.warning(f"{app.name} has run no batch yet: its inputs hold no records.")
-            yield from check_outputs(context, set())
+            yield from missing_check_outputs(context, set())
             return
         version = hashlib.sha256(f"{app.name}:{report.state.batch}".encode()).hexdigest()[:16]
         description = f"{app.name}: {report.batches} batches, the last of all is {report.state.batch}"
@@ -138,11 +138,11 @@ def outputs_asset(
             )
             if waiting:
                 metadata["adjunct/left_out"] = MetadataValue.json(waiting)
-            yield from told(context, spec.key, metadata.pop(VERSION, version), metadata, description)
+            yield from report_version(context, spec.key, metadata.pop(VERSION_KEY, version), metadata, description)
         results = [*join_check_results(context, app, checks, report.counters)]
         results += watermark_check_results(context, lags, report.watermarks)
         yield from results
-        yield from check_outputs(context, {(result.asset_key, result.check_name) for result in results})
+        yield from missing_check_outputs(context, {(result.asset_key, result.check_name) for result in results})
 
     return step
 
@@ -192,10 +192,10 @@ def _run_batches(
 def _report_datasets(op: OpRun, app: "Application", datasets: Mapping[str, AssetKey]) -> None:
     for dataset in app.datasets:
         if dataset.versions is None and not dataset.is_owned_by(app.name):
-            report_served(op, dataset, datasets[dataset.name])
+            report_served_version(op, dataset, datasets[dataset.name])
 
 
-def _judged_again(
+def _reevaluate_checks(
     context: AssetExecutionContext,
     adjunct_lake: LakeResource,
     app: "Application",
@@ -206,18 +206,18 @@ def _judged_again(
     from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
     from dagster_adjunct.orchestration.step.progress import input_times
 
-    with clear_failures(context):
+    with translate_errors(context):
         lake = adjunct_lake.open()
         state = BatchLog(lake, app.name).read()[1]
         last, inputs = state.last, input_times(app, state.times, lake.now())
     results = [*join_check_results(context, app, checks, last.counters if last is not None else {})]
     results += watermark_check_results(context, lags, inputs)
     yield from results
-    yield from check_outputs(context, {(result.asset_key, result.check_name) for result in results})
+    yield from missing_check_outputs(context, {(result.asset_key, result.check_name) for result in results})
 
 
-def _described(
-    written: Outputs,
+def _describe_outputs(
+    written: RunOutputs,
     planned: "ExecutionPlan",
     outputs: Mapping[LineageNode, AssetSpec],
     read: Mapping[str, AssetKey],
@@ -228,15 +228,15 @@ def _described(
         return outputs[node].key if node in outputs else read.get(node.name)
 
     made = output_columns(written.app, planned)
-    whence = origins(made)
+    whence = trace_origins(made)
     return {
-        node: kind_of(node.kind).output_metadata(written, node.name, whence.get(node, {}))
+        node: node_kind(node.kind).output_metadata(written, node.name, whence.get(node, {}))
         | lineage_metadata(made.get(node, {}), key_of)
         for node in outputs
     }
 
 
-def tell_left_out(run: OpRun, app: "Application") -> dict[str, str]:
+def log_skipped_datasets(run: OpRun, app: "Application") -> dict[str, str]:
     """Say in the log which datasets this run leaves out, because their versions are partitions; return what waits.
 
     Loudly where a version is delivered that nobody has built: batches go on without it.

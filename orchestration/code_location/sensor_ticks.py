@@ -19,7 +19,7 @@ from dagster import (
 from pydantic import Field as Default
 from pydantic import ValidationError
 
-from dagster_adjunct.orchestration.code_location.metadata import has_ended, in_progress
+from dagster_adjunct.orchestration.code_location.metadata import has_active_run, has_ended
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
 from dagster_adjunct.resources.common import StoredDocument, split_stream_name
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
@@ -47,7 +47,7 @@ class StreamFinding(StoredDocument):
     ends: str = ""
 
 
-class Look(StoredDocument):
+class StreamScan(StoredDocument):
     """What a look has found so far.
 
     `of` is the application's last commit: after another one the look begins anew. `streams` has what was found by
@@ -85,9 +85,9 @@ class Deadline:
         return begun and self.clock() >= self.at
 
 
-def look_at_streams(
-    look: "Look", streams: Sequence[str], visit: "Callable[[str], StreamFinding]", deadline: "Deadline"
-) -> "tuple[Look, bool]":
+def scan_streams(
+    look: "StreamScan", streams: Sequence[str], visit: "Callable[[str], StreamFinding]", deadline: "Deadline"
+) -> "tuple[StreamScan, bool]":
     """Visit the streams that were not looked at yet; return the look, and whether it has all of them."""
     visited = dict(look.streams)
     for name in streams:
@@ -99,12 +99,12 @@ def look_at_streams(
     return look.model_copy(update={"streams": visited}), True
 
 
-def look_at_ages(
-    look: "Look",
+def scan_ages(
+    look: "StreamScan",
     unread: Callable[[str], Mapping[SystemStreamPartition, str]],
     is_old: Callable[[SystemStreamPartition, str], bool],
     deadline: "Deadline",
-) -> "tuple[Look, SystemStreamPartition | None, bool]":
+) -> "tuple[StreamScan, SystemStreamPartition | None, bool]":
     """Ask partitions in which something waits for the age of the first; stop at one that is old.
 
     `unread` gives a stream's partitions with the next offset of each. Returns the look, the partition with an old
@@ -126,8 +126,8 @@ def look_at_ages(
 
 
 FIRST_WAIT, LONGEST_WAIT = 60.0, 3600.0
-SECONDS_BETWEEN_LOOKS = 30
-_SHOWN = 200
+INTERVAL_SECONDS = 30
+_MAX_LENGTH = 200
 
 
 class LastRequest(StoredDocument):
@@ -153,34 +153,34 @@ class Skip:
     reason: str
 
 
-def ask(name: str, what: str, about: object, before: "LastRequest", now: float) -> "LaunchRequest | Skip":
+def request_run(name: str, what: str, about: object, before: "LastRequest", now: float) -> "LaunchRequest | Skip":
     """Ask for a run, or wait where one that was asked for has left things as they were.
 
     `name` is how the run key begins, `what` says why a run is wanted, and `about` (JSON-able) is the state of things.
     As long as that stays the same, the run is asked for again after one minute, then after two, four and so on, up to
     an hour. A run key is consumed for ever, even by a failed run, so it holds the attempt.
     """
-    digest = digest_of(about)
-    attempt = before.attempt + 1 if digest == before.about else 1
-    wait = 0.0 if attempt == 1 else before.asked_at + wait_after(before.attempt) - now
+    stored = digest(about)
+    attempt = before.attempt + 1 if stored == before.about else 1
+    wait = 0.0 if attempt == 1 else before.asked_at + backoff_seconds(before.attempt) - now
     if wait > 0:
         return Skip(
             f"{what}; attempt {before.attempt} did not get past that (see its run), the next is in {wait:.0f} s."
         )
-    return LaunchRequest(f"{name}:{digest}:{attempt}", LastRequest(about=digest, attempt=attempt, asked_at=now))
+    return LaunchRequest(f"{name}:{stored}:{attempt}", LastRequest(about=stored, attempt=attempt, asked_at=now))
 
 
-def wait_after(attempt: int) -> float:
+def backoff_seconds(attempt: int) -> float:
     """Return how many seconds to wait after this attempt, counted from 1."""
     return float(min(FIRST_WAIT * 2 ** min(attempt - 1, 30), LONGEST_WAIT))
 
 
-def digest_of(about: object) -> str:
+def digest(about: object) -> str:
     """Return a short text that differs where `about` does."""
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def shortened(texts: Iterable[str], separator: str = ", ") -> str:
+def join_shortened(texts: Iterable[str], separator: str = ", ") -> str:
     """Return distinct texts as one that a run's tag can hold and a person can read: the first ones, and how many more.
 
     Dagster's storage indexes the values of tags, which bounds them.
@@ -188,22 +188,22 @@ def shortened(texts: Iterable[str], separator: str = ", ") -> str:
     every = list(dict.fromkeys(texts))
     shown: list[str] = []
     for text in every:
-        if shown and len(separator.join([*shown, text])) > _SHOWN:
+        if shown and len(separator.join([*shown, text])) > _MAX_LENGTH:
             break
-        shown.append(text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…")
+        shown.append(text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + "…")
     more = len(every) - len(shown)
     return separator.join(shown) + (f" and {more} more" if more else "")
 
 
 # A layout that an older release can't read gets another one.
-VERSION = 1
+CURSOR_VERSION = 1
 
 C = TypeVar("C", bound=StoredDocument)
 
 
 def write_cursor(cursor: StoredDocument) -> str:
     """Return the cursor as it is stored."""
-    return json.dumps({"version": VERSION, **cursor.model_dump(mode="json")})
+    return json.dumps({"version": CURSOR_VERSION, **cursor.model_dump(mode="json")})
 
 
 def read_cursor(kind: "type[C]", text: str | None) -> "tuple[C, str]":
@@ -216,8 +216,11 @@ def read_cursor(kind: "type[C]", text: str | None) -> "tuple[C, str]":
     try:
         stored = json.loads(text)
         version = stored.pop("version", None)
-        if version != VERSION:
-            return kind(), f"The cursor is of version {version!r}, and this release writes {VERSION}: it starts anew."
+        if version != CURSOR_VERSION:
+            return (
+                kind(),
+                f"The cursor is of version {version!r}, and this release writes {CURSOR_VERSION}: it starts anew.",
+            )
         return kind.model_validate(stored), ""
     except (ValueError, TypeError, AttributeError, ValidationError):
         return kind(), "The cursor can't be read: it starts anew."
@@ -253,7 +256,7 @@ class Tick:
 
     def in_progress(self, assets: Collection[AssetKey]) -> bool:
         """Whether a run of the job, or to one of these assets, is on its way or waits in the queue."""
-        return in_progress(self.context.instance, self.job, assets)
+        return has_active_run(self.context.instance, self.job, assets)
 
     def switched_on(self) -> set[str]:
         """Return the names of the code location's sensors that are on; of an instance that stores none, no names."""
@@ -275,7 +278,7 @@ class Tick:
 
     def ask(self, name: str, what: str, about: object, **options: Any) -> RunRequest | Skip:
         """Return the run that is wanted, with these `options`, or why to wait with it; `run_requests.ask` says when."""
-        decision = ask(name, what, about, self.recall(LastRequest), self.lake.now().timestamp())
+        decision = request_run(name, what, about, self.recall(LastRequest), self.lake.now().timestamp())
         if isinstance(decision, Skip):
             return decision
         self.remember(decision.asked)
@@ -290,7 +293,7 @@ def job_sensor(
     @sensor(
         name=name,
         job=job,
-        minimum_interval_seconds=SECONDS_BETWEEN_LOOKS,
+        minimum_interval_seconds=INTERVAL_SECONDS,
         default_status=DefaultSensorStatus.STOPPED,
         description=description,
     )

@@ -25,17 +25,17 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Deadline,
     LastRequest,
     LaunchRequest,
-    Look,
     Skip,
     StreamFinding,
+    StreamScan,
     Tick,
-    ask,
-    digest_of,
+    backoff_seconds,
+    digest,
     job_sensor,
-    look_at_ages,
-    look_at_streams,
-    shortened,
-    wait_after,
+    join_shortened,
+    request_run,
+    scan_ages,
+    scan_streams,
 )
 from dagster_adjunct.resources.common import StoredDocument, check_whole_number, subtract_span
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
@@ -111,14 +111,14 @@ class NewRecordsCursor(StoredDocument):
     """What was asked for last, and the look at the streams that the tick before did not finish."""
 
     asked: LastRequest = LastRequest()
-    look: Look | None = None
+    look: StreamScan | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
+class Backlog:
     """What a look found: whether it is `complete`, and `old`, a partition whose first unread record is too old."""
 
-    look: Look
+    look: StreamScan
     complete: bool
     old: str = ""
 
@@ -126,7 +126,7 @@ class Stock:
 def decide_launch(
     name: str,
     asked: LastRequest,
-    stock: Stock,
+    stock: Backlog,
     position: Mapping[str, object],
     *,
     rule: LaunchWhen,
@@ -149,7 +149,7 @@ def decide_launch(
     held = waiting()
     if held:
         return Skip(f"{what}; {'; '.join(held)}.")
-    return ask(name, what, {"position": position, "ends": look.ends}, asked, now)
+    return request_run(name, what, {"position": position, "ends": look.ends}, asked, now)
 
 
 def new_records_sensor(
@@ -182,8 +182,8 @@ def new_records_sensor(
         commit, stored = BatchLog(lake, app.name).read()
         state = followed_state(app, stored)
         begun = cursor.look if cursor.look is not None and cursor.look.of == (commit.id if commit else "") else None
-        look = begun or Look(of=commit.id if commit else "")
-        stock = take_stock(systems, app, state, look, rule, now, deadline)
+        look = begun or StreamScan(of=commit.id if commit else "")
+        stock = measure_backlog(systems, app, state, look, rule, now, deadline)
         if not stock.complete:
             tick.remember(NewRecordsCursor(asked=cursor.asked, look=stock.look))
             seen = f"{len(stock.look.streams)} streams" + (f", {stock.look.young}" if stock.look.young else "")
@@ -214,15 +214,15 @@ def new_records_sensor(
     )
 
 
-def take_stock(
+def measure_backlog(
     systems: "Mapping[str, StreamSystem]",
     app: "Application",
     state: "ApplicationState",
-    look: Look,
+    look: StreamScan,
     rule: LaunchWhen,
     now: datetime,
     deadline: Deadline,
-) -> Stock:
+) -> Backlog:
     """Go on with a look at the application's streams until it is complete or the deadline has passed."""
     from dagster_adjunct.orchestration.step.progress import (
         feeding_streams,
@@ -236,15 +236,15 @@ def take_stock(
     opened = cache(partial(looked_at, systems))
 
     def visit(stream: str) -> StreamFinding:
-        ends = digest_of(stream_ends(opened(stream), stream)) if stream in feeding else ""
+        ends = digest(stream_ends(opened(stream), stream)) if stream in feeding else ""
         if stream not in app.inputs:
             return StreamFinding(ends=ends)
         progress = stream_progress(opened(stream), app.inputs[stream], state)
         return StreamFinding(ends=ends, lag=progress.lag, due=progress.due)
 
-    look, complete = look_at_streams(look, tuple(dict.fromkeys([*app.inputs, *feeding])), visit, deadline)
+    look, complete = scan_streams(look, tuple(dict.fromkeys([*app.inputs, *feeding])), visit, deadline)
     if not complete or rule.age is None or not look.lag or rule.enough(look.lag) or look.due or unfinished(state):
-        return Stock(look, complete)
+        return Backlog(look, complete)
     before_ms = int(subtract_span(now, rule.age).timestamp() * 1000)
 
     def unread(stream: str) -> "Mapping[SystemStreamPartition, str]":
@@ -254,8 +254,8 @@ def take_stock(
         system = opened(ssp.qualified_stream)
         return system.compare(start, system.offset_for_timestamp(ssp, before_ms)) < 0
 
-    look, old, complete = look_at_ages(look, unread, is_old, deadline)
-    return Stock(look, complete, "" if old is None else str(old))
+    look, old, complete = scan_ages(look, unread, is_old, deadline)
+    return Backlog(look, complete, "" if old is None else str(old))
 
 
 MAX_RESTARTS = 5
@@ -312,7 +312,7 @@ def decide_restart(
     """
     failed = _failed_in_a_row(attempts, state)
     if not failed:
-        return Skip(_why_not(attempts, state))
+        return Skip(_skip_reason(attempts, state))
     newest, first = failed[0], failed[-1]
     assert newest.ended_at is not None
     what = f"Run {newest.run_id[:8]} failed"
@@ -320,7 +320,7 @@ def decide_restart(
         return Skip(f"{what} for good: {permanent}")
     if len(failed) > limit:
         return Skip(f"{what}, as did the {len(failed) - 1} before it: not restarted any more. See its run.")
-    wait = newest.ended_at + wait_after(len(failed)) - now
+    wait = newest.ended_at + backoff_seconds(len(failed)) - now
     if wait > 0:
         return Skip(f"{what} before its commit; restart {len(failed)} of {limit} is in {wait:.0f} s.")
     if who := busy():
@@ -347,7 +347,7 @@ def _closed_since(last: "ClosedBatch", attempt: ApplicationRun) -> bool:
     return last.intent.run == attempt.run_id or last.closed_at.timestamp() > attempt.began_at
 
 
-def _why_not(attempts: Sequence[ApplicationRun], state: "ApplicationState") -> str:
+def _skip_reason(attempts: Sequence[ApplicationRun], state: "ApplicationState") -> str:
     if not attempts:
         return "No run to restart."
     newest = attempts[0]
@@ -372,8 +372,8 @@ def restart_sensor(
 
         lake, instance = tick.lake, tick.context.instance
         now = lake.now()
-        records = runs_of(instance, job.name, made, now - _HORIZON)
-        attempts = [attempt_of(record) for record in records]
+        records = application_runs(instance, job.name, made, now - _HORIZON)
+        attempts = [run_from_record(record) for record in records]
         state = application_state(lake, app.name)
         cursor = tick.recall(RestartCursor)
         if attempts and attempts[0].status is DagsterRunStatus.FAILURE and cursor.run_id != attempts[0].run_id:
@@ -415,18 +415,20 @@ def _without_take_over(run_config: Mapping[str, Any]) -> dict[str, Any]:
     return {**run_config, "ops": ops} if ops else dict(run_config)
 
 
-def runs_of(instance: DagsterInstance, job: str, outputs: Collection[AssetKey], since: datetime) -> "list[RunRecord]":
+def application_runs(
+    instance: DagsterInstance, job: str, outputs: Collection[AssetKey], since: datetime
+) -> "list[RunRecord]":
     """Return the runs of a job that make its outputs, or of these outputs by hand, newest first."""
     records = [
         record
         for name in (job, _ASSET_JOB)
         for record in instance.get_run_records(RunsFilter(job_name=name, updated_after=since), limit=200)
-        if _makes(record.dagster_run, job, outputs)
+        if _makes_outputs(record.dagster_run, job, outputs)
     ]
     return sorted(records, key=lambda record: (record.create_timestamp, record.storage_id), reverse=True)
 
 
-def attempt_of(record: "RunRecord") -> ApplicationRun:
+def run_from_record(record: "RunRecord") -> ApplicationRun:
     """Return what the decision needs of a run's record."""
     run = record.dagster_run
     began_at = record.start_time or record.end_time or record.create_timestamp.timestamp()
@@ -434,7 +436,7 @@ def attempt_of(record: "RunRecord") -> ApplicationRun:
 
 
 def permanent_failure(instance: DagsterInstance, run_id: str) -> str:
-    """Return what makes a run's failure permanent, as `clear_failures` has said it; "" where nothing does.
+    """Return what makes a run's failure permanent, as `translate_errors` recorded it; "" where nothing does.
 
     A run that was killed has no such event, and an error that is not ours says nothing of a second time.
     """
@@ -446,14 +448,14 @@ def permanent_failure(instance: DagsterInstance, run_id: str) -> str:
     return ""
 
 
-def _makes(run: DagsterRun, job: str, outputs: Collection[AssetKey]) -> bool:
+def _makes_outputs(run: DagsterRun, job: str, outputs: Collection[AssetKey]) -> bool:
     """Whether a run is to make outputs: a selection of datasets alone has no batch to commit."""
     if run.asset_selection:
         return any(key in outputs for key in run.asset_selection)
     return run.job_name == job
 
 
-def not_applied(fan_outs: "Mapping[str, Requests]", offsets: "OffsetState") -> "list[StartpointRequest]":
+def unapplied_startpoints(fan_outs: "Mapping[str, Requests]", offsets: "OffsetState") -> "list[StartpointRequest]":
     """Return what is fanned out and was not taken in by a commit: each startpoint once, in order of partitions.
 
     A run that died between its commit and removing what that has applied leaves it here; the next one removes it.
@@ -466,20 +468,20 @@ def not_applied(fan_outs: "Mapping[str, Requests]", offsets: "OffsetState") -> "
     return sorted(left.values(), key=lambda request: (request.ssp, request.id))
 
 
-def described(requests: "Sequence[StartpointRequest]") -> str:
+def describe_waiting(requests: "Sequence[StartpointRequest]") -> str:
     """Return in a few words how many startpoints wait, where, for whom and why."""
     from dagster_adjunct.resources.streams.startpoint import describe_startpoint
 
     texts = [f"{one.ssp} at {describe_startpoint(one.startpoint)}, {one.by}: {one.reason}" for one in requests]
-    return f"{len(requests)} startpoint{'s wait' if len(requests) != 1 else ' waits'} ({shortened(texts, '; ')})"
+    return f"{len(requests)} startpoint{'s wait' if len(requests) != 1 else ' waits'} ({join_shortened(texts, '; ')})"
 
 
-def tags_of(requests: "Sequence[StartpointRequest]") -> dict[str, str]:
+def startpoint_tags(requests: "Sequence[StartpointRequest]") -> dict[str, str]:
     """Return the tags of a run that applies these: their ids, who asked for them and why."""
     return {
-        "adjunct/startpoints": shortened(request.id for request in requests),
-        "adjunct/startpoints_by": shortened(request.by for request in requests),
-        "adjunct/startpoints_reason": shortened((request.reason for request in requests), "; "),
+        "adjunct/startpoints": join_shortened(request.id for request in requests),
+        "adjunct/startpoints_by": join_shortened(request.by for request in requests),
+        "adjunct/startpoints_reason": join_shortened((request.reason for request in requests), "; "),
     }
 
 
@@ -504,33 +506,33 @@ def startpoint_sensor(app: "Application", job: "LaunchedJob", assets: Collection
         state = BatchLog(lake, app.name).read()[1]
         stored = startpoints.read()
         requested = stored.waiting
-        pending = not_applied(stored.handed, state.offsets)
+        pending = unapplied_startpoints(stored.handed, state.offsets)
         if not requested and not pending:
             return Skip("No startpoints wait.")
         if tick.in_progress(own):
-            what = described([*requested, *pending])
+            what = describe_waiting([*requested, *pending])
             return Skip(f"{what}; a run is in progress: what it did not meet at its start is for the next one.")
         if who := tick.who_runs(app.name):
-            what = described([*requested, *pending])
+            what = describe_waiting([*requested, *pending])
             return Skip(f"{what}; for the next run: the application is being run by {who}.")
         systems = systems_for(app, lake)
         planned = plan_application(app, systems) if app.inputs else None
         fan_out = fan_out_requests(startpoints, systems, app, planned, state.offsets)
-        pending = not_applied(fan_out.tasks, state.offsets)
+        pending = unapplied_startpoints(fan_out.tasks, state.offsets)
         for text in (*gone_in_words(fan_out), *left_in_words(fan_out)):
             tick.context.log.warning(text)
         nobodys = [*fan_out.unknown, *(request for held in fan_out.stranded.values() for request in held.values())]
         left = [f"{request.ssp}: no task reads it ({request.by}: {request.reason})" for request in nobodys]
         left += [f"{ssp}: what was handed out can't be read" for ssps in fan_out.held.values() for ssp in sorted(ssps)]
         if not pending:
-            return Skip(f"No startpoints wait that a task could apply. {shortened(left, '; ')}".rstrip())
-        what = "; ".join([described(pending), *left[:3]])
+            return Skip(f"No startpoints wait that a task could apply. {join_shortened(left, '; ')}".rstrip())
+        what = "; ".join([describe_waiting(pending), *left[:3]])
         # Datasets that are not made yet hold the input back, and not what is asked of other datasets.
         waiting = waiting_datasets(lake, systems, app)
         if waiting and planned is not None and fan_out.tasks.keys() <= {task.name for task in planned.tasks}:
             return Skip(f"{what}; {'; '.join(waiting)}.")
         ids = sorted({request.id for request in pending})
-        return tick.ask(f"{app.name}:{lake.id}:startpoints", what, ids, tags=tags_of(pending))
+        return tick.ask(f"{app.name}:{lake.id}:startpoints", what, ids, tags=startpoint_tags(pending))
 
     return job_sensor(
         f"{to_dagster_name(app.name)}_startpoints",
@@ -549,12 +551,12 @@ def new_versions_sensor(member: "DatasetAsset", job: "LaunchedJob") -> SensorDef
     dataset = member.dataset
 
     def evaluate(tick: Tick) -> RunRequest | Skip:
-        from dagster_adjunct.orchestration.code_location.dataset_assets import known_partitions
+        from dagster_adjunct.orchestration.code_location.dataset_assets import ensure_partitions
 
-        version, awaited = _delivered(tick.lake, [member])
+        version, awaited = _next_delivered(tick.lake, [member])
         if version is None:
             return Skip(f"No new version; {awaited}.")
-        if not known_partitions(dataset, tick.context.instance, [version]):
+        if not ensure_partitions(dataset, tick.context.instance, [version]):
             return Skip(f"Version {version} is delivered, and is none of the partitions that are declared.")
         what = f"Version {version} is delivered"
         if tick.in_progress({member.key}):
@@ -569,7 +571,7 @@ def new_versions_sensor(member: "DatasetAsset", job: "LaunchedJob") -> SensorDef
     )
 
 
-def is_delivered(dataset: "AdjunctDataset") -> bool:
+def has_delivered_versions(dataset: "AdjunctDataset") -> bool:
     """Whether versions of a dataset come by themselves, as markers or folders, and none of them is a partition."""
     return not dataset.follows_changes and dataset.versions is None and not isinstance(dataset.input, QuerySource)
 
@@ -592,12 +594,12 @@ def delivered_sensors(
     One run takes all that is delivered: where several of these sensors are on, the first by name launches it for all. A
     run that is launched for new records takes it, too: where the sensor for these is on, it has one look to launch it.
     """
-    by_name = {f"{to_dagster_name(_name(unit))}_delivered": unit for unit in units}
+    by_name = {f"{to_dagster_name(_group_name(unit))}_delivered": unit for unit in units}
     for_records = f"{to_dagster_name(application)}_new_records"
 
     def evaluate(tick: Tick, mine: str) -> RunRequest | Skip:
         lake, unit, cursor = tick.lake, by_name[mine], tick.recall(DeliveredCursor)
-        version, awaited = _delivered(lake, unit)
+        version, awaited = _next_delivered(lake, unit)
         if version is None:
             return Skip(f"No new version; {awaited}.")
         what = f"Version {version} is delivered"
@@ -610,12 +612,14 @@ def delivered_sensors(
         together = {mine: version}
         for other in (by_name.keys() & on) - {mine}:
             with suppress(AdjunctError):  # its own sensor tells it
-                there, _ = _delivered(lake, by_name[other])
+                there, _ = _next_delivered(lake, by_name[other])
                 together |= {other: there} if there is not None else {}
         first = min(together)
         if first != mine:
             return Skip(f"{what}; {first} launches the run that takes it, too.")
-        decision = ask(f"{_name(unit)}:{lake.id}:delivered", what, together, cursor.asked, lake.now().timestamp())
+        decision = request_run(
+            f"{_group_name(unit)}:{lake.id}:delivered", what, together, cursor.asked, lake.now().timestamp()
+        )
         if isinstance(decision, Skip):
             return decision
         tick.remember(DeliveredCursor(asked=decision.asked, seen=version))
@@ -633,11 +637,11 @@ def delivered_sensors(
     ]
 
 
-def _name(unit: "Sequence[DatasetAsset]") -> str:
+def _group_name(unit: "Sequence[DatasetAsset]") -> str:
     return unit[0].dataset.version_set or unit[0].dataset.name
 
 
-def _delivered(lake: "Lake", unit: "Sequence[DatasetAsset]") -> tuple[str | None, str]:
+def _next_delivered(lake: "Lake", unit: "Sequence[DatasetAsset]") -> tuple[str | None, str]:
     from dagster_adjunct.orchestration.planner.catalog import open_dataset_systems
     from dagster_adjunct.orchestration.step.progress import delivered_to_all
 

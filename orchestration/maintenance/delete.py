@@ -49,7 +49,7 @@ class Readers:
         return "; ".join((*self.holding, *self.told))
 
 
-def readers_of_stream(lake: Lake, name: str) -> Readers:
+def find_stream_readers(lake: Lake, name: str) -> Readers:
     """Return who reads a stream of the lake, and which open batches write to it."""
     qualified, holding = f"lake.{name}", []
     told: list[str] = []
@@ -58,7 +58,7 @@ def readers_of_stream(lake: Lake, name: str) -> Readers:
     there = commit is not None and not is_deleted(commit)
     producers = tuple(streams.state(name)[1].producers) if there else ()
     told += [f"reader {reader.name} has a position in it" for reader in (list_readers(lake, name) if there else ())]
-    for application, state in _applications(lake):
+    for application, state in _application_states(lake):
         batch = state.open
         if batch is not None and any(ssp.qualified_stream == qualified for ssp in batch.ranges):
             holding.append(f"batch {batch.batch} of application {application} is open and reads it")
@@ -66,12 +66,12 @@ def readers_of_stream(lake: Lake, name: str) -> Readers:
             holding.append(f"batch {batch.batch} of application {application} is open and may write to it")
         elif any(ssp.qualified_stream == qualified for ssp in state.checkpoint):
             told.append(f"application {application} has a checkpoint on it")
-    followers, unknown = followers_of(lake, qualified)
+    followers, unknown = find_followers(lake, qualified)
     told += [f"dataset {dataset} follows it" for dataset in followers]
     return Readers(tuple(holding), (*told, *unknown))
 
 
-def readers_of_dataset(lake: Lake, name: str) -> Readers:
+def find_dataset_readers(lake: Lake, name: str) -> Readers:
     """Return who reads a dataset: leases, holds, applications and builds."""
     now = store_now(lake, name)
     holding = [
@@ -79,7 +79,7 @@ def readers_of_dataset(lake: Lake, name: str) -> Readers:
         for lease in live_leases(lake, name, now)
     ]
     told = []
-    for application, state in _applications(lake):
+    for application, state in _application_states(lake):
         if state.open is not None and name in state.open.versions:
             holding.append(f"batch {state.open.batch} of application {application} is open and reads it")
         elif state.last is not None and name in state.last.intent.versions:
@@ -89,7 +89,7 @@ def readers_of_dataset(lake: Lake, name: str) -> Readers:
     return Readers(tuple(holding), tuple(told))
 
 
-def followers_of(lake: Lake, stream: str) -> tuple[dict[str, DatasetManifest], tuple[str, ...]]:
+def find_followers(lake: Lake, stream: str) -> tuple[dict[str, DatasetManifest], tuple[str, ...]]:
     """Return the manifests of the datasets that follow this stream ("lake.orders"), and in words who may follow it."""
     followers: dict[str, DatasetManifest] = {}
     unknown = []
@@ -104,7 +104,7 @@ def followers_of(lake: Lake, stream: str) -> tuple[dict[str, DatasetManifest], t
     return followers, tuple(unknown)
 
 
-def _applications(lake: Lake) -> list[tuple[str, ApplicationState]]:
+def _application_states(lake: Lake) -> list[tuple[str, ApplicationState]]:
     return [(application, BatchLog(lake, application).read()[1]) for application in list_applications(lake)]
 
 
@@ -171,7 +171,7 @@ def delete_stream(
         "stream",
         name,
         look,
-        lambda: readers_of_stream(lake, name),
+        lambda: find_stream_readers(lake, name),
         lambda: streams_deleting.objects_in(streams, name),
         lambda seen: streams_deleting.delete(streams, name, seen, reason=reason, by=by),
         reason=reason,
@@ -207,7 +207,7 @@ def delete_dataset(
         "dataset",
         name,
         look,
-        lambda: readers_of_dataset(lake, name),
+        lambda: find_dataset_readers(lake, name),
         lambda: objects_of(log),
         lambda seen: datasets.delete_dataset_objects(lake, name, seen, reason=reason, by=by),
         reason=reason,
@@ -243,7 +243,7 @@ def _delete(
             report = DeletionReport(kind, name, len(there), size, reading.holding, reading.told, repeated, dry_run)
             return lambda: report
         if reading.refuse(force=force):
-            raise _refused(kind, name, reading)
+            raise _still_read_error(kind, name, reading)
 
         def commit() -> DeletionReport:
             done = delete(seen)
@@ -256,7 +256,7 @@ def _delete(
     return retry_conflicts(decide, attempts=_TRIES)
 
 
-def _refused(kind: str, name: str, reading: Readers) -> StillReadError:
+def _still_read_error(kind: str, name: str, reading: Readers) -> StillReadError:
     if reading.holding:
         step = (
             "Let them end: run the application, or give its batch up (adjunct checkpoint abandon); close the readers. "

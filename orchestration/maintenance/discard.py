@@ -31,7 +31,9 @@ def discard(
     needed by an open batch of an application stays. With `dry_run` the report says what would go. Raises
     DatasetNotFoundError.
     """
-    return discard_sparing(lake, dataset, policy, by=by, roots=partial(_needed, lake, dataset), dry_run=dry_run)
+    return discard_sparing(
+        lake, dataset, policy, by=by, roots=partial(_needed_versions_of, lake, dataset), dry_run=dry_run
+    )
 
 
 def discard_all(
@@ -65,7 +67,7 @@ def discard_all(
     return reports
 
 
-def open_batches(lake: Lake) -> dict[str, dict[str, str]]:
+def versions_in_open_batches(lake: Lake) -> dict[str, dict[str, str]]:
     """Return, by dataset and version id, which batch needs the version: an open one, or one that was given up and that
     the next run takes out of the application's local tables."""
     needed: dict[str, dict[str, str]] = {}
@@ -74,7 +76,7 @@ def open_batches(lake: Lake) -> dict[str, dict[str, str]]:
         intent = state.open
         if state.given_up is not None:
             why = f"batch {state.given_up} of application {application}, which was given up; its next run takes it out"
-            for dataset, before in _before(lake, application, state.given_up):
+            for dataset, before in _versions_before_batch(lake, application, state.given_up):
                 needed.setdefault(dataset, {})[before] = why
         if intent is not None:
             why = f"open batch {intent.batch} of application {application}"
@@ -90,13 +92,13 @@ def needed_versions(lake: Lake) -> dict[str, dict[str, str]]:
     needed: dict[str, dict[str, str]] = {}
     # Replays first: one whose last batch is opened meanwhile is then in one of both, or in both.
     replays = [versions_held(lake, application) for application in list_applications(lake)]
-    for versions_of in (*replays, open_batches(lake)):
+    for versions_of in (*replays, versions_in_open_batches(lake)):
         for dataset, versions in versions_of.items():
             needed.setdefault(dataset, {}).update(versions)
     return needed
 
 
-def _before(lake: Lake, application: str, batch: int) -> Iterator[tuple[str, str]]:
+def _versions_before_batch(lake: Lake, application: str, batch: int) -> Iterator[tuple[str, str]]:
     """Yield the local tables that a batch has written, each with the version from before it."""
     for dataset in list_datasets(lake):
         manifest = DatasetLog(lake, dataset).read()[1]
@@ -105,5 +107,5 @@ def _before(lake: Lake, application: str, batch: int) -> Iterator[tuple[str, str
             yield dataset, written.before
 
 
-def _needed(lake: Lake, dataset: str) -> dict[str, str]:
+def _needed_versions_of(lake: Lake, dataset: str) -> dict[str, str]:
     return needed_versions(lake).get(dataset, {})

@@ -66,7 +66,7 @@ def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) 
             application=old,
         )
     if old == new:
-        raise _not_renamed(old, new, "it is called so")
+        raise _rename_error(old, new, "it is called so")
     if log.read().commit is None:
         raise ConfigurationError(
             f"application {old!r} has never run in {lake.url}; {nearest(old, list_applications(lake))}.",
@@ -76,7 +76,7 @@ def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) 
     claim = Claim(wait=timedelta(0))
     with RunLease(lake, old, f"rename-{uuid.uuid4().hex[:12]}", claim), RunLease(lake, new, "rename", claim):
         note = f"renamed from {old} to {new}: {reason}"
-        logged = _fenced(log, after, old, new, by=by, note=note)
+        logged = _fence_log(log, after, old, new, by=by, note=note)
         batches = logged.state.batch
         tables = [name for name in list_datasets(lake) if change_owner(lake, name, new, owner=old, reason=note, by=by)]
         if logged.state.checkpoint or after.read().commit is None:
@@ -88,15 +88,15 @@ def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) 
     return RenameReport(old, new, batches, tuple(tables))
 
 
-def _fenced(log: BatchLog, after: BatchLog, old: str, new: str, *, by: str, note: str) -> LoggedState:
+def _fence_log(log: BatchLog, after: BatchLog, old: str, new: str, *, by: str, note: str) -> LoggedState:
     """Return the old log, which says where its application goes."""
     logged, there = log.read(), after.read()
     if logged.state.renamed_to == new:
         return logged  # begun before
     if logged.state.renamed_to is not None:
-        raise _not_renamed(old, new, f"it is {logged.state.renamed_to!r} by now")
+        raise _rename_error(old, new, f"it is {logged.state.renamed_to!r} by now")
     if there.commit is not None:
-        raise _not_renamed(old, new, f"{new!r} has run already")
+        raise _rename_error(old, new, f"{new!r} has run already")
     if logged.state.open is not None:
         raise ConfigurationError(
             f"application {old!r} can't be renamed while its batch {logged.state.open.batch} is open.",
@@ -106,7 +106,7 @@ def _fenced(log: BatchLog, after: BatchLog, old: str, new: str, *, by: str, note
     return log.fence(logged, new, by=by, note=note)
 
 
-def _not_renamed(old: str, new: str, problem: str) -> ConfigurationError:
+def _rename_error(old: str, new: str, problem: str) -> ConfigurationError:
     return ConfigurationError(
         f"application {old!r} can't be renamed {new!r}: {problem}.",
         "Name one that has no log in this lake; a name that was given up is not used again.",

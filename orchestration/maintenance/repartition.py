@@ -12,7 +12,7 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.reports import carry_over, has_read_all
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, list_applications
-from dagster_adjunct.orchestration.maintenance.delete import Readers, followers_of
+from dagster_adjunct.orchestration.maintenance.delete import Readers, find_followers
 from dagster_adjunct.orchestration.maintenance.discard import needed_versions
 from dagster_adjunct.orchestration.startpoints.positions import carried_note, carried_over, waiting_in
 from dagster_adjunct.orchestration.startpoints.store import FAN_OUTS, REQUESTS, waits_on
@@ -87,13 +87,13 @@ def repartition_stream(
     _, seen = streams.state(name)
     rows, before = sum(entry.rows for entry in seen.entries()), seen.declaration.partitions
     if dry_run:
-        carried, datasets, readers = _readers(lake, name, seen)
+        carried, datasets, readers = _inspect_readers(lake, name, seen)
         return RepartitionReport(
             name, before, partitions, rows, carried, readers.told, readers.holding, dry_run, datasets
         )
 
     def check(state: StreamState) -> None:
-        readers = _readers(lake, name, state)[2]
+        readers = _inspect_readers(lake, name, state)[2]
         if readers.refuse(force=force):
             step = (
                 "Let them end, give up their batches (adjunct checkpoint abandon), or take startpoints back (adjunct "
@@ -112,9 +112,9 @@ def repartition_stream(
             )
 
     after = repartition(streams, name, partitions, reason=reason, by=by, check=check)
-    told = _readers(lake, name, seen)[2].told
+    told = _inspect_readers(lake, name, seen)[2].told
     rows = sum(entry.rows for entry in after.entries())
-    carried, datasets = _carry(lake, name, by)
+    carried, datasets = _carry_positions(lake, name, by)
     return RepartitionReport(name, before, partitions, rows, carried, told, datasets=datasets)
 
 
@@ -142,7 +142,7 @@ def repartition_dataset(
     )
 
 
-def _readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[str, ...], tuple[str, ...], Readers]:
+def _inspect_readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[str, ...], tuple[str, ...], Readers]:
     """Return the applications and the datasets that go on at its end, and who does not."""
     stream = f"lake.{name}"
     carried: list[str] = []
@@ -171,7 +171,7 @@ def _readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[str, ...]
     for reader in list_readers(lake, name):
         if reader.problem or reader.behind or reader.lost:
             told.append(f"reader {reader.name} has not read all of it")
-    followers, unknown = followers_of(lake, stream)
+    followers, unknown = find_followers(lake, stream)
     ends_of_stream = tuple(map(str, state.next))
     level = [dataset for dataset, known in followers.items() if has_read_all(known, state.id, ends_of_stream)]
     told += [
@@ -182,7 +182,7 @@ def _readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[str, ...]
     return tuple(carried), tuple(level), Readers(tuple(holding), (*told, *unknown))
 
 
-def _carry(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _carry_positions(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Commit the positions of those who had read all, and return them; who is missed here does so at its next run."""
     info = LakeStreams(lake).info(name)
     carried = []

@@ -24,13 +24,13 @@ from dagster_adjunct.orchestration.planner.catalog import plan_application
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.orchestration.step.run import RunReport, run_application
 from dagster_adjunct.orchestration.testing.fakes import (
+    FakeStreams,
+    FakeTable,
     Streams,
-    StreamTwins,
-    TableTwin,
-    catalog_of,
-    schema_of,
-    table_of,
-    twin_of,
+    arrow_table,
+    catalog_from_streams,
+    fake_table,
+    stream_schema,
 )
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import (
@@ -60,7 +60,7 @@ def assert_plannable(app: Application, streams: Streams) -> ExecutionPlan:
     Inputs, and the inputs of datasets, have to be given; an output need not exist. It takes milliseconds, and neither
     Spark nor a lake. Raises PlanningError for what a run would refuse before it begins.
     """
-    return build_plan(app, catalog_of(streams))
+    return build_plan(app, catalog_from_streams(streams))
 
 
 Rows = Sequence[Mapping[str, Any]]
@@ -83,17 +83,17 @@ class TestResult:
 
     def output(self, name: str) -> Records:
         """Return the records that this run has sent to an output stream, by partition and offset."""
-        return self.outputs[_known("output", name, self.outputs)]
+        return self.outputs[_require_known("output", name, self.outputs)]
 
     def deleted(self, name: str) -> Records:
         """Return the deletions that this run has sent to an output stream, by partition and offset: key columns, and
         null in the others where the stream had none."""
-        return self.deletions[_known("output", name, self.deletions)]
+        return self.deletions[_require_known("output", name, self.deletions)]
 
     def table(self, name: str) -> Mapping[Any, dict[str, Any]]:
         """Return the records after this run, by key, of a remote table, or of a local table or dataset that the
         application writes; a key of several columns is a tuple."""
-        return self.tables[_known("table", name, self.tables)]
+        return self.tables[_require_known("table", name, self.tables)]
 
 
 class TestApplication:
@@ -119,9 +119,9 @@ class TestApplication:
         self._close = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._lake = open_lake(self._folder / "lake")
         self._declared = app
-        self._datasets = {dataset.name: _dated_by_marker(_from_stream(dataset)) for dataset in app.datasets}
+        self._datasets = {dataset.name: _with_marker_times(_with_stream_input(dataset)) for dataset in app.datasets}
         self._tables = {
-            name: twin_of(table, self._folder / f"{name}.table")
+            name: fake_table(table, self._folder / f"{name}.table")
             for name, table in app.tables.items()
             if isinstance(table, RemoteTable)
         }
@@ -156,8 +156,8 @@ class TestApplication:
         of `deleted`. They are records as its input has them. `valid_from` (with its zone) is since when the version of
         a bounded dataset is valid that declares what tells it, whatever that is.
         """
-        dataset = self._datasets[_known("dataset", name, self._datasets)]
-        _check_dated(dataset, valid_from)
+        dataset = self._datasets[_require_known("dataset", name, self._datasets)]
+        _check_valid_from(dataset, valid_from)
         if dataset.stream is None:
             raise ConfigurationError(
                 f"dataset {name!r} takes no records: it is made from {dataset.input}.",
@@ -178,7 +178,7 @@ class TestApplication:
 
     def table(self, name: str, records: Mapping[Any, Mapping[str, Any]]) -> None:
         """Put records into a remote table, each under its key (a tuple where the key has several columns)."""
-        table = self._tables[_known("remote table", name, self._tables)]
+        table = self._tables[_require_known("remote table", name, self._tables)]
         whole = {key: {**_key_columns(table.key, key), **record} for key, record in records.items()}
         self._twin(name).fill(whole)
 
@@ -194,7 +194,12 @@ class TestApplication:
         before = {name: self._ends(name) for name in self._app.outputs}
         self._runs += 1
         report = run_application(
-            self._lake, self._systems, self._app, spark or _session, run=f"test-{self._runs}", max_batches=max_batches
+            self._lake,
+            self._systems,
+            self._app,
+            spark or _local_session,
+            run=f"test-{self._runs}",
+            max_batches=max_batches,
         )
         sent = {name: self._records(name, start) for name, start in before.items()}
         outputs, deletions = ({name: records[part] for name, records in sent.items()} for part in (0, 1))
@@ -204,23 +209,23 @@ class TestApplication:
 
     def output(self, name: str) -> Records:
         """Return all records of an output stream, by partition and offset, without deletions."""
-        return self._records(_known("output", name, self._app.outputs), {})[0]
+        return self._records(_require_known("output", name, self._app.outputs), {})[0]
 
     # -- what it is made of
 
-    def _system(self, name: str) -> StreamTwins:
+    def _system(self, name: str) -> FakeStreams:
         described = {split_stream_name(stream): given for stream, given in self._described.items()}
         partitioners = {stream: given.partitioner for (system, stream), given in described.items() if system == name}
         lake = self._lake if name == "lake" else open_lake(self._folder / f"system-{name}")
-        return StreamTwins(lake, name, {} if name == "lake" else partitioners)
+        return FakeStreams(lake, name, {} if name == "lake" else partitioners)
 
     def _same_inputs(self) -> bool:
         return all(self._datasets[dataset.name].input is dataset.input for dataset in self._declared.datasets)
 
-    def _twin(self, name: str) -> TableTwin:
+    def _twin(self, name: str) -> FakeTable:
         table = self._tables[name]
         twin = table.write_function or table.read_function
-        assert isinstance(twin, TableTwin)
+        assert isinstance(twin, FakeTable)
         return twin
 
     def _written_datasets(self) -> list[str]:
@@ -238,7 +243,7 @@ class TestApplication:
         given = self._described.get(name)
         key = () if given is None else (given.key,) if isinstance(given.key, str) else tuple(given.key)
         partitions = 1 if given is None else given.partitions
-        self._systems[system].create(stream, schema=schema_of(name, given, records), key=key, partitions=partitions)
+        self._systems[system].create(stream, schema=stream_schema(name, given, records), key=key, partitions=partitions)
 
     def _append(
         self, name: str, records: Rows, deleted: Rows, version: str | None, valid_from: datetime | None = None
@@ -258,7 +263,7 @@ class TestApplication:
         assert info.schema is not None
         self._sequence += 1
         self._systems[system].append(
-            stream, table_of(name, info.schema, records, deleted), producer="test", sequence=self._sequence,
+            stream, arrow_table(name, info.schema, records, deleted), producer="test", sequence=self._sequence,
             end_of_dataset=version, valid_from=valid_from,
         )  # fmt: skip
 
@@ -290,7 +295,7 @@ class TestApplication:
         return kept, deleted
 
 
-def _from_stream(dataset: AdjunctDataset) -> AdjunctDataset:
+def _with_stream_input(dataset: AdjunctDataset) -> AdjunctDataset:
     """Return a dataset that is made from files or a query as one that is made from a stream."""
     if dataset.stream is not None or dataset.follows_changes:
         return dataset
@@ -303,12 +308,12 @@ def _from_stream(dataset: AdjunctDataset) -> AdjunctDataset:
     return replace(dataset, input=f"lake.{dataset.name}-of-the-test")
 
 
-def _dated_by_marker(dataset: AdjunctDataset) -> AdjunctDataset:
+def _with_marker_times(dataset: AdjunctDataset) -> AdjunctDataset:
     """Return a dataset whose versions are dated as one whose markers say it, which is how a test does."""
     return dataset if dataset.valid_from is None else replace(dataset, valid_from=MARKER)
 
 
-def _check_dated(dataset: AdjunctDataset, valid_from: datetime | None) -> None:
+def _check_valid_from(dataset: AdjunctDataset, valid_from: datetime | None) -> None:
     """Raise ConfigurationError where a version lacks its time, or something has one that takes none."""
     if (valid_from is None) == (dataset.valid_from is None):
         return
@@ -329,7 +334,7 @@ def _key_columns(columns: Sequence[str], key: Hashable) -> dict[str, Any]:
     return dict(zip(columns, values, strict=True))
 
 
-def _known(kind: str, name: str, known: Mapping[str, object]) -> str:
+def _require_known(kind: str, name: str, known: Mapping[str, object]) -> str:
     if name not in known:
         raise ConfigurationError(
             f"the application has no {kind} {name!r}; it has {', '.join(known) or 'none'}.",
@@ -340,7 +345,7 @@ def _known(kind: str, name: str, known: Mapping[str, object]) -> str:
 
 
 @cache
-def _session() -> SparkSession:
+def _local_session() -> SparkSession:
     """A session for small data, which ends with the process."""
     from dagster_adjunct.resources.spark.session import new_session
 

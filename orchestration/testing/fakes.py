@@ -44,7 +44,7 @@ class TestStream:
 Streams: TypeAlias = Mapping[str, TestStream]
 
 
-def catalog_of(streams: Streams) -> Catalog:
+def catalog_from_streams(streams: Streams) -> Catalog:
     """Return the facts of these streams, for the planner. Raises ConfigurationError for a wrong name or key."""
     facts = {}
     for name, stream in streams.items():
@@ -58,7 +58,7 @@ def catalog_of(streams: Streams) -> Catalog:
     return facts
 
 
-class StreamTwins(LakeStreams):
+class FakeStreams(LakeStreams):
     """The streams of a lake as the system `name`; `partitioners` say how those of some streams hash, as it is said."""
 
     def __init__(self, lake: Lake, name: str, partitioners: Mapping[str, Partitioner]) -> None:
@@ -77,7 +77,7 @@ class StreamTwins(LakeStreams):
         return self
 
 
-def schema_of(stream: str, given: TestStream | None, rows: Sequence[Mapping[str, Any]]) -> Schema:
+def stream_schema(stream: str, given: TestStream | None, rows: Sequence[Mapping[str, Any]]) -> Schema:
     """Return the columns that a test gives a stream, else those of its first records as Python has them."""
     if given is not None and given.schema is not None:
         return given.schema
@@ -92,7 +92,7 @@ def schema_of(stream: str, given: TestStream | None, rows: Sequence[Mapping[str,
     return Schema.from_arrow(pa.Table.from_pylist(list(rows)).schema)
 
 
-def table_of(
+def arrow_table(
     stream: str, schema: Schema, rows: Sequence[Mapping[str, Any]], deleted: Sequence[Mapping[str, Any]]
 ) -> pa.Table:
     """Return records, then tombstones, as the stream takes them. Raises ConfigurationError with the record's number."""
@@ -125,7 +125,7 @@ def table_of(
 Record = dict[str, Any]
 
 
-class TableTwin(StoreFunction[Hashable, Record, Any]):
+class FakeTable(StoreFunction[Hashable, Record, Any]):
     """Records in a file, for as long as a test lives. It can do what the function says that it stands for."""
 
     def __init__(
@@ -141,7 +141,7 @@ class TableTwin(StoreFunction[Hashable, Record, Any]):
         self._columns = None if columns is None else dict(columns)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TableTwin, (self.path, self._capabilities, self._columns, self.key)
+        return FakeTable, (self.path, self._capabilities, self._columns, self.key)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -151,27 +151,27 @@ class TableTwin(StoreFunction[Hashable, Record, Any]):
         return self._columns
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        with _held(self.path) as table:
+        with _locked_table(self.path) as table:
             return await table.send(operation)
 
     def records(self) -> dict[Hashable, Record]:
         """Return all records by their keys."""
-        with _held(self.path) as table:
+        with _locked_table(self.path) as table:
             return table.records()
 
     def fill(self, records: Mapping[Hashable, Record]) -> None:
         """Put these records, in place of those of the same keys."""
-        with _held(self.path) as table:
+        with _locked_table(self.path) as table:
             table.fill(records)
 
 
-def twin_of(table: RemoteTable[Any, Any, Any], path: Path) -> RemoteTable[Any, Any, Any]:
+def fake_table(table: RemoteTable[Any, Any, Any], path: Path) -> RemoteTable[Any, Any, Any]:
     """Return a table with the contract of another one, and its records in a file."""
     return RemoteTable(
         table.name,
         key=table.key,
-        read_function=None if table.read_function is None else _function(table.read_function, path),
-        write_function=None if table.write_function is None else _function(table.write_function, path),
+        read_function=None if table.read_function is None else _fake_function(table.read_function, path),
+        write_function=None if table.write_function is None else _fake_function(table.write_function, path),
         retry=table.retry,
         rate_limit=table.rate_limit,
         batches=table.batches,
@@ -184,14 +184,14 @@ def twin_of(table: RemoteTable[Any, Any, Any], path: Path) -> RemoteTable[Any, A
     )
 
 
-def _function(function: Any, path: Path) -> TableTwin:
+def _fake_function(function: Any, path: Path) -> FakeTable:
     key = getattr(function, "key", None)
     named = key if key is None or isinstance(key, str) else tuple(key)
-    return TableTwin(str(path), function.capabilities, function.column_types(), named)
+    return FakeTable(str(path), function.capabilities, function.column_types(), named)
 
 
 @contextmanager
-def _held(path: str) -> Iterator[MemoryTable]:
+def _locked_table(path: str) -> Iterator[MemoryTable]:
     """The table of a file, which nobody else sees until it is written again."""
     with Path(f"{path}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -21,7 +21,7 @@ from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, Writi
 from dagster_adjunct.assets.writing.write_generation import ARROW, Runtime
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent
 from dagster_adjunct.orchestration.maintenance.delete import delete_dataset
-from dagster_adjunct.orchestration.maintenance.discard import discard, open_batches
+from dagster_adjunct.orchestration.maintenance.discard import discard, versions_in_open_batches
 from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
 from dagster_adjunct.resources.errors import DatasetError, StillReadError, VersionDiscardedError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
@@ -172,7 +172,7 @@ def test_a_batch_can_not_be_taken_out_over_a_change_of_partitions_and_the_error_
 
 
 def _roots(world: World) -> Callable[[], dict[str, str]]:
-    return lambda: open_batches(world.lake).get("counts", {})
+    return lambda: versions_in_open_batches(world.lake).get("counts", {})
 
 
 def test_its_partitions_are_changed_in_place_between_batches_only(world: World) -> None:

@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     Range,
     list_applications,
 )
-from dagster_adjunct.orchestration.maintenance.discard import open_batches
+from dagster_adjunct.orchestration.maintenance.discard import versions_in_open_batches
 from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.upkeep import DiscardReport, discard, discard_all
@@ -97,11 +97,11 @@ def test_the_batches_of_all_applications_count(planes: World) -> None:
     first = begin(planes.lake, "delays", {NAME: ids[0]})
     begin(planes.lake, "fares", {NAME: ids[1]}, batch=8)
     assert list_applications(planes.lake) == ["delays", "fares"]
-    assert open_batches(planes.lake) == {
+    assert versions_in_open_batches(planes.lake) == {
         NAME: {ids[0]: "open batch 1 of application delays", ids[1]: "open batch 8 of application fares"}
     }
     end(planes.lake, "delays", first)
-    assert open_batches(planes.lake) == {NAME: {ids[1]: "open batch 8 of application fares"}}
+    assert versions_in_open_batches(planes.lake) == {NAME: {ids[1]: "open batch 8 of application fares"}}
     discard_all(planes.lake, AT_ONCE, by="test")
     assert retained(planes) == ["v2", "v4"]
 
@@ -113,7 +113,7 @@ def test_finding_open_batches_costs_the_same_after_many_batches(planes: World) -
         for batch in range(batches):
             end(planes.lake, "delays", begin(planes.lake, "delays", {NAME: version}, batch + 1))
         lake = Lake(FaultyStore(planes.lake.store), planes.lake.id)
-        assert open_batches(lake) == {}
+        assert versions_in_open_batches(lake) == {}
         asked.append([request for request, _ in lake.store.requests])  # type: ignore[attr-defined]
         assert not [key for request, key in lake.store.requests if request == "list" and "delays" in key]  # type: ignore[attr-defined]
     assert asked[0] == asked[1] == ["list", "get", "get"]
@@ -124,7 +124,7 @@ def test_an_application_that_only_stored_where_it_begins_keeps_nothing(planes: W
     publish(planes, 1)
     log = BatchLog(planes.lake, "delays")
     log.move(log.read(), ApplicationState(checkpoint={"lake.trips.0": "0"}), by="a run")
-    assert open_batches(planes.lake) == {}
+    assert versions_in_open_batches(planes.lake) == {}
 
 
 def test_a_batch_that_opens_while_its_version_is_doomed_is_run_again_with_it(planes: World) -> None:

@@ -19,7 +19,7 @@ from dagster_adjunct.assets.unbounded.transient import is_transient
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
-from dagster_adjunct.orchestration.maintenance.discard import open_batches
+from dagster_adjunct.orchestration.maintenance.discard import versions_in_open_batches
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.run import RunReport, run_application
 from dagster_adjunct.orchestration.step.step import run_step
@@ -439,7 +439,7 @@ def test_a_table_of_one_run_is_nothing_that_discarding_spares(world: StepWorld) 
     app = enriching(planes(persistent=False))
     with pytest.raises(Crash):
         run(world, app, on_event=crash_at("intent"))
-    assert open_batches(world.lake) == {}
+    assert versions_in_open_batches(world.lake) == {}
 
 
 def test_a_batch_that_was_begun_with_another_kind_of_table_is_run_with_that(world: StepWorld) -> None:

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from dagster_adjunct.orchestration.cli.main import root
-from dagster_adjunct.orchestration.cli.output import NOT_FOUND, guarded
+from dagster_adjunct.orchestration.cli.output import NOT_FOUND, run_command
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration
 from dagster_adjunct.resources.objects.lake import open_lake
@@ -182,7 +182,7 @@ def ended(world: World, capfd: pytest.CaptureFixture[str], *arguments: str) -> t
     """Return how the program ends with --json: its exit code, and what it has printed on both streams."""
     given = ["kv", *arguments, "--json", "--lake", world.lake.url]
     capfd.readouterr()
-    code = guarded(lambda: root.main(given, prog_name="adjunct", standalone_mode=False))
+    code = run_command(lambda: root.main(given, prog_name="adjunct", standalone_mode=False))
     printed = capfd.readouterr()
     return code, printed.out, printed.err
 
@@ -217,7 +217,7 @@ def test_other_errors_are_a_document_with_json_and_a_sentence_without(
     assert "plant/none" in error["problem"]
     assert error["next_step"]
     given = ["kv", "get", "plant/none", "m1", "--lake", world.lake.url]
-    assert guarded(lambda: root.main(given, prog_name="adjunct", standalone_mode=False)) == 1
+    assert run_command(lambda: root.main(given, prog_name="adjunct", standalone_mode=False)) == 1
     assert capfd.readouterr().out == ""
 
 
@@ -289,7 +289,7 @@ def test_what_is_typed_wrongly_is_told_in_a_sentence(world: World, capfd: pytest
         (["create", "plant/ü", "--partitions", "1"], "is not allowed"),
         (["show", "plant/none"], "KeyValueTableNotFoundError"),
     ]:
-        code = guarded(lambda a=arguments: root.main(["kv", *a, *lake], prog_name="adjunct", standalone_mode=False))
+        code = run_command(lambda a=arguments: root.main(["kv", *a, *lake], prog_name="adjunct", standalone_mode=False))
         assert code == 1
         assert told in capfd.readouterr().err.replace("\n", " ")
     assert CliRunner().invoke(root, ["kv", "create", "plant/t"]).exit_code == 2

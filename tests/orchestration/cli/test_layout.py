@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.cli.main import root
-from dagster_adjunct.orchestration.cli.output import NOT_FOUND, guarded, in_minutes, shortened, told
+from dagster_adjunct.orchestration.cli.output import NOT_FOUND, format_minutes, format_value, run_command, shorten_cells
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -83,7 +83,7 @@ def test_a_shortened_id_is_taken_where_it_is_one_versions(world: World) -> None:
 
 def test_ids_of_one_number_are_told_apart_by_what_differs() -> None:
     rows = [["v000001-ab34567890abcdef"], ["v000001-ac34567890abcdef"], ["v000002-0134567890abcdef"], ["v1-x"]]
-    assert shortened(rows) == [["v000001-ab"], ["v000001-ac"], ["v000002"], ["v1-x"]]
+    assert shorten_cells(rows) == [["v000001-ab"], ["v000001-ac"], ["v000002"], ["v1-x"]]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_ids_of_one_number_are_told_apart_by_what_differs() -> None:
     ],
 )
 def test_times_are_shown_by_the_minute_and_those_asked_for_exactly(time: str, reads: str) -> None:
-    assert in_minutes(time) == reads
+    assert format_minutes(time) == reads
 
 
 @pytest.mark.parametrize(
@@ -169,11 +169,11 @@ def test_a_difference_shows_values_as_they_are(prices: World) -> None:
 def test_a_key_that_is_not_there_has_an_exit_code_of_its_own(prices: World, command: str, code: int) -> None:
     for form in ([], ["--json"]):
         line = ["dataset", *command.split(), "--lake", prices.lake.url, *form]
-        assert guarded(lambda line=line: root(line, standalone_mode=False)) == code
+        assert run_command(lambda line=line: root(line, standalone_mode=False)) == code
 
 
 def test_nested_values_of_users_are_shown_as_they_are() -> None:
-    assert told({"x": 0.125, "years": [2019, 2020], "in": [{"y": 1234.5}]}, own=True) == (
+    assert format_value({"x": 0.125, "years": [2019, 2020], "in": [{"y": 1234.5}]}, own=True) == (
         "x: 0.125; years: 2019, 2020; in: y: 1234.5"
     )
-    assert told({"rows": 1234, "rate": 1234.5678}) == "rows: 1,234, rate: 1,234.5678"
+    assert format_value({"rows": 1234, "rate": 1234.5678}) == "rows: 1,234, rate: 1,234.5678"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.orchestration.cli.main import root
-from dagster_adjunct.orchestration.cli.output import guarded
+from dagster_adjunct.orchestration.cli.output import run_command
 
 APP = """
 from dagster_adjunct import Application, bounded_dataset
@@ -67,7 +67,7 @@ def test_a_command_that_finds_no_lake_says_where_it_looked_and_makes_none(
     monkeypatch.delenv("ADJUNCT_LAKE", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("sys.dont_write_bytecode", True)
-    assert guarded(lambda: root.main(command, prog_name="adjunct", standalone_mode=False)) == 1
+    assert run_command(lambda: root.main(command, prog_name="adjunct", standalone_mode=False)) == 1
     error = capfd.readouterr().err
     assert all(len(line) <= 80 for line in error.splitlines()), "the error's name counts, too"
     error = error.replace("\n", "")

@@ -15,8 +15,8 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.validation.validators import min_rows
 from dagster_adjunct.orchestration.cli.main import root
-from dagster_adjunct.orchestration.cli.options import expiry
-from dagster_adjunct.orchestration.cli.output import NOT_FOUND, guarded
+from dagster_adjunct.orchestration.cli.options import parse_expiry
+from dagster_adjunct.orchestration.cli.output import NOT_FOUND, run_command
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -237,7 +237,7 @@ def test_verify_ends_with_an_exit_code_when_an_object_is_damaged(world: World) -
     assert result.exit_code == 1
     assert f"{key}: it is missing" in result.output.replace("\n", "")
     command = ["dataset", "verify", "planes", "--lake", world.lake.url]
-    assert guarded(lambda: root(command, standalone_mode=False)) == 1, "also as the installed command calls it"
+    assert run_command(lambda: root(command, standalone_mode=False)) == 1, "also as the installed command calls it"
 
 
 def test_verify_says_so_where_nothing_is_sealed_that_it_could_check(tmp_path: Path) -> None:
@@ -290,18 +290,18 @@ NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 def test_an_expiry_is_a_duration_or_a_time_with_its_zone() -> None:
-    assert expiry(None, NOW) is None
-    assert expiry("90m", NOW) == NOW + timedelta(minutes=90)
-    assert expiry("2h", NOW) == NOW + timedelta(hours=2)
-    assert expiry("7 d", NOW) == NOW + timedelta(days=7)
-    assert expiry("1w", NOW) == NOW + timedelta(weeks=1)
-    assert expiry("2026-01-31T18:00+01:00", NOW) == NOW + timedelta(hours=5)
+    assert parse_expiry(None, NOW) is None
+    assert parse_expiry("90m", NOW) == NOW + timedelta(minutes=90)
+    assert parse_expiry("2h", NOW) == NOW + timedelta(hours=2)
+    assert parse_expiry("7 d", NOW) == NOW + timedelta(days=7)
+    assert parse_expiry("1w", NOW) == NOW + timedelta(weeks=1)
+    assert parse_expiry("2026-01-31T18:00+01:00", NOW) == NOW + timedelta(hours=5)
 
 
 @pytest.mark.parametrize("text", ["soon", "2x", "-2h", "2026-01-31T18:00", "2026-01-30T18:00Z", ""])
 def test_an_expiry_that_is_neither_or_has_passed_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="--expires"):
-        expiry(text, NOW)
+        parse_expiry(text, NOW)
 
 
 def test_what_was_served_at_a_time_or_after_a_commit_is_read_by_as_of(world: World) -> None:

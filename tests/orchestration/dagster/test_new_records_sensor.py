@@ -34,24 +34,24 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ResolvedStartpoint,
 )
 from dagster_adjunct.orchestration.code_location import sensors as new_records
-from dagster_adjunct.orchestration.code_location.metadata import concerns
+from dagster_adjunct.orchestration.code_location.metadata import is_run_of
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Deadline,
     LastRequest,
     LaunchRequest,
-    Look,
     Skip,
     StreamFinding,
-    look_at_ages,
-    look_at_streams,
+    StreamScan,
     read_cursor,
+    scan_ages,
+    scan_streams,
 )
 from dagster_adjunct.orchestration.code_location.sensors import (
+    Backlog,
     NewRecordsCursor,
-    Stock,
     decide_launch,
     launch_rules,
-    take_stock,
+    measure_backlog,
 )
 from dagster_adjunct.resources.objects.store import InMemoryStore, Stored
 from tests.clocks import on_clock
@@ -72,7 +72,7 @@ def decided(
     waiting: tuple[str, ...] = (),
     unfinished: tuple[str, ...] = (),
 ) -> LaunchRequest | Skip:
-    stock = Stock(Look(streams={"lake.orders": StreamFinding(lag=lag, due=due)}), True, old)
+    stock = Backlog(StreamScan(streams={"lake.orders": StreamFinding(lag=lag, due=due)}), True, old)
     return decide_launch(
         "app:lake",
         LastRequest(),
@@ -137,9 +137,9 @@ def test_thresholds_are_for_all_applications_or_by_name() -> None:
 
 def test_a_run_concerns_an_application_by_its_job_or_by_its_assets() -> None:
     priced, other = AssetKey(["lake", "priced"]), AssetKey(["lake", "other"])
-    assert concerns(DagsterRun("order_totals"), "order_totals", [priced])
-    assert concerns(DagsterRun("__ASSET_JOB", asset_selection={priced}), "order_totals", [priced])
-    assert not concerns(DagsterRun("__ASSET_JOB", asset_selection={other}), "order_totals", [priced])
+    assert is_run_of(DagsterRun("order_totals"), "order_totals", [priced])
+    assert is_run_of(DagsterRun("__ASSET_JOB", asset_selection={priced}), "order_totals", [priced])
+    assert not is_run_of(DagsterRun("__ASSET_JOB", asset_selection={other}), "order_totals", [priced])
 
 
 # -- looks that take several ticks
@@ -165,17 +165,17 @@ def test_a_look_that_a_deadline_cuts_goes_on_where_it_stopped() -> None:
         visited.append(name)
         return StreamFinding(lag=len(visited))
 
-    look, ticks, complete = Look(of="c"), 0, False
+    look, ticks, complete = StreamScan(of="c"), 0, False
     while not complete and ticks < 20:
-        look, complete = look_at_streams(look, names, visit, deadline(3))
+        look, complete = scan_streams(look, names, visit, deadline(3))
         ticks += 1
     assert (visited, ticks) == (names, 4)
     assert look.lag == sum(range(1, 11))
 
 
 def test_a_tick_that_comes_late_looks_at_one_thing_all_the_same() -> None:
-    look, complete = look_at_streams(
-        Look(), ["lake.a", "lake.b"], lambda name: StreamFinding(), Deadline(-1.0, lambda: 0.0)
+    look, complete = scan_streams(
+        StreamScan(), ["lake.a", "lake.b"], lambda name: StreamFinding(), Deadline(-1.0, lambda: 0.0)
     )
     assert (list(look.streams), complete) == (["lake.a"], False)
 
@@ -189,10 +189,12 @@ def test_ages_are_asked_for_once_each_in_order_and_only_until_one_is_old() -> No
         asked.append(ssp)
         return ssp == ssps[20]
 
-    look = Look(streams={"lake.b": StreamFinding(lag=12), "lake.a": StreamFinding(lag=12), "lake.c": StreamFinding()})
+    look = StreamScan(
+        streams={"lake.b": StreamFinding(lag=12), "lake.a": StreamFinding(lag=12), "lake.c": StreamFinding()}
+    )
     old, complete, ticks = None, False, 0
     while not complete and ticks < 20:
-        look, old, complete = look_at_ages(look, unread.__getitem__, is_old, deadline(5))
+        look, old, complete = scan_ages(look, unread.__getitem__, is_old, deadline(5))
         ticks += 1
     assert (old, asked, ticks) == (ssps[20], ssps[:21], 5)
 
@@ -272,11 +274,11 @@ def test_a_record_is_old_at_exactly_the_age_that_is_named(lake: Lake, seconds: i
     for position, at in enumerate(times):
         rule = LaunchWhen(age=NOW - at + timedelta(seconds=seconds))
         state = ApplicationState(checkpoint={"lake.timed.0": str(position)})
-        stock = take_stock({"lake": streams}, app, state, Look(), rule, NOW, Deadline(1.0, lambda: 0.0))
+        stock = measure_backlog({"lake": streams}, app, state, StreamScan(), rule, NOW, Deadline(1.0, lambda: 0.0))
         assert stock.complete
         assert bool(stock.old) == (NOW - at > (rule.age or timedelta())), position
-        assert not take_stock(
-            {"lake": streams}, app, state, Look(), LaunchWhen(age=timedelta.max), NOW, Deadline(1.0, lambda: 0.0)
+        assert not measure_backlog(
+            {"lake": streams}, app, state, StreamScan(), LaunchWhen(age=timedelta.max), NOW, Deadline(1.0, lambda: 0.0)
         ).old
 
 
@@ -362,7 +364,7 @@ def wide(partitions: int, streams: int) -> tuple[Application, FakeStreams, Appli
 def test_thousands_of_partitions_fit_in_a_tick() -> None:
     app, fake, state = wide(500, 10)
     rule = LaunchWhen(records=5001, age=timedelta(days=1))
-    stock = take_stock({"fake": fake}, app, state, Look(), rule, NOW, Deadline(40.0, lambda: 0.0))
+    stock = measure_backlog({"fake": fake}, app, state, StreamScan(), rule, NOW, Deadline(40.0, lambda: 0.0))
     assert (stock.complete, stock.look.lag, stock.old) == (True, 5000, "")
     asked = Counter(fake.questions)
     assert asked.pop("offset_for_timestamp") == 5000, "the age of each first record is asked for once"
@@ -372,9 +374,9 @@ def test_thousands_of_partitions_fit_in_a_tick() -> None:
 def test_ages_of_thousands_of_partitions_are_asked_for_over_several_ticks_each_once() -> None:
     app, fake, state = wide(500, 10)
     rule = LaunchWhen(records=5001, age=timedelta(days=1))
-    look, ticks, complete = Look(), 0, False
+    look, ticks, complete = StreamScan(), 0, False
     while not complete and ticks < 20:
-        stock = take_stock({"fake": fake}, app, state, look, rule, NOW, deadline(1000))
+        stock = measure_backlog({"fake": fake}, app, state, look, rule, NOW, deadline(1000))
         look, complete, ticks = stock.look, stock.complete, ticks + 1
     assert ticks == 6
     assert Counter(fake.questions)["offset_for_timestamp"] == 5000
@@ -383,7 +385,7 @@ def test_ages_of_thousands_of_partitions_are_asked_for_over_several_ticks_each_o
 def test_where_enough_records_wait_nobody_asks_for_their_age() -> None:
     app, fake, state = wide(5, 2)
     rule = LaunchWhen(records=10, age=timedelta(days=1))
-    stock = take_stock({"fake": fake}, app, state, Look(), rule, NOW, Deadline(40.0, lambda: 0.0))
+    stock = measure_backlog({"fake": fake}, app, state, StreamScan(), rule, NOW, Deadline(40.0, lambda: 0.0))
     assert (stock.complete, stock.look.lag) == (True, 10)
     assert "offset_for_timestamp" not in fake.questions
 
@@ -405,7 +407,9 @@ def test_a_lake_is_asked_as_often_for_many_partitions_as_for_few() -> None:
         app = copying("many", "lake.many")
         requests.clear()
         rule = LaunchWhen(age=timedelta(days=1))
-        stock = take_stock({"lake": streams}, app, ApplicationState(), Look(), rule, NOW, Deadline(40.0, lambda: 0.0))
+        stock = measure_backlog(
+            {"lake": streams}, app, ApplicationState(), StreamScan(), rule, NOW, Deadline(40.0, lambda: 0.0)
+        )
         assert (stock.look.lag, stock.look.young.rpartition(".")[0]) == (3, "lake.many")
         return sum("/manifests/" in key or key.endswith("/CURRENT") for key in requests)
 

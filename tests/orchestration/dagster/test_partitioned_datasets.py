@@ -70,7 +70,7 @@ ITEMS = by_day()
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     ANSWERS.begin()
-    monkeypatch.setattr("dagster_adjunct.orchestration.code_location.metadata._SECONDS", 0.01)
+    monkeypatch.setattr("dagster_adjunct.orchestration.code_location.metadata._RETRY_SECONDS", 0.01)
     return ANSWERS
 
 
@@ -162,13 +162,13 @@ def test_a_partition_built_anew_with_the_same_content_keeps_its_version(lab: Lab
 
 
 def test_a_days_partition_counts_from_its_beginning_and_names_stand_in_their_natural_order() -> None:
-    from dagster_adjunct.orchestration.code_location.dataset_assets import partitions_of
+    from dagster_adjunct.orchestration.code_location.dataset_assets import dagster_partitions
 
-    assert partitions_of(ITEMS) == DailyPartitionsDefinition(start_date=DAYS[0], end_offset=1)
+    assert dagster_partitions(ITEMS) == DailyPartitionsDefinition(start_date=DAYS[0], end_offset=1)
     named = bounded_dataset(
         "n", input=ITEMS.input, key="item", broadcast=True, versions=VersionPartitions(names=("v10", "v2"))
     )
-    assert partitions_of(named) == StaticPartitionsDefinition(["v2", "v10"])
+    assert dagster_partitions(named) == StaticPartitionsDefinition(["v2", "v10"])
 
 
 def test_a_partitioned_dataset_is_left_out_of_the_applications_job_and_stays_in_its_graph(lab: Lab) -> None:

@@ -29,7 +29,7 @@ from dagster_adjunct.errors import (
 )
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, ClosedBatch, Intent, Range
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
-from dagster_adjunct.orchestration.code_location.metadata import clear_failures
+from dagster_adjunct.orchestration.code_location.metadata import translate_errors
 from dagster_adjunct.orchestration.code_location.sensor_ticks import Skip
 from dagster_adjunct.orchestration.code_location.sensors import ApplicationRun, Restart, decide_restart
 from tests.clocks import on_clock
@@ -176,7 +176,7 @@ def fail(instance: DagsterInstance, error: Exception, **tags: str) -> str:
 
     @op
     def step(context: OpExecutionContext) -> None:
-        with clear_failures(context, retry=()):
+        with translate_errors(context, retry=()):
             raise error
 
     @job(name="copy")
@@ -325,7 +325,7 @@ def test_a_run_that_has_waited_for_another_one_is_not_retried_within_itself(lake
     def step(context: OpExecutionContext) -> None:
         nonlocal begun
         begun += 1
-        with clear_failures(context):
+        with translate_errors(context):
             raise ApplicationBusyError("another one runs it.")
 
     @job(name="copy")

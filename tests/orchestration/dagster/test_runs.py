@@ -176,7 +176,7 @@ def test_a_transient_failure_is_tried_again_in_the_same_run(
 ) -> None:
     slow_down = Fault("get", 1, "throttle", below="datasets/rates/")
     busy = Lake(FaultyStore(lake.store, [slow_down]), lake.id)
-    monkeypatch.setattr("dagster_adjunct.orchestration.code_location.metadata._SECONDS", 0.01)
+    monkeypatch.setattr("dagster_adjunct.orchestration.code_location.metadata._RETRY_SECONDS", 0.01)
     result = run(busy, small.order_totals(tmp_path / "t.sqlite"), Unwanted(), adjunct_lake=given_lake(busy))
     assert result.success
     assert [event.step_key for event in result.all_events if event.is_step_up_for_retry] == ["dataset_rates"]

@@ -7,19 +7,19 @@ import pytest
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     LastRequest,
     LaunchRequest,
-    Look,
     Skip,
     StreamFinding,
-    ask,
+    StreamScan,
+    join_shortened,
     read_cursor,
-    shortened,
+    request_run,
     write_cursor,
 )
 from dagster_adjunct.orchestration.code_location.sensors import NewRecordsCursor, RestartCursor
 
 
 def asked(about: object, before: LastRequest, now: float) -> LaunchRequest:
-    request = ask("app:lake", "5 new records", about, before, now)
+    request = request_run("app:lake", "5 new records", about, before, now)
     assert isinstance(request, LaunchRequest), request
     return request
 
@@ -35,7 +35,7 @@ def test_what_a_run_left_as_it_was_is_asked_for_ever_more_rarely_under_new_keys(
     for _ in range(9):
         keys.add(request.run_key)
         wait = 30.0
-        while isinstance(ask("app:lake", "5 new records", "x", request.asked, now + wait), Skip):
+        while isinstance(request_run("app:lake", "5 new records", "x", request.asked, now + wait), Skip):
             wait += 30.0
         now, waits = now + wait, [*waits, wait]
         request = asked("x", request.asked, now)
@@ -52,13 +52,13 @@ def test_what_has_changed_is_asked_for_at_once() -> None:
 
 def test_the_reason_for_waiting_says_what_waits_which_attempt_and_how_long() -> None:
     first = asked("x", LastRequest(), 0.0)
-    skip = ask("app:lake", "5 new records", "x", first.asked, 20.0)
+    skip = request_run("app:lake", "5 new records", "x", first.asked, 20.0)
     assert skip == Skip("5 new records; attempt 1 did not get past that (see its run), the next is in 40 s.")
 
 
 def test_a_very_late_attempt_waits_an_hour() -> None:
     old = LastRequest(about=asked("x", LastRequest(), 0.0).asked.about, attempt=5000, asked_at=0.0)
-    assert isinstance(ask("app:lake", "", "x", old, 3599.0), Skip)
+    assert isinstance(request_run("app:lake", "", "x", old, 3599.0), Skip)
     assert asked("x", old, 3600.0).asked.attempt == 5001
 
 
@@ -67,7 +67,8 @@ def test_a_very_late_attempt_waits_an_hour() -> None:
     [
         LastRequest(about="abc", attempt=3, asked_at=12.5),
         NewRecordsCursor(
-            asked=LastRequest(about="a"), look=Look(of="c", streams={"lake.x": StreamFinding(lag=3)}, young="lake.x.1")
+            asked=LastRequest(about="a"),
+            look=StreamScan(of="c", streams={"lake.x": StreamFinding(lag=3)}, young="lake.x.1"),
         ),
         RestartCursor(run_id="r", permanent="no such column"),
     ],
@@ -94,9 +95,9 @@ def test_a_cursor_that_cannot_be_read_starts_anew_and_says_so(text: str) -> None
 
 
 def test_a_tag_shows_the_first_of_many_texts_and_counts_the_others() -> None:
-    assert shortened(["a", "b", "a"]) == "a, b"
+    assert join_shortened(["a", "b", "a"]) == "a, b"
     ids = [f"{number:032x}" for number in range(1000)]
-    short = shortened(ids)
+    short = join_shortened(ids)
     assert short.startswith(", ".join(ids[:5]))
     assert short.endswith(" and 995 more")
-    assert len(shortened(["x" * 5000])) == 200
+    assert len(join_shortened(["x" * 5000])) == 200

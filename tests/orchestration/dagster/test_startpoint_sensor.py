@@ -10,7 +10,7 @@ from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
 from dagster_adjunct import Application, Lake, LakeStreams, SystemStreamPartition, open_lake
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, AppliedStartpoint, BatchLog, OffsetState
-from dagster_adjunct.orchestration.code_location.sensors import not_applied
+from dagster_adjunct.orchestration.code_location.sensors import unapplied_startpoints
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.resources.metadata import MetadataStore
@@ -161,9 +161,9 @@ def test_a_replay_that_has_begun_is_not_launched_for_again() -> None:
         ssp=ORDERS[0], startpoint=StartpointOldest(id="a"), until=StartpointSpecific(offset="3"), by="ann", reason="why"
     )
     fanned_out = {"Partition 0": {ORDERS[0]: request}}
-    assert not_applied(fanned_out, OffsetState()) == [request]
-    assert not_applied(fanned_out, OffsetState(begun=frozenset({"a@lake.orders.1"}))) == [request]
-    assert not_applied(fanned_out, OffsetState(begun=frozenset({"a@lake.orders.0"}))) == []
+    assert unapplied_startpoints(fanned_out, OffsetState()) == [request]
+    assert unapplied_startpoints(fanned_out, OffsetState(begun=frozenset({"a@lake.orders.1"}))) == [request]
+    assert unapplied_startpoints(fanned_out, OffsetState(begun=frozenset({"a@lake.orders.0"}))) == []
 
 
 def test_startpoints_wait_for_the_datasets_that_hold_the_input_back(

@@ -10,7 +10,7 @@ import pytest
 
 from dagster_adjunct import Application, Schema, bounded_dataset, unbounded_dataset
 from dagster_adjunct.errors import ConfigurationError, PlanningError
-from dagster_adjunct.orchestration.testing.fakes import table_of
+from dagster_adjunct.orchestration.testing.fakes import arrow_table
 from dagster_adjunct.sources import FileSource
 from dagster_adjunct.tables import PostgresTable, RemoteTable, TableWriteFunction
 from dagster_adjunct.testing import TestApplication, TestStream
@@ -226,8 +226,8 @@ def test_mistakes_are_told_as_in_production_and_before_spark(tmp_path: Path) -> 
 def test_a_time_without_a_zone_in_a_record_of_the_test_is_refused_as_in_production() -> None:
     schema = Schema.of(at="timestamp")
     with pytest.raises(ConfigurationError, match=r"column 'at' is timestamp: .* no time with a zone"):
-        table_of("lake.seen", schema, [{"at": datetime(2026, 1, 1)}], [])
-    assert table_of("lake.seen", schema, [{"at": datetime(2026, 1, 1, tzinfo=UTC)}], []).num_rows == 1
+        arrow_table("lake.seen", schema, [{"at": datetime(2026, 1, 1)}], [])
+    assert arrow_table("lake.seen", schema, [{"at": datetime(2026, 1, 1, tzinfo=UTC)}], []).num_rows == 1
 
 
 def test_the_application_stays_as_it_was() -> None:
