@@ -15,11 +15,11 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dagster_adjunct.resources.backends.postgres_connection import (
-    connect_blocking,
+    connect_snapshot,
     connection_settings,
+    format_address,
     require_driver,
-    translated,
-    where,
+    translate_error,
 )
 from dagster_adjunct.resources.common import check_whole_number
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, DatasetError, SchemaMismatchError
@@ -348,11 +348,11 @@ class PostgresSnapshot:
         given: Any = self.position
         if callable(self.position):
             given = calling(spec, what, "position function", self.position)
-        connection = connect_blocking(what, settings)
-        tables = self._read(connection, spec, schema, what, where(settings))
+        connection = connect_snapshot(what, settings)
+        tables = self._read(connection, spec, schema, what, format_address(settings))
         try:
             if self.position_query is not None:
-                given = self._recorded(connection, spec, what, where(settings))
+                given = self._recorded(connection, spec, what, format_address(settings))
             return Snapshot(tables, positions(spec, what, given, ssps), connection.close)
         except BaseException:
             connection.close()
@@ -370,7 +370,7 @@ class PostgresSnapshot:
         try:
             rows = connection.execute(self.position_query.encode()).fetchall()
         except psycopg.Error as error:
-            raise translated(error, what, place) from error
+            raise translate_error(error, what, place) from error
         if any(len(row) != 2 or None in row for row in rows):
             raise DatasetError(
                 f"{what}: its position_query answers {rows[0]!r}: expected rows of (partition, offset).",
@@ -400,7 +400,7 @@ class PostgresSnapshot:
                 while rows := cursor.fetchmany(self.batch):
                     yield _table(rows, at, schema, what)
         except psycopg.Error as error:
-            raise translated(error, what, place) from error
+            raise translate_error(error, what, place) from error
 
 
 def _table(rows: list[tuple[Any, ...]], at: list[int], schema: Schema, what: str) -> pa.Table:

@@ -32,7 +32,7 @@ from dagster_adjunct.resources.tables.operation import (
     Problem,
     RowEntries,
     State,
-    in_own_order,
+    key_reorderer,
 )
 
 if TYPE_CHECKING:
@@ -411,7 +411,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         used = self._enter()
         try:
             keys = operation.entries.keys
-            if ordered := in_own_order(f"dataset {self.dataset!r}", used.dataset.sealed.key, operation.key):
+            if ordered := key_reorderer(f"dataset {self.dataset!r}", used.dataset.sealed.key, operation.key):
                 keys = list(map(ordered, keys))
             misfits: dict[int, Problem] = {}
             try:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.backends.columns import describe, function_from
+from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
 from dagster_adjunct.resources.common import check_name
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -57,7 +57,7 @@ def _register(lake: Lake, table: object, *, by: str, check: bool) -> None:
         return
     function = table.read_function or table.write_function
     try:
-        description = describe(function)
+        description = describe_function(function)
     except ConfigurationError:
         return
     exists = function.exists() if isinstance(function, TableFunction) else None
@@ -111,7 +111,7 @@ def open_registered_table(lake: Lake, name: str) -> RemoteTable[Any, Any, Any]:
     try:
         settings = dict(commit.body["function"])
         # Looking a record up must not make a table.
-        function = function_from(settings | ({"create": False} if "create" in settings else {}))
+        function = function_from_description(settings | ({"create": False} if "create" in settings else {}))
         return RemoteTable(commit.body["name"], key=commit.body["key"], read_function=function)
     except (KeyError, TypeError) as error:
         raise MalformedDocumentError(

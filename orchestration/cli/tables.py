@@ -67,11 +67,11 @@ def allow_recreate(name: str, by: str | None, lake_url: str | None, json_output:
 def _parse_key(key: tuple[str, ...], remote: RemoteTable[Any, Any, Any]) -> tuple[Any, ...]:
     """Return the texts of a key as values of the types that the table's declaration gives its key columns."""
     from dagster_adjunct.assets.reading.key_lookup import key_from_text
-    from dagster_adjunct.resources.backends.columns import Kind, declared_column
+    from dagster_adjunct.resources.backends.columns import Kind, parse_known_column
     from dagster_adjunct.resources.schemas.schema import Field
 
     types = {Kind.INTEGER: "bigint", Kind.DATE: "date", Kind.TIMESTAMP: "timestamp", Kind.BINARY: "binary"}
     columns = getattr(remote.read_function, "columns", None) or {}
-    kinds = {name: declared_column(name, kind).kind for name, kind in columns.items()}
+    kinds = {name: parse_known_column(name, kind).kind for name, kind in columns.items()}
     fields = tuple(Field(name, types.get(kinds.get(name, Kind.STRING), "string")) for name in remote.key)
     return key_from_text(f"table {remote.name!r}", fields, list(key))

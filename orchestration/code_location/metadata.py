@@ -40,7 +40,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     identity_sources,
     sources_from_sql,
 )
-from dagster_adjunct.resources.backends.columns import describe
+from dagster_adjunct.resources.backends.columns import describe_function
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -326,7 +326,7 @@ def lookup_metadata(report: StepReport, tables: Iterable[str]) -> dict[str, Any]
 def _describe_table(table: KeyedTable) -> dict[str, Any]:
     function = getattr(table, "write_function", None) or getattr(table, "read_function", None)
     try:
-        return describe(function)
+        return describe_function(function)
     except ConfigurationError:
         columns = getattr(function, "columns", None)
         return {"columns": columns} if isinstance(columns, Mapping) else {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dagster import ConfigurableResource
 from pydantic import Field, PrivateAttr
 
-from dagster_adjunct.resources.backends.resources import TableResource, variable
+from dagster_adjunct.resources.backends.resources import TableResource, resolve_variable
 from dagster_adjunct.resources.key_value.serializers import serializer_named
 from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
 
@@ -86,8 +86,8 @@ def _without_secret(name: str, value: object) -> object:
     if not name.endswith("_env") or value is None:
         return value
     if isinstance(value, list | tuple):
-        return [variable(f"backend[{name!r}]", one) for one in value]
-    return variable(f"backend[{name!r}]", value)
+        return [resolve_variable(f"backend[{name!r}]", one) for one in value]
+    return resolve_variable(f"backend[{name!r}]", value)
 
 
 class KeyValueRowsResource(TableResource):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from dagster_adjunct.resources.backends.columns import column_of, spark_type
+from dagster_adjunct.resources.backends.columns import parse_column, to_spark_type
 from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
@@ -309,11 +309,11 @@ def check_lookup_key_types(operator: str, table: KeyedTable, on: tuple[tuple[str
                 column=stream,
                 operator=operator,
             )
-        if entry in declared and column_of(stream, kind).kind is not column_of(entry, declared[entry]).kind:
+        if entry in declared and parse_column(stream, kind).kind is not parse_column(entry, declared[entry]).kind:
             raise PlanningError(
                 f"{operator}: the stream's {stream!r} is {kind} and {entry!r} of table {table.name} is "
                 f"{declared[entry]}, so no record would be found.",
-                f'Cast it first: .map("*", "cast({stream} as {spark_type(declared[entry]) or declared[entry]}) as '
+                f'Cast it first: .map("*", "cast({stream} as {to_spark_type(declared[entry]) or declared[entry]}) as '
                 f'{stream}_key").',
                 column=stream,
                 operator=operator,
@@ -325,8 +325,8 @@ def check_stored_columns(operator: str, table: KeyedTable, lookup: TableLookup, 
     for answer in lookup.answers if stored is not None else ():
         if answer.column not in (stored or {}):
             raise _no_column(operator, table, answer.column, stored or {})
-        stored_type = spark_type((stored or {})[answer.column])
-        if stored_type is not None and column_of("a", stored_type).kind is not column_of("b", answer.type).kind:
+        stored_type = to_spark_type((stored or {})[answer.column])
+        if stored_type is not None and parse_column("a", stored_type).kind is not parse_column("b", answer.type).kind:
             raise PlanningError(
                 f"{operator}: table {table.name} has {answer.column!r} as {stored_type}, and it is looked up as "
                 f"{answer.type}.",
@@ -358,7 +358,7 @@ def _lookup_column_type(
         return given
     if column not in declared:
         raise _no_column(operator, table, column, declared)
-    there = spark_type(declared[column])
+    there = to_spark_type(declared[column])
     if given is not None:
         if there is not None and there != given:
             raise PlanningError(

@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     require_facts,
     sources_from_sql,
 )
-from dagster_adjunct.resources.backends.columns import Column, Kind, column_of
+from dagster_adjunct.resources.backends.columns import Column, Kind, parse_column
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
@@ -344,7 +344,7 @@ def compare_sink_types(sink: TableSink, types: Types) -> list[ComparedColumn]:
     return [
         ComparedColumn(name, kind, f"table {sink.table.name}", columns[name])
         for name, kind in written
-        if name in columns and column_of(name, columns[name]).kind not in (Kind.OTHER, Kind.JSON)
+        if name in columns and parse_column(name, columns[name]).kind not in (Kind.OTHER, Kind.JSON)
     ]
 
 
@@ -354,7 +354,7 @@ def find_summed_columns(sink: TableSink, types: Types) -> frozenset[str]:
 
     def number(name: str, text: str) -> bool:
         known = (columns.get(name), _type(text, types))
-        return any(kind is not None and column_of(name, kind).kind in _NUMBERS for kind in known)
+        return any(kind is not None and parse_column(name, kind).kind in _NUMBERS for kind in known)
 
     return frozenset(name for name, text in (() if sink.update is None else sink.update.add) if number(name, text))
 
@@ -388,7 +388,9 @@ def _column_problems(sink: TableSink, types: Types, stored: dict[str, str] | Non
         if name not in columns:
             step = f"{did_you_mean(name, columns)}Correct the name, or add the column to it."
             yield f" has no column {name!r}; it has {', '.join(columns)}.", step
-        elif not _fits(kind, columns[name]) and (name not in added or column_of(name, columns[name]).kind in _ADDABLE):
+        elif not _fits(kind, columns[name]) and (
+            name not in added or parse_column(name, columns[name]).kind in _ADDABLE
+        ):
             yield (
                 f" has the column {name!r} as {columns[name]}, and {kind} is sent.",
                 _suggest_cast(texts.get(name, name), kind, columns[name]),
@@ -399,7 +401,7 @@ def _column_problems(sink: TableSink, types: Types, stored: dict[str, str] | Non
     steps = (("add", _ADDABLE, "Add to a number, or members to JSON."), ("append", appended, "Append to an array."))
     for part, kinds, step in steps:
         for name, _ in () if sink.update is None else getattr(sink.update, part):
-            if column_of(name, columns[name]).kind not in kinds:
+            if parse_column(name, columns[name]).kind not in kinds:
                 yield f" has the column {name!r} as {columns[name]}, and an update would {part} to it.", step
 
 
@@ -407,7 +409,7 @@ def _member_problems(sink: TableSink, types: Types, columns: dict[str, str]) -> 
     """What is added to JSON: a struct, whose members go into the object there."""
     for name, text in () if sink.update is None else sink.update.add:
         kind = (types or {}).get(f"{UPDATE}.{name}") or _type(text, types)
-        if kind is None or column_of(name, columns[name]).kind is not Kind.JSON:
+        if kind is None or parse_column(name, columns[name]).kind is not Kind.JSON:
             continue
         if not kind.startswith("struct<") and _MAY_BE_ANY.match(kind) is None:
             yield (
@@ -419,10 +421,10 @@ def _member_problems(sink: TableSink, types: Types, columns: dict[str, str]) -> 
 def _element_problems(sink: TableSink, types: Types, columns: dict[str, str]) -> Iterator[tuple[str, str]]:
     """What is appended: one element, or an array of them."""
     for name, text in () if sink.update is None else sink.update.append:
-        kind, column = (types or {}).get(f"{UPDATE}.{name}") or _type(text, types), column_of(name, columns[name])
+        kind, column = (types or {}).get(f"{UPDATE}.{name}") or _type(text, types), parse_column(name, columns[name])
         if kind is None:
             continue
-        appended, element = column_of("sent", kind), column.element or column
+        appended, element = parse_column("sent", kind), column.element or column
         if not _fits_column(appended.element or appended, element):
             yield (
                 f" has the column {name!r} as {columns[name]}, and {kind} is appended to it.",
@@ -443,7 +445,7 @@ def _newest_by_problems(
             f"Set it with each update: set={{'{name}': …}}.",
         )
     told = sent[name] or (columns or {}).get(name)
-    if told is not None and column_of(name, told).kind in _UNORDERED:
+    if told is not None and parse_column(name, told).kind in _UNORDERED:
         yield (
             f" keeps what is newest by {name!r}, which is {told}: expected a time, a date, a number or a text.",
             "Name a column whose values grow with time.",
@@ -483,7 +485,7 @@ def _type(expression: str, types: Types) -> str | None:
 
 def _fits(sent: str | None, declared: str) -> bool:
     """Whether values of a type can go into a column; what is not known of either may."""
-    return sent is None or _fits_column(column_of("sent", sent), column_of("declared", declared))
+    return sent is None or _fits_column(parse_column("sent", sent), parse_column("declared", declared))
 
 
 def _fits_column(sent: Column, declared: Column) -> bool:
@@ -503,7 +505,7 @@ def _fits_column(sent: Column, declared: Column) -> bool:
 
 def _suggest_cast(name: str, sent: str | None, declared: str) -> str:
     """What makes a value of the type of `sent` one that the column takes."""
-    kind = column_of("declared", declared).kind
+    kind = parse_column("declared", declared).kind
     if kind is Kind.JSON:
         if (sent or "").startswith("map<"):
             return "Give its members names: named_struct(…)."

@@ -60,7 +60,7 @@ from dagster_adjunct.orchestration.planner.plan import (
     PlannedOperator,
 )
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.tables.shared_rate import budgets_of, check_budgets
+from dagster_adjunct.resources.tables.shared_rate import check_budgets, list_budgets
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
@@ -84,7 +84,7 @@ def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
     needs = collect_requirements(app)
     inserted: Insertions = plan_repartitioning(app, catalog, needs) if app.auto_repartition else {}
     flows = trace_flows(app, catalog, apply_insertions(inserted))
-    check_budgets(budgets_of(app.tables.values()))
+    check_budgets(list_budgets(app.tables.values()))
     check_datasets(app, catalog)
     check_state_names(app)
     unproven, types = check_types(app, catalog)

@@ -17,7 +17,7 @@ from dagster_adjunct.orchestration.operators.arguments import function_label
 from dagster_adjunct.orchestration.operators.batch_context import SinkContext, SinkFunction
 from dagster_adjunct.orchestration.operators.columns import list_hidden_columns, tie_breakers
 from dagster_adjunct.orchestration.operators.functions import PickledFunction, check_readable_records, pickle_function
-from dagster_adjunct.resources.backends.columns import arrow_type_of, column_of_records
+from dagster_adjunct.resources.backends.columns import arrow_column_from_records, to_arrow_type
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -499,13 +499,13 @@ def _answers(keys: pa.Table, wanted: Sequence[Any], records: Sequence[Any], look
         )
     columns = [keys.column(place) for place in range(len(lookup.keys))]
     columns.append(pa.array([record is not None for record in records], pa.bool_()))
-    columns += [column_of_records(what, wanted, records, one.column, one.type) for one in lookup.answers]
+    columns += [arrow_column_from_records(what, wanted, records, one.column, one.type) for one in lookup.answers]
     return pa.table(columns, names=_nothing(keys, lookup).schema.names)
 
 
 def _nothing(keys: pa.Table, lookup: TableLookup) -> pa.Table:
     import pyarrow as pa
 
-    types = [*(part.type for part in keys.schema), pa.bool_(), *(arrow_type_of(one.type) for one in lookup.answers)]
+    types = [*(part.type for part in keys.schema), pa.bool_(), *(to_arrow_type(one.type) for one in lookup.answers)]
     names = [*key_names(lookup), FOUND, *(f"{place}:{one.column}" for place, one in enumerate(lookup.answers))]
     return pa.schema(list(zip(names, types, strict=True))).empty_table()

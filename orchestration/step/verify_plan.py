@@ -30,7 +30,7 @@ from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.streams.system import OffsetRange
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
-from dagster_adjunct.resources.tables.operation import run_to_end
+from dagster_adjunct.resources.tables.operation import run_blocking
 from dagster_adjunct.resources.tables.spark import check_record_columns
 
 if TYPE_CHECKING:
@@ -505,7 +505,7 @@ class Rehearsal(CompilingBatch):
             return None
         if table not in self._looked_at:
             try:
-                self._looked_at[table] = run_to_end(_asked(function))
+                self._looked_at[table] = run_blocking(_asked(function))
             except PermanentError:
                 raise
             except Exception as error:  # noqa: BLE001 - the table's own retries are for the batch, which tells what is wrong

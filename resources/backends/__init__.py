@@ -1,6 +1,6 @@
 """Table functions for real stores. Drivers are imported when a connection is opened, not before."""
 
-from dagster_adjunct.resources.backends.columns import describe, function_from, register_backend
+from dagster_adjunct.resources.backends.columns import describe_function, function_from_description, register_backend
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
 from dagster_adjunct.resources.backends.http import HttpExtra, HttpTable
 from dagster_adjunct.resources.backends.postgres import PostgresTable
@@ -22,7 +22,7 @@ __all__ = [
     "PostgresTable",
     "RedisTable",
     "SqliteTable",
-    "describe",
-    "function_from",
+    "describe_function",
+    "function_from_description",
     "register_backend",
 ]

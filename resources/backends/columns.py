@@ -46,12 +46,12 @@ def register_backend(name: str, backend: Callable[..., Any]) -> None:
     _BACKENDS.register(name, backend)
 
 
-def describe(function: Any) -> dict[str, Any]:
+def describe_function(function: Any) -> dict[str, Any]:
     """The declaration of a registered function as plain values: {"backend": "sqlite", …}."""
     return _BACKENDS.describe(function)
 
 
-def function_from(description: Mapping[str, Any]) -> Any:
+def function_from_description(description: Mapping[str, Any]) -> Any:
     """The function that `describe` described, closed."""
     return _BACKENDS.made_from(description)
 
@@ -110,11 +110,11 @@ class Column:
     element: Column | None = None
 
 
-def column_of(name: str, declared: str) -> Column:
+def parse_column(name: str, declared: str) -> Column:
     """The column that is declared as `declared` in any of the known spellings; else kind OTHER."""
     listed = _LIST.fullmatch(declared)
     if listed is not None:
-        element = column_of(name, listed[1] or listed[2] or listed[3])
+        element = parse_column(name, listed[1] or listed[2] or listed[3])
         kind = Kind.OTHER if element.kind in _NOT_IN_LISTS else Kind.LIST
         return Column(name, f"array<{element.type}{element.size}>", "", kind, element)
     match = _SPELLED.fullmatch(declared)
@@ -125,9 +125,9 @@ def column_of(name: str, declared: str) -> Column:
     return Column(check_identifier("column", name), word, size, _KINDS.get(word, Kind.OTHER))
 
 
-def declared_column(name: str, declared: str) -> Column:
+def parse_known_column(name: str, declared: str) -> Column:
     """`column_of`, refusing types that aren't known."""
-    column = column_of(name, declared)
+    column = parse_column(name, declared)
     if column.kind is Kind.OTHER:
         raise ConfigurationError(
             f"column {name!r} has the type {declared!r}; known are "
@@ -139,7 +139,7 @@ def declared_column(name: str, declared: str) -> Column:
     return column
 
 
-def check_declared(table: str, names: Sequence[str], declared: Iterable[Column]) -> None:
+def check_declared_columns(table: str, names: Sequence[str], declared: Iterable[Column]) -> None:
     """Refuse declared columns that a table, of which `names` are the columns, does not have."""
     for column in declared:
         if column.name not in names:
@@ -150,7 +150,7 @@ def check_declared(table: str, names: Sequence[str], declared: Iterable[Column])
             )
 
 
-def not_unique(table: str, key: Sequence[str]) -> SchemaMismatchError:
+def not_unique_error(table: str, key: Sequence[str]) -> SchemaMismatchError:
     """Return the error for a table whose records the key does not tell apart."""
     return SchemaMismatchError(
         f"{table} has no primary key or unique index on {', '.join(key)} that tells apart whatever differs, so records "
@@ -160,7 +160,7 @@ def not_unique(table: str, key: Sequence[str]) -> SchemaMismatchError:
     )
 
 
-def unequal_keys(table: str, column: str, kind: str, wanted: str) -> SchemaMismatchError:
+def loose_key_error(table: str, column: str, kind: str, wanted: str) -> SchemaMismatchError:
     """Return the error for a key column in which the store takes different values for one."""
     return SchemaMismatchError(
         f"{table}: the key column {column!r} is {kind}: several keys would be one record.",
@@ -178,7 +178,7 @@ def check_identifier(what: str, name: str) -> str:
     )
 
 
-def checker_of(column: Column, bits: int | None = None) -> Callable[[Any], Any]:
+def make_checker(column: Column, bits: int | None = None) -> Callable[[Any], Any]:
     """The function that checks a value that isn't None for the column, and brings it into its one form.
 
     It raises TypeError, saying what was expected, when the value doesn't fit. `bits`: how wide integers are, where the
@@ -190,7 +190,7 @@ def checker_of(column: Column, bits: int | None = None) -> Callable[[Any], Any]:
         return _decimals_of(*digits)
     if column.kind is Kind.LIST:
         assert column.element is not None
-        return _lists_of(checker_of(column.element, bits))
+        return _lists_of(make_checker(column.element, bits))
     return _CHECKERS[column.kind]
 
 
@@ -232,10 +232,10 @@ def _exactly(expected: type, word: str) -> Callable[[Any], Any]:
 def _string(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError("expected a str")
-    return encodable(value)
+    return check_encodable(value)
 
 
-def encodable(text: str) -> str:
+def check_encodable(text: str) -> str:
     """The text itself, if all of it can be encoded; else TypeError."""
     try:
         if not text.isascii():
@@ -338,23 +338,23 @@ def _binary(value: Any) -> bytes:
 
 def _json(value: Any) -> Any:
     try:
-        json.dumps(_plain(value), allow_nan=False).encode()
+        json.dumps(_check_json(value), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"expected what JSON can hold: {error}") from None
     return value
 
 
-def _plain(value: Any) -> Any:
+def _check_json(value: Any) -> Any:
     """The value, refused where JSON would make another of it, such as names that aren't text."""
     if isinstance(value, dict):
         for name in value:
             if not isinstance(name, str):
                 raise TypeError(f"a name is {name!r}, no str")
         for item in value.values():
-            _plain(item)
+            _check_json(item)
     elif isinstance(value, list):
         for item in value:
-            _plain(item)
+            _check_json(item)
     elif isinstance(value, str):
         if "\0" in value:
             raise ValueError("text with the character NUL")
@@ -380,7 +380,7 @@ _CHECKERS: dict[Kind, Callable[[Any], Any]] = {
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def variable_name(argument: str, given: object, example: str = '"MY_VARIABLE"', *, label: str = "") -> str:
+def check_variable_name(argument: str, given: object, example: str = '"MY_VARIABLE"', *, label: str = "") -> str:
     """Return the name of an environment variable; what is none is refused, not shown: it may be the secret."""
     if isinstance(given, str) and _NAME.fullmatch(given):
         return given
@@ -391,22 +391,22 @@ def variable_name(argument: str, given: object, example: str = '"MY_VARIABLE"', 
     )
 
 
-_MOST_OFTEN = 3600.0
-_forgot: dict[str, float] = {}  # by table: when this process did it last
-_lock = threading.Lock()
+_PURGE_SECONDS = 3600.0
+_last_purges: dict[str, float] = {}  # by table: when this process did it last
+_purge_lock = threading.Lock()
 
 
-def is_time_to_forget(table: str, forget_after: float | None) -> bool:
+def is_purge_due(table: str, forget_after: float | None) -> bool:
     """Whether a connection to `table` that has just been made should forget: once an hour in each process, or once in
     `forget_after` seconds where that is less. Tasks connect all the time."""
     if forget_after is None:
         return False
     now = time.monotonic()
-    with _lock:
-        last = _forgot.get(table)
-        if last is not None and now - last < min(forget_after, _MOST_OFTEN):
+    with _purge_lock:
+        last = _last_purges.get(table)
+        if last is not None and now - last < min(forget_after, _PURGE_SECONDS):
             return False
-        _forgot[table] = now
+        _last_purges[table] = now
     return True
 
 
@@ -427,15 +427,15 @@ _INTEGERS = {
 _FLOATS = {"float": "float", "real": "float", "float4": "float"}
 
 
-def spark_type(declared: str) -> str | None:
+def to_spark_type(declared: str) -> str | None:
     """Return Spark's type for a column that is declared like this; None where there is none that is certain.
 
     JSON becomes its text. A decimal needs its digits: "decimal(10,2)".
     """
-    return _of(column_of("column", declared))
+    return _spark_type_of_column(parse_column("column", declared))
 
 
-def _of(column: Column) -> str | None:
+def _spark_type_of_column(column: Column) -> str | None:
     if column.kind is Kind.INTEGER:
         return _INTEGERS.get(column.type)
     if column.kind is Kind.FLOAT:
@@ -443,21 +443,21 @@ def _of(column: Column) -> str | None:
     if column.kind is Kind.DECIMAL:
         return f"decimal{column.size}" if "," in column.size else None
     if column.kind is Kind.LIST and column.element is not None:
-        element = _of(column.element)
+        element = _spark_type_of_column(column.element)
         return None if element is None else f"array<{element}>"
     return _SIMPLE.get(column.kind)
 
 
-def arrow_type_of(kind: str) -> pa.DataType:
+def to_arrow_type(kind: str) -> pa.DataType:
     """Return the Arrow type of what `spark_type` returns."""
     import pyarrow as pa
 
     if kind.startswith("array<"):
-        return pa.list_(arrow_type_of(kind[len("array<") : -1]))
+        return pa.list_(to_arrow_type(kind[len("array<") : -1]))
     return arrow_type(kind)
 
 
-def column_of_records(
+def arrow_column_from_records(
     what: str, keys: Sequence[Any], records: Sequence[Mapping[str, Any] | None], name: str, kind: str
 ) -> pa.Array:
     """Return one column of records as an Arrow array; null where there is no record, or no such value in it.
@@ -488,4 +488,4 @@ def column_of_records(
 def _array(values: list[Any], kind: str) -> pa.Array:
     if kind != "boolean" and any(value.__class__ is bool for value in values):
         raise TypeError("a boolean is no value of another type")
-    return exact_array(values, arrow_type_of(kind))
+    return exact_array(values, to_arrow_type(kind))

@@ -14,9 +14,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.backends.columns import declared_column
-from dagster_adjunct.resources.backends.dynamodb_connection import Connection, code_of, problem_of
-from dagster_adjunct.resources.backends.dynamodb_items import OWN_PREFIX, ItemCodec, key_type
+from dagster_adjunct.resources.backends.columns import parse_known_column
+from dagster_adjunct.resources.backends.dynamodb_connection import Connection, error_code, problem_from_boto_error
+from dagster_adjunct.resources.backends.dynamodb_items import OWN_PREFIX, ItemCodec, key_attribute_type
 from dagster_adjunct.resources.backends.dynamodb_requests import (
     EXPIRES,
     GETS_AT_ONCE,
@@ -33,8 +33,8 @@ from dagster_adjunct.resources.errors import (
     TableNotFoundError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables.functions import StoreFunction, as_declared
-from dagster_adjunct.resources.tables.layers import OF_A_STORE, Capabilities
+from dagster_adjunct.resources.tables.functions import StoreFunction, reduce_function
+from dagster_adjunct.resources.tables.layers import STORE_CAPABILITIES, Capabilities
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Operation,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 READY_SECONDS = 60.0
 
 
-def usable_key(
+def resolve_table_key(
     client: DynamoDBClient,
     label: str,
     table: str,
@@ -67,7 +67,7 @@ def usable_key(
     `key` is the declared one; where it says None, the table says it. A table that isn't there is made if `create`, paid
     by request, with these tags; with `forgets` its tombstones have a time to live. One that has another key is refused.
     """
-    description = _described(client, table)
+    description = _describe_table(client, table)
     if description is None:
         if not create:
             raise TableNotFoundError(
@@ -76,17 +76,17 @@ def usable_key(
                 table=label,
             )
         made = _create(client, table, key, tags or {})
-        description = _active(client, label, table)
+        description = _wait_until_active(client, label, table)
         if made and forgets:
             client.update_time_to_live(
                 TableName=table, TimeToLiveSpecification={"Enabled": True, "AttributeName": EXPIRES}
             )
     if description["TableStatus"] not in ("ACTIVE", "UPDATING"):
-        description = _active(client, label, table)
-    return _checked(label, description, key)
+        description = _wait_until_active(client, label, table)
+    return _check_key_schema(label, description, key)
 
 
-def _described(client: DynamoDBClient, table: str) -> Any:
+def _describe_table(client: DynamoDBClient, table: str) -> Any:
     try:
         return client.describe_table(TableName=table)["Table"]
     except client.exceptions.ResourceNotFoundException:
@@ -104,16 +104,16 @@ def _create(client: DynamoDBClient, table: str, key: Mapping[str, str | None], t
             TableName=table, AttributeDefinitions=types, KeySchema=schema, BillingMode="PAY_PER_REQUEST", **tagged
         )
     except Exception as error:
-        if code_of(error) != "ResourceInUseException":
+        if error_code(error) != "ResourceInUseException":
             raise
         return False
     return True
 
 
-def _active(client: DynamoDBClient, label: str, table: str) -> Any:
+def _wait_until_active(client: DynamoDBClient, label: str, table: str) -> Any:
     deadline, pause = time.monotonic() + READY_SECONDS, 0.05
     while True:
-        description = _described(client, table)
+        description = _describe_table(client, table)
         if description is not None and description["TableStatus"] in ("ACTIVE", "UPDATING"):
             return description
         if time.monotonic() > deadline:
@@ -127,21 +127,22 @@ def _active(client: DynamoDBClient, label: str, table: str) -> Any:
         pause = min(2.0, pause * 2)
 
 
-def _checked(label: str, description: Any, declared: Mapping[str, str | None]) -> dict[str, str]:
+def _check_key_schema(label: str, description: Any, declared: Mapping[str, str | None]) -> dict[str, str]:
     types = {part["AttributeName"]: part["AttributeType"] for part in description["AttributeDefinitions"]}
     parts = sorted(description["KeySchema"], key=lambda part: part["KeyType"] != "HASH")
     stored = {part["AttributeName"]: types[part["AttributeName"]] for part in parts}
     agrees = list(stored) == list(declared) and all(tag in (None, stored[name]) for name, tag in declared.items())
     if not agrees:
         raise SchemaMismatchError(
-            f"{label} has the key {_told(stored)}; declared is {_told(declared)} (partition key first, then sort key).",
+            f"{label} has the key {_format_key(stored)}; declared is {_format_key(declared)} (partition key first, "
+            "then sort key).",
             "Correct the key and the types of its columns, or use another table.",
             table=label,
         )
     return stored
 
 
-def _told(key: Mapping[str, str | None]) -> str:
+def _format_key(key: Mapping[str, str | None]) -> str:
     return ", ".join(f"{name} ({tag})" if tag else name for name, tag in key.items())
 
 
@@ -223,7 +224,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         forgets = f"{self._label} has forget_deleted_after={forget_deleted_after!r}"
         check_seconds(forget_deleted_after, forgets, argument="forget_deleted_after", none=True)
         check_whole_number(threads, f"{self._label} has threads={threads!r}", "at least one", argument="threads")
-        self._declared = None if columns is None else tuple(declared_column(*pair) for pair in columns.items())
+        self._declared = None if columns is None else tuple(parse_known_column(*pair) for pair in columns.items())
         self._key_types = self._types_of_key(key if isinstance(key, Mapping) else {})
         self._typed_key = dict(key) if isinstance(key, Mapping) else None
         self._open: PerLoop[_OpenClient] = PerLoop(partial(_OpenClient, f"dynamodb-{table}", threads), _OpenClient.end)
@@ -258,18 +259,18 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return as_declared(self, DynamoDbTable, DynamoDbTable.to_dict(self))
+        return reduce_function(self, DynamoDbTable, DynamoDbTable.to_dict(self))
 
     @property
     def capabilities(self) -> Capabilities:
         # A whole record that leaves the marks of other sources alone has to name all columns that go.
-        return replace(OF_A_STORE, idempotent=self.columns is not None)
+        return replace(STORE_CAPABILITIES, idempotent=self.columns is not None)
 
     def column_types(self) -> dict[str, str] | None:
         return None if self.columns is None else dict(self.columns)
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
-        return problem_of(error, self._label, sent=sent)
+        return problem_from_boto_error(error, self._label, sent=sent)
 
     async def open(self) -> None:
         """Connect; a table that is to be made is left to the first write."""
@@ -318,7 +319,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
                 return
             client = self.connection.client(self._label, self.threads)
             try:
-                key = usable_key(
+                key = resolve_table_key(
                     client,
                     self._label,
                     self.table,
@@ -328,7 +329,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
                 )
             except Exception as error:  # noqa: BLE001 - translated
                 client.close()
-                translated = problem_of(error, self._label, sent=False).error
+                translated = problem_from_boto_error(error, self._label, sent=False).error
                 assert translated is not None
                 raise translated from translated.__cause__
             codec = ItemCodec(self._label, key, self._declared)
@@ -466,7 +467,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
                     "Rename it.",
                     argument="columns",
                 )
-        known |= {name: declared_column(name, word) for name, word in typed.items()}
+        known |= {name: parse_known_column(name, word) for name, word in typed.items()}
         for name in self.key:
             if self._declared is not None and name not in known:
                 raise SchemaMismatchError(
@@ -474,14 +475,14 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
                     "Correct the key, or the columns.",
                     column=name,
                 )
-            if name in known and key_type(known[name]) is None:
+            if name in known and key_attribute_type(known[name]) is None:
                 raise ConfigurationError(
                     f"{self._label}: its key {name!r} is declared as {known[name].type}; a key is text, a number, "
                     "bytes or a time.",
                     "Use another column as the key.",
                     argument="key",
                 )
-        types = {name: key_type(known[name]) if name in known else None for name in self.key}
+        types = {name: key_attribute_type(known[name]) if name in known else None for name in self.key}
         if self.create and None in types.values():
             raise ConfigurationError(
                 f"{self._label} can't be created without the types of its key.",

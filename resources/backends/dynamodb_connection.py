@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.backends.columns import variable_name
+from dagster_adjunct.resources.backends.columns import check_variable_name
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -80,7 +80,7 @@ class Connection:
                 argument="credentials_env",
             )
         for name in named or ():
-            variable_name("credentials_env", name, '("MY_KEY_ID", "MY_SECRET")', label=label)
+            check_variable_name("credentials_env", name, '("MY_KEY_ID", "MY_SECRET")', label=label)
         if self.session is not None and (named is not None or self.profile is not None):
             raise ConfigurationError(
                 f"{label}: it is given a session and credentials besides.", "Give one of them.", argument="session"
@@ -108,7 +108,7 @@ class Connection:
                 "dynamodb", region_name=self.region, endpoint_url=self.endpoint_url, config=config
             )
         except (BotoCoreError, ValueError) as error:
-            raise _no_client(label, error) from error
+            raise _client_error(label, error) from error
         return client
 
     def with_session(self, label: str) -> Connection:
@@ -124,7 +124,7 @@ class Connection:
         try:
             return boto3.session.Session(profile_name=self.profile, **given)
         except (BotoCoreError, ValueError) as error:
-            raise _no_client(label, error) from error
+            raise _client_error(label, error) from error
 
     def _credentials(self, label: str) -> dict[str, str]:
         if self.credentials_env is None:
@@ -140,7 +140,7 @@ class Connection:
         return {word: os.environ[name] for word, name in zip(words, self.credentials_env, strict=False)}
 
 
-def problem_of(error: BaseException, label: str, *, sent: bool = True) -> Problem:
+def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = True) -> Problem:
     """What an error of boto3, or one of ours, says of the entries of its request."""
     from botocore import exceptions as boto
 
@@ -148,9 +148,9 @@ def problem_of(error: BaseException, label: str, *, sent: bool = True) -> Proble
         state = State.FAILED if isinstance(error, TableUnavailableError) else State.REFUSED
         return Problem(state, error, getattr(error, "retry_after", None))
     if isinstance(error, boto.ClientError):
-        return _answered(error, label)
+        return _problem_from_answer(error, label)
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.TokenRetrievalError):
-        return Problem(State.REFUSED, _caused(_no_access(label, str(error)), error))
+        return Problem(State.REFUSED, _with_cause(_access_error(label, str(error)), error))
     if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError | boto.ProxyConnectionError):
         sent = False  # there was no connection
     if isinstance(error, boto.HTTPClientError | boto.ConnectionError | OSError):
@@ -160,12 +160,12 @@ def problem_of(error: BaseException, label: str, *, sent: bool = True) -> Proble
             "It is tried again; if that goes on, look at the network and at DynamoDB's state.",
             table=label,
         )
-        return Problem(State.UNKNOWN if sent else State.FAILED, _caused(gone, error))
+        return Problem(State.UNKNOWN if sent else State.FAILED, _with_cause(gone, error))
     refused = TableError(f"{label}: a request failed ({type(error).__name__}: {error}).", "Correct it.", table=label)
-    return Problem(State.REFUSED, _caused(refused, error))
+    return Problem(State.REFUSED, _with_cause(refused, error))
 
 
-def throttled(label: str, what: str, retry_after: float | None = None) -> Problem:
+def throttled_problem(label: str, what: str, retry_after: float | None = None) -> Problem:
     """The entries had no effect, because DynamoDB has no capacity for them now."""
     error = TableUnavailableError(
         f"{label} has no capacity for the request now ({what}).",
@@ -175,17 +175,17 @@ def throttled(label: str, what: str, retry_after: float | None = None) -> Proble
     return Problem(State.FAILED, error, THROTTLED_SECONDS if retry_after is None else retry_after)
 
 
-def code_of(error: BaseException) -> str:
+def error_code(error: BaseException) -> str:
     """DynamoDB's own word for an error; "" for an error that is none of its answers."""
     response = getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, Mapping) else ""
 
 
-def _answered(error: Any, label: str) -> Problem:
-    code, text = code_of(error), str(error.response.get("Error", {}).get("Message", ""))
+def _problem_from_answer(error: Any, label: str) -> Problem:
+    code, text = error_code(error), str(error.response.get("Error", {}).get("Message", ""))
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if code in _THROTTLED or status == 429:
-        slowed = throttled(label, code, _retry_after(error))
+        slowed = throttled_problem(label, code, _retry_after(error))
         assert slowed.error is not None
         slowed.error.__cause__ = error
         return slowed
@@ -195,13 +195,13 @@ def _answered(error: Any, label: str) -> Problem:
             f"{label}: DynamoDB answered {code} ({text}).", "It is tried again; if that goes on, ask AWS.", table=label
         )
         state = State.FAILED if code in _NO_EFFECT else State.UNKNOWN
-        return Problem(state, _caused(again, error), _retry_after(error))
+        return Problem(state, _with_cause(again, error), _retry_after(error))
     if code in _NO_ACCESS:
-        return Problem(State.REFUSED, _caused(_no_access(label, f"{code}: {text}"), error))
+        return Problem(State.REFUSED, _with_cause(_access_error(label, f"{code}: {text}"), error))
     refused = TableError(
         f"{label}: DynamoDB refused the request ({code}: {text}).", "Correct the data or the table.", table=label
     )
-    return Problem(State.REFUSED, _caused(refused, error))
+    return Problem(State.REFUSED, _with_cause(refused, error))
 
 
 def _retry_after(error: Any) -> float | None:
@@ -212,7 +212,7 @@ def _retry_after(error: Any) -> float | None:
         return None
 
 
-def _no_client(label: str, error: Exception) -> ConfigurationError:
+def _client_error(label: str, error: Exception) -> ConfigurationError:
     return ConfigurationError(
         f"{label}: boto3 can't make a client ({type(error).__name__}: {error}).",
         "Give region=…, or set AWS_REGION; look at boto3's own configuration.",
@@ -220,7 +220,7 @@ def _no_client(label: str, error: Exception) -> ConfigurationError:
     )
 
 
-def _no_access(label: str, why: str) -> TableAccessError:
+def _access_error(label: str, why: str) -> TableAccessError:
     return TableAccessError(
         f"{label} can't be used ({why}).",
         "Check the table's name, region and endpoint_url, and that the credentials may describe, read and write it.",
@@ -228,6 +228,6 @@ def _no_access(label: str, why: str) -> TableAccessError:
     )
 
 
-def _caused(error: AdjunctError, cause: BaseException) -> AdjunctError:
+def _with_cause(error: AdjunctError, cause: BaseException) -> AdjunctError:
     error.__cause__ = cause
     return error

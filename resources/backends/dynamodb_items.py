@@ -14,9 +14,16 @@ from datetime import UTC, date, datetime
 from decimal import Context, Decimal, DecimalException, Inexact, Overflow, Underflow
 from typing import Any
 
-from dagster_adjunct.resources.backends.columns import Column, Kind, checker_of, encodable, integer_bits, number_bounds
+from dagster_adjunct.resources.backends.columns import (
+    Column,
+    Kind,
+    check_encodable,
+    integer_bits,
+    make_checker,
+    number_bounds,
+)
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.tables.operation import Changes, changes_of, in_own_order, no_key
+from dagster_adjunct.resources.tables.operation import Changes, key_length_error, key_reorderer, to_changes
 
 # Between Python's values and DynamoDB's attribute values ({"S": "text"}, {"N": "1.5"}), without losing anything.
 #
@@ -45,12 +52,12 @@ DIGITS = 38  # of a number
 _LEAST, _GREATEST = Decimal("1E-130"), Decimal("9.9999999999999999999999999999999999999E+125")
 _EXACT = Context(prec=DIGITS, traps=[Inexact, Overflow, Underflow])
 _SUMS = Context(prec=300, traps=[Inexact])  # of 1E-130 and 9.9E+125, say
-_DEEPEST = 32  # levels of lists and maps in an item
+_MAX_DEPTH = 32  # levels of lists and maps in an item
 
 
 def encoder_for(column: Column) -> Callable[[Any], AttributeValue]:
     """The function that makes a value, which isn't None, of this column an attribute value; TypeError says why not."""
-    check = checker_of(column)
+    check = make_checker(column)
     if column.kind is Kind.LIST:
         assert column.element is not None
         encode = encoder_for(column.element)
@@ -73,7 +80,7 @@ def decoder_for(column: Column) -> Callable[[AttributeValue], Any]:
     return lambda stored: read(stored[tag]) if tag in stored else decode_any(stored)
 
 
-def key_type(column: Column) -> str | None:
+def key_attribute_type(column: Column) -> str | None:
     """What a key of this column is stored as ("S", "N", "B"); None where it can't be a key."""
     return _TAGS.get(column.kind)
 
@@ -92,8 +99,8 @@ def encode_any(value: Any, depth: int = 0) -> AttributeValue:
         return {"B": bytes(value)}
     if isinstance(value, date):
         return _timestamp(value) if isinstance(value, datetime) else {"S": value.isoformat()}
-    if depth >= _DEEPEST:
-        raise TypeError(f"expected at most {_DEEPEST} levels of lists and maps")
+    if depth >= _MAX_DEPTH:
+        raise TypeError(f"expected at most {_MAX_DEPTH} levels of lists and maps")
     if isinstance(value, list | tuple):
         return {"L": [encode_any(item, depth + 1) for item in value]}
     if isinstance(value, Mapping):
@@ -117,7 +124,7 @@ def decode_any(stored: AttributeValue) -> Any:
     return set(value) if tag in ("SS", "BS") else value
 
 
-def added(left: AttributeValue | None, right: AttributeValue) -> AttributeValue:
+def add_numbers(left: AttributeValue | None, right: AttributeValue) -> AttributeValue:
     """The sum of two numbers, as DynamoDB adds them; one that is not there counts as 0."""
     return right if left is None else _number(exact_sum(left, right))
 
@@ -127,7 +134,7 @@ def exact_sum(left: AttributeValue, right: AttributeValue) -> Decimal:
     return _SUMS.add(Decimal(left["N"]), Decimal(right["N"]))
 
 
-def room_for(number: AttributeValue, bounds: tuple[Decimal, Decimal]) -> Limit | None:
+def bounds_before_adding(number: AttributeValue, bounds: tuple[Decimal, Decimal]) -> Limit | None:
     """What a column may hold so that its sum with a number within these bounds is within them, too; None: anything."""
     least, most = bounds
     step = Decimal(number["N"])
@@ -140,7 +147,7 @@ def is_zero(stored: AttributeValue) -> bool:
     return "N" in stored and not Decimal(stored["N"])
 
 
-def size_of(stored: AttributeValue) -> int:
+def attribute_bytes(stored: AttributeValue) -> int:
     """How many bytes it counts for in an item's size, by DynamoDB's own rules."""
     ((tag, value),) = stored.items()
     if tag == "S":
@@ -150,9 +157,9 @@ def size_of(stored: AttributeValue) -> int:
     if tag == "B":
         return len(value)
     if tag == "L":
-        return 3 + sum(1 + size_of(item) for item in value)
+        return 3 + sum(1 + attribute_bytes(item) for item in value)
     if tag == "M":
-        return 3 + sum(1 + len(name.encode()) + size_of(item) for name, item in value.items())
+        return 3 + sum(1 + len(name.encode()) + attribute_bytes(item) for name, item in value.items())
     return 1
 
 
@@ -162,7 +169,7 @@ _NULL: AttributeValue = {"NULL": True}
 def _text(value: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected str as names in a map, found {value!r}")
-    return encodable(value)
+    return check_encodable(value)
 
 
 def _number(value: float | Decimal) -> AttributeValue:
@@ -254,9 +261,9 @@ _READERS: dict[Kind, Callable[[Any], Any]] = {
 
 OWN_PREFIX = "adjunct_"
 DELETED = "adjunct_deleted"
-LARGEST_ITEM = 400 * 1024
+MAX_ITEM_BYTES = 400 * 1024
 _MOST_SUMS = 60  # an expression has at most 300 operators: four of them each, and those of conditions
-_LARGEST_KEYS = (2048, 1024)  # of the partition key, of the sort key
+_MAX_KEY_BYTES = (2048, 1024)  # of the partition key, of the sort key
 
 Record = Mapping[str, Any]
 KeyItem = dict[str, AttributeValue]
@@ -279,7 +286,7 @@ class EncodedChanges:
 
     @property
     def late(self) -> EncodedChanges:
-        """What of it is applied to a record that is newer (`Operation.adds_late`)."""
+        """What of it is applied to a record that is newer (`Operation.applies_late_changes`)."""
         return EncodedChanges(add=self.add, limits=self.limits, append=self.append)
 
 
@@ -300,7 +307,7 @@ class ItemCodec:
 
     def keys_by(self, names: Sequence[str]) -> Callable[[Any], KeyItem]:
         """`key_item` for keys whose parts have these names, in this order; none: the table's own order."""
-        ordered = in_own_order(self.label, tuple(self.key), names)
+        ordered = key_reorderer(self.label, tuple(self.key), names)
         return self.key_item if ordered is None else lambda key: self.key_item(ordered(key))
 
     def key_item(self, key: Any) -> KeyItem:
@@ -310,7 +317,7 @@ class ItemCodec:
         elif isinstance(key, tuple) and len(key) == len(self.key):
             parts = key
         else:
-            raise no_key(self.label, key, tuple(self.key))
+            raise key_length_error(self.label, key, tuple(self.key))
         item = {}
         if None in parts:
             raise SchemaMismatchError(
@@ -318,7 +325,7 @@ class ItemCodec:
                 "Filter such records out before they reach the table.",
                 table=self.label,
             )
-        for (name, tag), part, largest in zip(self.key.items(), parts, _LARGEST_KEYS, strict=False):
+        for (name, tag), part, largest in zip(self.key.items(), parts, _MAX_KEY_BYTES, strict=False):
             stored = item[name] = self._value(name, part)
             if tag not in stored:
                 raise SchemaMismatchError(
@@ -326,10 +333,10 @@ class ItemCodec:
                     "Convert it before it is written.",
                     column=name,
                 )
-            if tag != "N" and not 0 < size_of(stored) <= largest:
+            if tag != "N" and not 0 < attribute_bytes(stored) <= largest:
                 raise SchemaMismatchError(
-                    f"{self.label}: a value of its key {name!r} has {size_of(stored)} bytes; DynamoDB takes 1 to "
-                    f"{largest}.",
+                    f"{self.label}: a value of its key {name!r} has {attribute_bytes(stored)} bytes; DynamoDB takes "
+                    f"1 to {largest}.",
                     "Shorten the key, for example to a hash of it.",
                     column=name,
                 )
@@ -349,7 +356,7 @@ class ItemCodec:
 
     def changes(self, key: KeyItem, update: Record | Changes) -> EncodedChanges:
         """The update's changes; a column that it names twice, the key, or one that can't be added to is refused."""
-        changes = changes_of(update)
+        changes = to_changes(update)
         if not isinstance(changes.set, Mapping):
             raise self._no_mapping(changes.set)
         values = {name: value for name, value in changes.set.items() if value is not None}
@@ -371,7 +378,7 @@ class ItemCodec:
         """What a column holds after a number is added to it; SchemaMismatchError where that is beyond its type."""
         if old is not None and name in self._bounds:
             self._value(name, self._decoders[name]({"N": str(exact_sum(old, number))}))
-        return added(old, number)
+        return add_numbers(old, number)
 
     def check_sums(self, changes: EncodedChanges, item: Item) -> None:
         """Refuse changes of which a sum is beyond its column's type, of what `item` holds."""
@@ -410,11 +417,11 @@ class ItemCodec:
 
     def check_size(self, item: Item) -> None:
         """Refuse an item that DynamoDB would refuse for its size."""
-        size = sum(len(name.encode()) + size_of(value) for name, value in item.items())
-        if size > LARGEST_ITEM:
+        size = sum(len(name.encode()) + attribute_bytes(value) for name, value in item.items())
+        if size > MAX_ITEM_BYTES:
             key = {name: item[name] for name in self.key if name in item}
             raise SchemaMismatchError(
-                f"{self.label}: a record of the key {key} has {size:,} bytes; DynamoDB takes {LARGEST_ITEM:,}.",
+                f"{self.label}: a record of the key {key} has {size:,} bytes; DynamoDB takes {MAX_ITEM_BYTES:,}.",
                 "Keep large values elsewhere and put where they are into the record, or split it.",
                 table=self.label,
             )
@@ -432,7 +439,7 @@ class ItemCodec:
         if not item:
             item = {name: self._value(name, value) for name, value in record.items() if value is not None}
         for name, stored in key.items():
-            if name in item and not _same(item.pop(name), stored):
+            if name in item and not _is_same(item.pop(name), stored):
                 raise SchemaMismatchError(
                     f"{self.label}: the record for key {key} has {record[name]!r} as its {name}.",
                     "A record must carry its own key, or leave the key's columns out.",
@@ -471,7 +478,11 @@ class ItemCodec:
     def _limits(self, numbers: Item) -> dict[str, Limit]:
         if not self._bounds:
             return {}
-        rooms = {name: room_for(value, self._bounds[name]) for name, value in numbers.items() if name in self._bounds}
+        rooms = {
+            name: bounds_before_adding(value, self._bounds[name])
+            for name, value in numbers.items()
+            if name in self._bounds
+        }
         limits = {name: room for name, room in rooms.items() if room is not None}
         if len(limits) > _MOST_SUMS:
             raise SchemaMismatchError(
@@ -533,7 +544,7 @@ def _bounds_of_sums(column: Column) -> tuple[Decimal, Decimal] | None:
     return None if column.kind is Kind.INTEGER and integer_bits(column) == 64 else bounds
 
 
-def begun(codec: ItemCodec, default: Item, changes: EncodedChanges) -> Item:
+def begin_record(codec: ItemCodec, default: Item, changes: EncodedChanges) -> Item:
     """The columns of a record that begins with `default`, with the changes applied."""
     columns = {**default, **changes.set}
     try:
@@ -554,7 +565,7 @@ def begun(codec: ItemCodec, default: Item, changes: EncodedChanges) -> Item:
     return columns
 
 
-def comes_to_the_same(default: Item, changes: EncodedChanges) -> bool:
+def is_default_redundant(default: Item, changes: EncodedChanges) -> bool:
     """Whether the changes make, of nothing, what they would make of `default`: then one request does for both."""
     return not changes.merge and all(
         name in changes.set
@@ -565,5 +576,5 @@ def comes_to_the_same(default: Item, changes: EncodedChanges) -> bool:
     )
 
 
-def _same(left: AttributeValue, right: AttributeValue) -> bool:
+def _is_same(left: AttributeValue, right: AttributeValue) -> bool:
     return left == right or ("N" in left and "N" in right and Decimal(left["N"]) == Decimal(right["N"]))

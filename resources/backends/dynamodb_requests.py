@@ -14,7 +14,11 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dagster_adjunct.resources.backends.dynamodb_connection import code_of, problem_of, throttled
+from dagster_adjunct.resources.backends.dynamodb_connection import (
+    error_code,
+    problem_from_boto_error,
+    throttled_problem,
+)
 from dagster_adjunct.resources.backends.dynamodb_items import (
     DELETED,
     OWN_PREFIX,
@@ -24,11 +28,11 @@ from dagster_adjunct.resources.backends.dynamodb_items import (
     ItemCodec,
     KeyItem,
     Limit,
-    begun,
-    comes_to_the_same,
+    begin_record,
+    is_default_redundant,
 )
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, TableUnavailableError
-from dagster_adjunct.resources.tables.functions import record_not_found
+from dagster_adjunct.resources.tables.functions import record_not_found_error
 from dagster_adjunct.resources.tables.operation import OperationKind, Problem, State
 
 if TYPE_CHECKING:
@@ -71,12 +75,12 @@ class Guard:
         if self.time is not None:
             kept |= {TIME: self.time, TIE: {"S": self.tie}}
         if self.position is not None:
-            kept[_mark_of(self.source)] = {"S": self.position}
+            kept[_mark_attribute(self.source)] = {"S": self.position}
         return kept
 
     def holds(self, item: Item) -> bool:
         """Whether the entry may be applied to this item: the same as `_Expression.guard` says to DynamoDB."""
-        if self.position is not None and self.position <= item.get(_mark_of(self.source), {"S": ""})["S"]:
+        if self.position is not None and self.position <= item.get(_mark_attribute(self.source), {"S": ""})["S"]:
             return False
         if self.time is None:
             return True
@@ -120,7 +124,7 @@ class _Expression:
     def guard(self, guard: Guard) -> list[str]:
         clauses = []
         if guard.position is not None:
-            mark = self.name(_mark_of(guard.source))
+            mark = self.name(_mark_attribute(guard.source))
             clauses.append(f"(attribute_not_exists({mark}) OR {mark} < {self.value({'S': guard.position})})")
         if guard.time is not None:
             known, tie, column = self.name(TIME), self.name(TIE), self.name(guard.column)
@@ -166,7 +170,7 @@ class _Expression:
         return request
 
 
-def put_whole(item: Item, guard: Guard) -> Request:
+def put_item(item: Item, guard: Guard) -> Request:
     """PutItem: make `item`, a record's or a tombstone, the whole item. Marks of sources go with what was there."""
     expression = _Expression()
     return expression.conditional({"Item": {**item, **guard.attributes}}, expression.guard(guard))
@@ -181,7 +185,7 @@ def put_columns(key: KeyItem, columns: Item, others: Iterable[str], guard: Guard
     return {"Key": key, **expression.request(clauses, sets, [*left, *_NO_LONGER_DELETED])}
 
 
-def begin(key: KeyItem, columns: Item, guard: Guard) -> Request:
+def begin_item(key: KeyItem, columns: Item, guard: Guard) -> Request:
     """UpdateItem: make `columns` the record where there is none."""
     expression = _Expression()
     clauses = [expression.absent(key), *expression.guard(guard)]
@@ -189,7 +193,7 @@ def begin(key: KeyItem, columns: Item, guard: Guard) -> Request:
     return {"Key": key, **expression.request(clauses, sets, _NO_LONGER_DELETED)}
 
 
-def update(key: KeyItem, changes: EncodedChanges, guard: Guard, item: Item) -> Request:
+def update_item(key: KeyItem, changes: EncodedChanges, guard: Guard, item: Item) -> Request:
     """UpdateItem: change the record where there is one.
 
     DynamoDB sets members of a map only where there is a map, so a merge has to know it; `item` is what was met before,
@@ -209,7 +213,7 @@ def update(key: KeyItem, changes: EncodedChanges, guard: Guard, item: Item) -> R
     return {"Key": key, **_changed(expression, clauses, changes, guard, changes.remove, merged)}
 
 
-def update_or_begin(key: KeyItem, changes: EncodedChanges, guard: Guard) -> Request:
+def update_or_begin_item(key: KeyItem, changes: EncodedChanges, guard: Guard) -> Request:
     """UpdateItem: change the record, or begin it with the changes alone. The answer tells what was there before."""
     expression = _Expression()
     clauses = expression.guard(guard)
@@ -217,14 +221,14 @@ def update_or_begin(key: KeyItem, changes: EncodedChanges, guard: Guard) -> Requ
     return {"Key": key, "ReturnValues": "ALL_OLD", **_changed(expression, clauses, changes, guard, removes)}
 
 
-def pass_over(key: KeyItem, guard: Guard) -> Request:
+def keep_mark(key: KeyItem, guard: Guard) -> Request:
     """UpdateItem: keep the mark of an entry that has nothing to change, where there is no record but a tombstone."""
     expression = _Expression()
     clauses = [f"attribute_exists({expression.name(DELETED)})", *expression.guard(guard)]
     return {"Key": key, **expression.request(clauses, expression.set(guard.attributes), ())}
 
 
-def tombstone_columns(key: KeyItem, kept: Item, columns: Iterable[str], guard: Guard) -> Request:
+def remove_columns(key: KeyItem, kept: Item, columns: Iterable[str], guard: Guard) -> Request:
     """UpdateItem: take the record's `columns` away; all marks stay."""
     expression = _Expression()
     clauses = expression.guard(guard)
@@ -232,7 +236,7 @@ def tombstone_columns(key: KeyItem, kept: Item, columns: Iterable[str], guard: G
     return {"Key": key, **expression.request(clauses, sets, [name for name in columns if name not in key])}
 
 
-def tombstone(now: float, horizon: float | None) -> Item:
+def tombstone_attributes(now: float, horizon: float | None) -> Item:
     """What a tombstone has; with a horizon, in seconds, DynamoDB forgets it some time after that."""
     kept = {DELETED: {"N": str(int(now))}}
     return kept if horizon is None else kept | {EXPIRES: {"N": str(int(now + horizon) + 1)}}
@@ -262,14 +266,14 @@ def _first(key: KeyItem) -> str:
     return next(iter(key))
 
 
-def _mark_of(source: str) -> str:
+def _mark_attribute(source: str) -> str:
     return f"{OWN_PREFIX}at:{source}"
 
 
 GETS_AT_ONCE, WRITES_AT_ONCE = 100, 25
-_ASKED_AGAIN = 5
+_MAX_REPEATS = 5
 _FIRST_PAUSE = 0.05
-_TURNS = 10  # between "there is one" and "there is none", while others delete and begin the same record
+_MAX_CONFLICTS = 10  # between "there is one" and "there is none", while others delete and begin the same record
 _LONGEST_EXPRESSION = 4096
 
 Problems = dict[int, Problem]
@@ -328,7 +332,7 @@ class TableRequests:
             if not places:
                 asked.append(key)
             places.append(entry.place)
-        for turn in range(_ASKED_AGAIN + 1):
+        for turn in range(_MAX_REPEATS + 1):
             if not asked:
                 return problems
             if turn:
@@ -339,12 +343,12 @@ class TableRequests:
                 )
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
                 # A get that got no answer had no effect either.
-                problem = problem_of(error, self.label, sent=False)
+                problem = problem_from_boto_error(error, self.label, sent=False)
                 return problems | {place: problem for key in asked for place in wanted[_identity(key, key)]}
             for item in answer["Responses"].get(self.table, []):
                 self._read(item, wanted, records, problems)
             asked = list(answer.get("UnprocessedKeys", {}).get(self.table, {"Keys": []})["Keys"])  # type: ignore[arg-type]
-        left = throttled(self.label, f"{len(asked)} keys unprocessed")
+        left = throttled_problem(self.label, f"{len(asked)} keys unprocessed")
         return problems | {place: left for key in asked for place in wanted[_identity(key, key)]}
 
     def _read(self, item: Any, wanted: Mapping[Any, Sequence[int]], records: list[Any], problems: Problems) -> None:
@@ -379,8 +383,8 @@ class TableRequests:
         try:
             answer = self.client.batch_write_item(RequestItems={self.table: requests})
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
-            problem = problem_of(error, self.label)
-            if problem.state is State.REFUSED and len(requests) > 1 and code_of(error) == "ValidationException":
+            problem = problem_from_boto_error(error, self.label)
+            if problem.state is State.REFUSED and len(requests) > 1 and error_code(error) == "ValidationException":
                 # One bad entry refuses a batch: by halves, until it stands alone.
                 half = len(requests) // 2
                 self._send_batch(places[:half], requests[:half], problems)
@@ -392,7 +396,7 @@ class TableRequests:
         if unprocessed:
             names = tuple(self.codec.key)
             left = {_identity(_key_in(request), names) for request in unprocessed}
-            problem = throttled(self.label, f"{len(unprocessed)} of {len(requests)} items unprocessed")
+            problem = throttled_problem(self.label, f"{len(unprocessed)} of {len(requests)} items unprocessed")
             for place, request in zip(places, requests, strict=True):
                 if _identity(_key_in(request), names) in left:
                     problems[place] = problem
@@ -409,7 +413,7 @@ class TableRequests:
             except AdjunctError as error:
                 began, problem = False, Problem(State.REFUSED, error)
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
-                began, problem = False, problem_of(error, self.label)
+                began, problem = False, problem_from_boto_error(error, self.label)
             put += began
             if problem is not None:
                 problems[entry.place] = problem
@@ -426,15 +430,15 @@ class TableRequests:
         if kind is OperationKind.UPDATE:
             return self._update(key, entry, guard)
         if kind is OperationKind.PUT_IF_ABSENT:
-            answer = self._send(begin(key, codec.columns_of(key, entry.value), guard))
+            answer = self._send(begin_item(key, codec.columns_of(key, entry.value), guard))
             return False, Problem(State.SKIPPED) if answer.failed else None
-        left = tombstone(self.clock(), self.horizon) if kind is OperationKind.DELETE else {}
+        left = tombstone_attributes(self.clock(), self.horizon) if kind is OperationKind.DELETE else {}
         if codec.names is None:
             # No marks of sources are here to keep: they need declared columns.
             whole = {**key, **left} if left else codec.item(key, entry.value)
-            request = put_whole(whole, guard)
+            request = put_item(whole, guard)
         elif left:
-            request = tombstone_columns(key, left, codec.names, guard)
+            request = remove_columns(key, left, codec.names, guard)
         else:
             request = put_columns(key, codec.columns_of(key, entry.value), codec.names, guard)
         return False, self._skipped(self._send(request), guard)
@@ -442,16 +446,16 @@ class TableRequests:
     def _update(self, key: KeyItem, entry: PlacedEntry, guard: Guard) -> tuple[bool, Problem | None]:
         changes = self.codec.changes(key, entry.value)
         default = None if entry.default is None else self.codec.columns_of(key, entry.default)
-        if default is not None and comes_to_the_same(default, changes):
-            answer = self._send(update_or_begin(key, changes, guard))
+        if default is not None and is_default_redundant(default, changes):
+            answer = self._send(update_or_begin_item(key, changes, guard))
             if answer.failed and guard.holds(answer.item):
                 self.codec.check_sums(changes, answer.item)
             if answer.failed:
                 return False, self._add_late(key, changes, guard, answer)
             return not answer.present, None
         met: Item = {}
-        for _ in range(_TURNS):
-            answer = self._send(update(key, changes, guard, met))
+        for _ in range(_MAX_CONFLICTS):
+            answer = self._send(update_item(key, changes, guard, met))
             if not answer.failed:
                 return False, None
             if not guard.holds(answer.item):
@@ -462,11 +466,11 @@ class TableRequests:
                     raise self._no_members(key, name, met)
             self.codec.check_sums(changes, met)
             if not answer.present and default is None:
-                return False, Problem(State.MISSING, record_not_found([entry.key], self.label))
+                return False, Problem(State.MISSING, record_not_found_error([entry.key], self.label))
             if not answer.present and default is not None:
-                columns = begun(self.codec, default, changes)
+                columns = begin_record(self.codec, default, changes)
                 self.codec.check_size({**columns, **key})
-                answer = self._send(begin(key, columns, guard))
+                answer = self._send(begin_item(key, columns, guard))
                 if not answer.failed:
                     return True, None
                 if not guard.holds(answer.item):
@@ -481,11 +485,11 @@ class TableRequests:
         late, of_source = changes.late, Guard(source=guard.source, position=guard.position)
         adds_late = guard.position is not None and guard.time is not None and (late.add or late.append)
         if adds_late and not answer.present and of_source.holds(answer.item):
-            answer = self._send(pass_over(key, of_source))
+            answer = self._send(keep_mark(key, of_source))
             if not answer.failed:
                 return Problem(State.SKIPPED)
         if adds_late and answer.present and of_source.holds(answer.item):
-            answer = self._send(update(key, late, of_source, {}))
+            answer = self._send(update_item(key, late, of_source, {}))
             if not answer.failed:
                 return None
             if answer.present and of_source.holds(answer.item):
@@ -511,7 +515,7 @@ class TableRequests:
         try:
             answer = send(TableName=self.table, **request)
         except Exception as error:
-            if code_of(error) != "ConditionalCheckFailedException":
+            if error_code(error) != "ConditionalCheckFailedException":
                 raise
             return _Answer(True, getattr(error, "response", {}).get("Item") or {})
         return _Answer(False, answer.get("Attributes") or {})
@@ -525,7 +529,7 @@ class TableRequests:
 
     def _contended(self, key: KeyItem) -> Problem:
         error = TableUnavailableError(
-            f"{self.label}: the record of {key} was changed by others {_TURNS} times while it was updated.",
+            f"{self.label}: the record of {key} was changed by others {_MAX_CONFLICTS} times while it was updated.",
             "It is tried again; find out who deletes and begins it.",
             table=self.label,
         )

@@ -25,7 +25,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, urlsplit
 
-from dagster_adjunct.resources.backends.columns import variable_name
+from dagster_adjunct.resources.backends.columns import check_variable_name
 from dagster_adjunct.resources.backends.write_plan import Key, Record
 from dagster_adjunct.resources.common import check_seconds, check_whole_number, utc_now
 from dagster_adjunct.resources.errors import (
@@ -36,7 +36,7 @@ from dagster_adjunct.resources.errors import (
     TableError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction, record_not_found
+from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction, record_not_found_error
 from dagster_adjunct.resources.tables.layers import Capabilities
 from dagster_adjunct.resources.tables.operation import (
     Operation,
@@ -46,9 +46,9 @@ from dagster_adjunct.resources.tables.operation import (
     RowEntries,
     State,
     first_cause,
-    in_own_order,
     key_columns,
-    no_key,
+    key_length_error,
+    key_reorderer,
 )
 
 if TYPE_CHECKING:
@@ -69,13 +69,13 @@ class HttpUnavailableError(TableUnavailableError):
     had_effect: bool | None = None
 
 
-def error_of(answer: httpx.Response, label: str, secrets: Iterable[str]) -> AdjunctError:
+def error_from_response(answer: httpx.Response, label: str, secrets: Iterable[str]) -> AdjunctError:
     """The error that an answer stands for that is no success; it shows the beginning of its body, and no secret."""
     status = answer.status_code
-    beginning = _said(answer.text, secrets)
+    beginning = _quote_reply(answer.text, secrets)
     what = f"{label}: {answer.request.method} {answer.request.url.copy_with(query=None)}"
     if status == 429 or status >= 500 or status == 408:
-        wait = seconds_of(answer.headers.get("Retry-After"), utc_now())
+        wait = parse_retry_after(answer.headers.get("Retry-After"), utc_now())
         nothing_done = status == 429 or (status == 503 and wait is not None) or answer.request.method in READS
         return HttpUnavailableError(
             f"{what} was answered with {status}{beginning}.",
@@ -89,7 +89,7 @@ def error_of(answer: httpx.Response, label: str, secrets: Iterable[str]) -> Adju
     return kind(f"{what} was refused with {status}{beginning}.", "Correct the request or the declaration.", table=label)
 
 
-def seconds_of(retry_after: str | None, now: datetime) -> float | None:
+def parse_retry_after(retry_after: str | None, now: datetime) -> float | None:
     """How long a Retry-After header asks to wait from `now` on, in seconds; it is written as seconds or as a date."""
     if retry_after is None:
         return None
@@ -105,21 +105,23 @@ def seconds_of(retry_after: str | None, now: datetime) -> float | None:
     return max(0.0, (moment - now).total_seconds())
 
 
-def lost(error: Exception, label: str, method: str, url: str, secrets: Iterable[str]) -> HttpUnavailableError:
+def lost_request_error(
+    error: Exception, label: str, method: str, url: str, secrets: Iterable[str]
+) -> HttpUnavailableError:
     """The error for a request without an answer; a write had no effect where no connection was made."""
     import httpx
 
     unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.ProxyError)
     what = "can't be reached" if unsent else "did not answer"
     return HttpUnavailableError(
-        f"{label}: {method} {url}: the service {what} ({type(error).__name__}{_said(str(error), secrets)}).",
+        f"{label}: {method} {url}: the service {what} ({type(error).__name__}{_quote_reply(str(error), secrets)}).",
         "Check that the service runs and can be reached from here; it is tried again.",
         table=label,
         had_effect=False if unsent or method in READS else None,
     )
 
 
-def _said(text: str, secrets: Iterable[str]) -> str:
+def _quote_reply(text: str, secrets: Iterable[str]) -> str:
     """The beginning of what was said, behind a colon."""
     for secret in secrets:
         text = text.replace(secret, "***")
@@ -187,7 +189,7 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
         self.puts_if_absent, self.connections, self.timeout = puts_if_absent, connections, timeout
         self._label = f"HTTP table {path}"
         for header, name in self.secret_headers.items():
-            variable_name(f"secret_headers[{header!r}]", name, label=self._label)
+            check_variable_name(f"secret_headers[{header!r}]", name, label=self._label)
         _check(self)
         self._clients: PerLoop[_Client] = PerLoop(self._client)
 
@@ -224,7 +226,7 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
             await open_.client.aclose()
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        ordered = in_own_order(self._label, self.key, operation.key)
+        ordered = key_reorderer(self._label, self.key, operation.key)
         if ordered is None:
             return await super().send(operation)
         entries = operation.entries
@@ -239,8 +241,11 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
         """The path of a key's resource, below the base URL."""
         parts = (key,) if len(self.key) == 1 else key
         if not isinstance(parts, tuple) or len(parts) != len(self.key):
-            raise no_key(self._label, key, self.key)
-        texts = {name: quote(_text(self._label, part), safe="") for name, part in zip(self.key, parts, strict=True)}
+            raise key_length_error(self._label, key, self.key)
+        texts = {
+            name: quote(_quote_path_part(self._label, part), safe="")
+            for name, part in zip(self.key, parts, strict=True)
+        }
         segments = [_PLACE.sub(lambda place: texts[place[1]], segment) for segment in self.path.split("/")]
         for segment, declared in zip(segments, self.path.split("/"), strict=True):
             if segment in ("", ".", "..") and segment != declared:  # it would name another resource, or all of them
@@ -299,7 +304,7 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
     async def update(self, key: Key, update: Record, *args: object) -> None:
         answer = await self.request("PATCH", self.path_of(key), args, body=self.encode(update), expected=(404,))
         if answer.status_code == 404:
-            raise record_not_found([key], self._label)
+            raise record_not_found_error([key], self._label)
 
     async def delete(self, key: Key, *args: object) -> None:
         await self.request("DELETE", self.path_of(key), args, expected=(404,))
@@ -336,14 +341,14 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
                     headers={**more, **(headers or {})},
                 )
         except (httpx.TransportError, TimeoutError) as error:
-            raise lost(error, self._label, method, url, open_.secrets) from error
+            raise lost_request_error(error, self._label, method, url, open_.secrets) from error
         finally:
             open_.busy -= 1
             if not open_.busy:
                 open_.idle.set()
         if answer.is_success or answer.status_code in expected:
             return answer
-        raise error_of(answer, self._label, open_.secrets)
+        raise error_from_response(answer, self._label, open_.secrets)
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
         unavailable = first_cause(error, HttpUnavailableError)
@@ -390,13 +395,13 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
             headers={**self.headers, **secrets},
             limits=httpx.Limits(max_connections=self.connections, max_keepalive_connections=self.connections),
             timeout=self.timeout,
-            verify=_trusted(),
+            verify=_load_trust_store(),
         )
         return _Client(client, asyncio.Semaphore(self.connections), tuple(secrets.values()))
 
 
 @cache
-def _trusted() -> ssl.SSLContext:
+def _load_trust_store() -> ssl.SSLContext:
     """Whom to trust, read once in a process: that takes longer than some requests do."""
     import httpx
 
@@ -443,7 +448,7 @@ def _check(table: HttpTable) -> None:
     check_seconds(table.timeout, f"{what} timeout={table.timeout!r}", argument="timeout")
 
 
-def _text(label: str, part: object) -> str:
+def _quote_path_part(label: str, part: object) -> str:
     """A key's value in a path."""
     if isinstance(part, bool):
         return "true" if part else "false"

@@ -11,28 +11,46 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.resources.backends.columns import (
     check_identifier,
-    declared_column,
-    is_time_to_forget,
-    variable_name,
+    check_variable_name,
+    is_purge_due,
+    parse_known_column,
 )
 from dagster_adjunct.resources.backends.postgres_connection import (
     Pool,
-    about_data,
     check_keywords,
-    connect,
+    connect_async,
     connection_settings,
-    given_up,
+    format_address,
+    is_data_error,
     require_driver,
-    translated,
-    where,
+    run_cancellable,
+    translate_error,
 )
-from dagster_adjunct.resources.backends.postgres_requests import PostgresRequests, create_table, open_beside, read_shape
-from dagster_adjunct.resources.backends.postgres_values import StagedBatch, as_batch, decode, in_waves, keep
-from dagster_adjunct.resources.backends.write_plan import Halving, Key, Record, RowCodec, beside, checked
+from dagster_adjunct.resources.backends.postgres_requests import (
+    PostgresRequests,
+    create_postgres_table,
+    open_idempotency_table,
+    read_shape,
+)
+from dagster_adjunct.resources.backends.postgres_values import (
+    StagedBatch,
+    postgres_decoder,
+    postgres_encoder,
+    split_repeated_keys,
+    stage_batch,
+)
+from dagster_adjunct.resources.backends.write_plan import (
+    BisectRejected,
+    Key,
+    Record,
+    RowCodec,
+    idempotency_table_name,
+    validate_entries,
+)
 from dagster_adjunct.resources.common import check_seconds
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TableNotFoundError
-from dagster_adjunct.resources.tables.functions import StoreFunction, as_declared, record_not_found
-from dagster_adjunct.resources.tables.layers import OF_A_STORE, Capabilities
+from dagster_adjunct.resources.tables.functions import StoreFunction, record_not_found_error, reduce_function
+from dagster_adjunct.resources.tables.layers import STORE_CAPABILITIES, Capabilities
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Operation,
@@ -77,7 +95,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         self.table = check_identifier("table", table)
         self.schema = check_identifier("schema", schema)
         self.key = key_columns(table, key)
-        self.dsn_env = None if dsn_env is None else variable_name("dsn_env", dsn_env)
+        self.dsn_env = None if dsn_env is None else check_variable_name("dsn_env", dsn_env)
         self.connect = check_keywords(connect or {})
         self.columns = None if columns is None else dict(columns)
         self.create = create
@@ -99,7 +117,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
             )
         what = f"PostgreSQL table {table!r} has forget_after={forget_after!r}"
         check_seconds(forget_after, what, argument="forget_after", none=True)
-        self._declared = tuple(declared_column(*pair) for pair in (self.columns or {}).items())
+        self._declared = tuple(parse_known_column(*pair) for pair in (self.columns or {}).items())
         self._label = f"PostgreSQL table {schema}.{table}"
         self._place = ""
         self._open: PerLoop[Pool[PostgresRequests]] = PerLoop(
@@ -125,11 +143,11 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return as_declared(self, PostgresTable, PostgresTable.to_dict(self))
+        return reduce_function(self, PostgresTable, PostgresTable.to_dict(self))
 
     @property
     def capabilities(self) -> Capabilities:
-        return OF_A_STORE
+        return STORE_CAPABILITIES
 
     def column_types(self) -> dict[str, str] | None:
         return None if self.columns is None else dict(self.columns)
@@ -177,7 +195,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
                 await self._open_beside(requests)
                 return await requests.forget(older_than)
         except psycopg.Error as error:
-            raise translated(error, self._label, self._place) from error
+            raise translate_error(error, self._label, self._place) from error
         except TableNotFoundError:
             if not self.create:
                 raise
@@ -196,7 +214,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         try:
             async with pool.one() as requests:
                 connected = True
-                return await given_up(requests, request(requests, operation))
+                return await run_cancellable(requests, request(requests, operation))
         except AdjunctError as error:
             if connected:
                 raise
@@ -214,18 +232,18 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         """Make the table, unless it is there."""
         import psycopg
 
-        connection = await connect(self._label, connection_settings(self._label, self.dsn_env, self.connect))
+        connection = await connect_async(self._label, connection_settings(self._label, self.dsn_env, self.connect))
         try:
-            await create_table(connection, self.schema, self.table, self.key, self._declared)
+            await create_postgres_table(connection, self.schema, self.table, self.key, self._declared)
         except psycopg.Error as error:
-            raise translated(error, self._label, self._place) from error
+            raise translate_error(error, self._label, self._place) from error
         finally:
             await connection.close()
 
     async def _get(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
         import psycopg
 
-        asked = checked(requests.codec, operation)
+        asked = validate_entries(requests.codec, operation)
         try:
             stored = await requests.get([entry.key for entry in asked.entries])
         except psycopg.Error as error:
@@ -238,18 +256,18 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
     async def _write(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
         outcomes = Outcomes(len(operation))
         unsent: Problem | None = None
-        for places, part in in_waves(operation):
+        for places, part in split_repeated_keys(operation):
             if unsent is None:
                 later = await self._write_part(requests, part)
                 may_pass = (problem for problem in later.problems.values() if problem.may_pass)
                 unsent = next((Problem(State.FAILED, p.error, p.retry_after) for p in may_pass), None)
             else:
                 later = Outcomes.all(len(part), unsent)  # it would overtake what is sent again
-            outcomes = later if places is None else outcomes.amended(places, later)
+            outcomes = later if places is None else outcomes.with_retried(places, later)
         return outcomes
 
     async def _write_part(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
-        batch = as_batch(requests.codec, operation)
+        batch = stage_batch(requests.codec, operation)
         if batch is not None:
             outcomes = await self._write_batch(requests, operation, batch)
             if outcomes is not None:
@@ -259,7 +277,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
     async def _write_rows(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
         import psycopg
 
-        halving = Halving(checked(requests.codec, operation))
+        halving = BisectRejected(validate_entries(requests.codec, operation))
         while (part := halving.next()) is not None:
             try:
                 if operation.conditions:
@@ -267,7 +285,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
                 halving.done(await requests.write(operation, part))
             except (psycopg.Error, AdjunctError) as error:
                 problem = self._problem(error, committing=requests.committing)
-                halving.failed(problem, by_data=isinstance(error, psycopg.Error) and about_data(error))
+                halving.failed(problem, by_data=isinstance(error, psycopg.Error) and is_data_error(error))
         return Outcomes(len(operation), problems=halving.problems, defaults_put=halving.defaults_put)
 
     async def _write_batch(
@@ -286,20 +304,20 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         if written is None:
             return None
         keys = operation.entries.keys if written.missing else []
-        missing = {p: Problem(State.MISSING, record_not_found([keys[p]], self._label)) for p in written.missing}
+        missing = {p: Problem(State.MISSING, record_not_found_error([keys[p]], self._label)) for p in written.missing}
         skipped = dict.fromkeys(written.skipped, Problem(State.SKIPPED))
         outcomes = Outcomes(len(operation), problems=missing | skipped, defaults_put=written.defaults_put)
-        if written.skipped and batch.shape.adds and operation.adds_late:
+        if written.skipped and batch.shape.adds and operation.applies_late_changes:
             # The statement skips late entries whole. Each is alone with its key, so they may as well come after it.
             late = operation.with_entries(operation.entries.take(written.skipped))
-            outcomes = outcomes.amended(written.skipped, await self._write_rows(requests, late))
+            outcomes = outcomes.with_retried(written.skipped, await self._write_rows(requests, late))
         return outcomes
 
     def _problem(self, error: psycopg.Error | AdjunctError, *, committing: bool = False) -> Problem:
         """What an error says of entries: a transaction whose commit was not sent had no effect."""
         if isinstance(error, AdjunctError):
             return self.problem_of(error, sent=False)
-        known = translated(error, self._label, self._place)
+        known = translate_error(error, self._label, self._place)
         known.__cause__ = error
         return self.problem_of(known, sent=committing)
 
@@ -308,8 +326,13 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
             return
         codec = requests.codec
         key = {name: requests.casts[name] for name in codec.key}
-        await open_beside(
-            requests.connection, self._label, self.schema, beside(self.table, codec.key), key, create=self.create
+        await open_idempotency_table(
+            requests.connection,
+            self._label,
+            self.schema,
+            idempotency_table_name(self.table, codec.key),
+            key,
+            create=self.create,
         )
         requests.beside_open = True
 
@@ -319,23 +342,23 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         from dagster_adjunct.resources.backends.postgres_statements import Statements
 
         settings = connection_settings(self._label, self.dsn_env, self.connect)
-        self._place = where(settings)
-        connection = await connect(self._label, settings)
+        self._place = format_address(settings)
+        connection = await connect_async(self._label, settings)
         try:
             shape = await read_shape(
                 connection, self._label, self._place, self.schema, self.table, self.key, self._declared
             )
-            codec = RowCodec(self._label, self.key, shape.columns, keep=keep, decode=decode)
+            codec = RowCodec(self._label, self.key, shape.columns, keep=postgres_encoder, decode=postgres_decoder)
             statements = Statements(self.schema, self.table, f"{self.table}__adjunct", codec, shape.casts)
             requests = PostgresRequests(connection, codec, statements, shape.casts)
-            if self.forget_after is not None and is_time_to_forget(
-                f"{self._label} {where(settings)}", self.forget_after
+            if self.forget_after is not None and is_purge_due(
+                f"{self._label} {format_address(settings)}", self.forget_after
             ):
                 await self._open_beside(requests)
                 await requests.forget(self.forget_after)
         except BaseException as error:
             await connection.close()
             if isinstance(error, psycopg.Error):
-                raise translated(error, self._label, self._place) from error
+                raise translate_error(error, self._label, self._place) from error
             raise
         return requests

@@ -119,7 +119,7 @@ def connection_settings(label: str, dsn_env: str | None, keywords: Mapping[str, 
     return dict(settings)
 
 
-def where(settings: Mapping[str, Any]) -> str:
+def format_address(settings: Mapping[str, Any]) -> str:
     """host:port/dbname of a connection, without user or password."""
     if "service" in settings and "host" not in settings:
         return f"service {settings['service']}"
@@ -129,7 +129,7 @@ def where(settings: Mapping[str, Any]) -> str:
     return f"{host}:{port}/{settings.get('dbname') or os.environ.get('PGDATABASE') or user}"
 
 
-async def connect(label: str, settings: Mapping[str, Any]) -> psycopg.AsyncConnection[Any]:
+async def connect_async(label: str, settings: Mapping[str, Any]) -> psycopg.AsyncConnection[Any]:
     """A connection in autocommit mode whose times are UTC.
 
     TableUnavailableError while the server can't be reached, starts, stops or is full, however long that takes;
@@ -140,39 +140,39 @@ async def connect(label: str, settings: Mapping[str, Any]) -> psycopg.AsyncConne
     try:
         connection = await psycopg.AsyncConnection.connect(autocommit=True, **settings)
     except psycopg.Error as error:
-        raise _no_connection(error, label, settings) from None
+        raise _connection_error(error, label, settings) from None
     try:
         await connection.execute("SET TIME ZONE 'UTC'")
     except psycopg.Error as error:
         await connection.close()
-        raise translated(error, label, where(settings)) from error
+        raise translate_error(error, label, format_address(settings)) from error
     return connection
 
 
-def connect_to_change(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[Any]:
+def connect_sync(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[Any]:
     """A connection in autocommit mode whose calls block. Raises as `connect` does."""
     import psycopg
 
     try:
         return psycopg.connect(autocommit=True, **settings)
     except psycopg.Error as error:
-        raise _no_connection(error, label, settings) from None
+        raise _connection_error(error, label, settings) from None
 
 
-def connect_blocking(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[Any]:
+def connect_snapshot(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[Any]:
     """A connection whose transactions read one snapshot and change nothing. Raises as `connect` does."""
     import psycopg
 
-    connection = connect_to_change(label, settings)
+    connection = connect_sync(label, settings)
     connection.autocommit = False
     connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     connection.read_only = True
     return connection
 
 
-def _no_connection(error: psycopg.Error, label: str, settings: Mapping[str, Any]) -> AdjunctError:
-    message = _without_secrets(str(error), settings)
-    place = where(settings)
+def _connection_error(error: psycopg.Error, label: str, settings: Mapping[str, Any]) -> AdjunctError:
+    message = _redact(str(error), settings)
+    place = format_address(settings)
     if any(words in message for words in _FOR_NOW):
         return TableUnavailableError(
             f"{label}: PostgreSQL at {place} takes no connections now ({message}).",
@@ -192,12 +192,12 @@ def _no_connection(error: psycopg.Error, label: str, settings: Mapping[str, Any]
     )
 
 
-def translated(error: psycopg.Error, label: str, place: str) -> AdjunctError:
+def translate_error(error: psycopg.Error, label: str, place: str) -> AdjunctError:
     """`error` as one of Adjunct's: transient where the same transaction may succeed later."""
     import psycopg
 
     state = error.sqlstate or ""
-    message = _said(error)
+    message = _server_message(error)
     lost = isinstance(error, psycopg.InterfaceError) or (
         isinstance(error, psycopg.OperationalError) and error.sqlstate is None
     )
@@ -231,7 +231,7 @@ def translated(error: psycopg.Error, label: str, place: str) -> AdjunctError:
     )
 
 
-def _said(error: psycopg.Error) -> str:
+def _server_message(error: psycopg.Error) -> str:
     """What the server says, in one line, without its details: these quote the whole row, also what nobody sent.
 
     Where other objects need what was to be dropped, they name these.
@@ -242,14 +242,14 @@ def _said(error: psycopg.Error) -> str:
     return " ".join(words.split())
 
 
-def about_data(error: psycopg.Error) -> bool:
+def is_data_error(error: psycopg.Error) -> bool:
     """Whether the server, or the driver, refused the request for values in it; other entries of it may be fine."""
     import psycopg
 
     return isinstance(error, psycopg.DataError | psycopg.IntegrityError) or (error.sqlstate or "").startswith("P0")
 
 
-def _without_secrets(text: str, settings: Mapping[str, Any]) -> str:
+def _redact(text: str, settings: Mapping[str, Any]) -> str:
     for name in _SECRETS:
         secret = str(settings.get(name) or "")
         if secret:
@@ -264,7 +264,7 @@ def _without_secrets(text: str, settings: Mapping[str, Any]) -> str:
 
 
 T = TypeVar("T")
-_LAST_WORD = 1.0  # seconds that a server has for the end of a request that was given up
+_CANCEL_SECONDS = 1.0  # seconds that a server has for the end of a request that was given up
 
 
 class OverConnection(Protocol):
@@ -349,7 +349,7 @@ class Pool(Generic[R]):
             await self._idle.pop().connection.close()
 
 
-async def given_up(requests: OverConnection, request: Awaitable[T]) -> T:
+async def run_cancellable(requests: OverConnection, request: Awaitable[T]) -> T:
     """The answer of a request over this connection; a caller who is cancelled is free after a second.
 
     The driver would wait for the server's word on it, which a dead network never brings.
@@ -361,8 +361,8 @@ async def given_up(requests: OverConnection, request: Awaitable[T]) -> T:
         return await asyncio.shield(under_way)
     except asyncio.CancelledError:
         with suppress(psycopg.Error):
-            await requests.connection.cancel_safe(timeout=_LAST_WORD)  # so that it holds no locks any longer
+            await requests.connection.cancel_safe(timeout=_CANCEL_SECONDS)  # so that it holds no locks any longer
         with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(requests.connection.fileno())) as wire:
             wire.shutdown(socket.SHUT_RDWR)
-        await asyncio.wait([under_way], timeout=_LAST_WORD)
+        await asyncio.wait([under_way], timeout=_CANCEL_SECONDS)
         raise

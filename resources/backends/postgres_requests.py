@@ -11,23 +11,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dagster_adjunct.resources.backends.columns import Column, Kind, check_declared, column_of, not_unique, unequal_keys
-from dagster_adjunct.resources.backends.postgres_values import StagedBatch, array_text
+from dagster_adjunct.resources.backends.columns import (
+    Column,
+    Kind,
+    check_declared_columns,
+    loose_key_error,
+    not_unique_error,
+    parse_column,
+)
+from dagster_adjunct.resources.backends.postgres_values import StagedBatch, format_array
 from dagster_adjunct.resources.backends.write_plan import (
     COLUMNS,
     Applied,
-    Checked,
-    Found,
-    Plan,
     Row,
     RowCodec,
-    check_columns_beside,
+    StoredState,
+    ValidEntries,
+    WritePlan,
+    applied_from_texts,
+    applied_to_texts,
+    check_idempotency_columns,
     check_newest_by,
     columns_to_read,
-    from_texts,
-    must_look,
-    planned,
-    to_texts,
+    needs_read,
+    plan_writes,
 )
 from dagster_adjunct.resources.errors import TableNotFoundError, TableUnavailableError
 from dagster_adjunct.resources.tables.operation import Operation
@@ -41,11 +48,11 @@ _NOTHING: tuple[int, int, list[int]] = (0, 0, [])
 _ROUNDS = 20  # of being overtaken, before the request counts as failed
 
 
-class Overtaken(Exception):
+class ConcurrentChangeError(Exception):
     """Another has begun what this request was about to begin, or forgotten what it was about to keep; start anew."""
 
 
-class _SomeMissing(Exception):
+class _MissingRecordsError(Exception):
     """Updates of a batch with conditions met no record; their marks must not be kept."""
 
 
@@ -78,17 +85,17 @@ class PostgresRequests:
             records[place - 1] = self.codec.read(names, row)
         return records
 
-    async def write(self, operation: Operation[Any], asked: Checked) -> Plan:
+    async def write(self, operation: Operation[Any], asked: ValidEntries) -> WritePlan:
         """Do it all or, on an error, nothing; while `committing`, nobody knows which."""
         self.committing = False
         for _ in range(_ROUNDS):
             try:
                 async with self.connection.transaction():
-                    stored = await self._stored(operation, asked) if must_look(operation) else Found()
-                    plan = planned(self.codec, operation, asked, stored)
+                    stored = await self._stored(operation, asked) if needs_read(operation) else StoredState()
+                    plan = plan_writes(self.codec, operation, asked, stored)
                     await self._write(operation, plan)
                     self.committing = True
-            except Overtaken:
+            except ConcurrentChangeError:
                 continue
             self.committing = False
             return plan
@@ -122,9 +129,9 @@ class PostgresRequests:
                 await cursor.execute(statements.write, batch.constants, binary=True)
                 written, begun, skipped = (await cursor.fetchone() or _NOTHING) if cursor.description else _NOTHING
                 if shape.conditions and not shape.inserts and written + len(skipped) < batch.rows:
-                    raise _SomeMissing
+                    raise _MissingRecordsError
                 self.committing = True
-        except _SomeMissing:
+        except _MissingRecordsError:
             return None
         self.committing = False
         return BatchWritten(missing, skipped, begun)
@@ -133,7 +140,7 @@ class PostgresRequests:
         """Remove what was applied to keys more than these seconds ago; return how many keys' it was."""
         return (await self.connection.execute(self._statements.forget, (older_than,))).rowcount
 
-    async def _stored(self, operation: Operation[Any], asked: Checked) -> Found:
+    async def _stored(self, operation: Operation[Any], asked: ValidEntries) -> StoredState:
         statements, codec, keys = self._statements, self.codec, asked.keys
         arrays = statements.arrays(codec.key, keys)
         applied: dict[Row, Applied] = {}
@@ -142,25 +149,25 @@ class PostgresRequests:
             cursor = await self.connection.execute(statements.applied, arrays)
             newest_by = operation.conditions.newest_by
             for place, *texts in await cursor.fetchall():
-                applied[keys[place - 1]] = from_texts(codec, newest_by, tuple(texts))
+                applied[keys[place - 1]] = applied_from_texts(codec, newest_by, tuple(texts))
             if len(applied) < len(keys):  # forgotten after it was claimed: what is remembered now would get lost
-                raise Overtaken
+                raise ConcurrentChangeError
         names = columns_to_read(operation, asked.entries)
         cursor = await self.connection.execute(statements.lock(names), arrays, binary=True)
         records = {keys[row[0] - 1]: codec.read(names, row[1:]) for row in await cursor.fetchall()}
-        return Found(records, applied)
+        return StoredState(records, applied)
 
-    async def _write(self, operation: Operation[Any], plan: Plan) -> None:
+    async def _write(self, operation: Operation[Any], plan: WritePlan) -> None:
         statements, codec, execute = self._statements, self.codec, self.connection.execute
         if plan.puts:
             await execute(statements.upsert, self._whole(plan.puts))
         if plan.begins:
             begun = await execute(statements.insert, self._whole(plan.begins))
             if begun.rowcount < len(plan.begins):
-                raise Overtaken
+                raise ConcurrentChangeError
         if plan.deletes:
             arrays = statements.arrays(codec.key, list(plan.deletes))
-            if not must_look(operation):
+            if not needs_read(operation):
                 await execute(statements.lock(()), arrays)
             await execute(statements.delete, arrays)
         for group in plan.groups():
@@ -168,10 +175,10 @@ class PostgresRequests:
             await execute(statements.update(group.sets, group.append), statements.arrays(names, group.rows))
         if plan.applied:
             newest_by = operation.conditions.newest_by
-            texts = [(*key, *to_texts(codec, newest_by, applied)) for key, applied in plan.applied.items()]
+            texts = [(*key, *applied_to_texts(codec, newest_by, applied)) for key, applied in plan.applied.items()]
             width = len(codec.key)
             arrays = statements.arrays(codec.key, texts)
-            arrays += [array_text(row[place] for row in texts) for place in range(width, width + 4)]
+            arrays += [format_array(row[place] for row in texts) for place in range(width, width + 4)]
             await execute(statements.remember, arrays)
 
     def _whole(self, records: dict[Row, dict[str, Any]]) -> list[Any]:
@@ -205,7 +212,7 @@ class TableShape:
     casts: Mapping[str, str]
 
 
-async def create_table(
+async def create_postgres_table(
     connection: AsyncConnection[Any], schema: str, table: str, key: Sequence[str], columns: Sequence[Column]
 ) -> None:
     """Make schema and table with `key` as its primary key, unless they are there."""
@@ -266,7 +273,7 @@ async def read_shape(
             table=label,
         )
     names = [name for name, _, _ in rows]
-    check_declared(f"{label} at {place}", names, declared)
+    check_declared_columns(f"{label} at {place}", names, declared)
     cursor = await connection.execute(
         """SELECT array_agg(a.attname::text)
            FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -276,7 +283,7 @@ async def read_shape(
         (schema, table),
     )
     if set(key) not in [set(columns) for (columns,) in await cursor.fetchall()]:
-        raise not_unique(f"{label} at {place}", key)
+        raise not_unique_error(f"{label} at {place}", key)
     cursor = await connection.execute(
         """SELECT a.attname, format_type(a.atttypid, -1), coalesce(o.collisdeterministic, true), o.collname
            FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -286,9 +293,9 @@ async def read_shape(
     )
     for name, type_, exact, collation in await cursor.fetchall():
         if type_ in _UNEQUAL:
-            raise unequal_keys(f"{label} at {place}", name, f"{type_}, {_UNEQUAL[type_]}", "text")
+            raise loose_key_error(f"{label} at {place}", name, f"{type_}, {_UNEQUAL[type_]}", "text")
         if not exact:
-            raise unequal_keys(
+            raise loose_key_error(
                 f"{label} at {place}",
                 name,
                 f"{type_} with the collation {collation}, which is not deterministic",
@@ -296,12 +303,12 @@ async def read_shape(
             )
     wanted = {column.name for column in declared} or set(names)
     return TableShape(
-        tuple(column_of(name, type_) for name, type_, _ in rows if name in wanted),
+        tuple(parse_column(name, type_) for name, type_, _ in rows if name in wanted),
         {name: cast for name, _, cast in rows},
     )
 
 
-async def open_beside(
+async def open_idempotency_table(
     connection: AsyncConnection[Any], label: str, schema: str, beside: str, key: Mapping[str, str], *, create: bool
 ) -> None:
     """Check the table that keeps what was applied to keys, made before if `create` says so; `key`: columns' types.
@@ -325,7 +332,7 @@ async def open_beside(
         (sql.Identifier(schema, beside).as_string(connection),),
     )
     names = [name for (name,) in await cursor.fetchall()]
-    check_columns_beside(label, beside, list(key), names)
+    check_idempotency_columns(label, beside, list(key), names)
 
 
 def _type_of(column: Column) -> Any:

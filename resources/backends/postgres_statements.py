@@ -29,21 +29,21 @@ from dagster_adjunct.resources.backends.postgres_values import (
     TIE,
     TIME,
     StagingShape,
-    array_text,
-    can_be_text,
+    format_array,
+    has_array_text,
 )
 from dagster_adjunct.resources.backends.write_plan import COLUMNS, RowCodec
 
 
-def joined(between: str, parts: Iterable[sql.Composable]) -> Composed:
+def compose_joined(between: str, parts: Iterable[sql.Composable]) -> Composed:
     return sql.SQL(between).join(parts)
 
 
-def listed(names: Sequence[str], table: str | None = None) -> Composed:
-    return sql.SQL(", ").join(identifier(*((table,) if table else ()), name) for name in names)
+def compose_names(names: Sequence[str], table: str | None = None) -> Composed:
+    return sql.SQL(", ").join(compose_identifier(*((table,) if table else ()), name) for name in names)
 
 
-def identifier(*names: str) -> sql.Identifier:
+def compose_identifier(*names: str) -> sql.Identifier:
     # Statements with parameters read a single % as the start of one.
     return sql.Identifier(*(name.replace("%", "%%") for name in names))
 
@@ -96,13 +96,17 @@ class BatchStatements:
         self._parts: dict[str, sql.Composable] = {
             "table": table,
             "beside": beside,
-            "keys": listed(self._key),
-            "names": listed(self._names),
-            "of_b": listed(self._key, "b"),
-            "of_t": listed(self._key, "t"),
-            "of_s": listed(self._key, "s"),
-            "same": joined(" AND ", (sql.SQL("t.{0} = s.{0}").format(identifier(n)) for n in self._key)),
-            "same_beside": joined(" AND ", (sql.SQL("b.{0} = s.{0}").format(identifier(n)) for n in self._key)),
+            "keys": compose_names(self._key),
+            "names": compose_names(self._names),
+            "of_b": compose_names(self._key, "b"),
+            "of_t": compose_names(self._key, "t"),
+            "of_s": compose_names(self._key, "s"),
+            "same": compose_joined(
+                " AND ", (sql.SQL("t.{0} = s.{0}").format(compose_identifier(n)) for n in self._key)
+            ),
+            "same_beside": compose_joined(
+                " AND ", (sql.SQL("b.{0} = s.{0}").format(compose_identifier(n)) for n in self._key)
+            ),
         }
 
     def of(self, shape: StagingShape) -> StagingStatements:
@@ -111,20 +115,23 @@ class BatchStatements:
         staged = [name for name in shape.columns if name in self._names]
         types = {POSITION: "text", SOURCE: "text", TIE: "text", TIME: self._cast(shape.conditions.newest_by)}
         more = (
-            sql.SQL("NULL::{} AS {}").format(sql.SQL(cast), identifier(name))
+            sql.SQL("NULL::{} AS {}").format(sql.SQL(cast), compose_identifier(name))
             for name, cast in types.items()
             if name in shape.columns
         )
         constants = (
-            sql.SQL(", %s::{} AS {}").format(sql.SQL(self._casts[name]), identifier(name)) for name in shape.constants
+            sql.SQL(", %s::{} AS {}").format(sql.SQL(self._casts[name]), compose_identifier(name))
+            for name in shape.constants
         )
         made = partial(
             self._made,
             stage=stage,
-            rows=sql.SQL("(SELECT r.*{} FROM {} AS r)").format(joined("", constants), stage),
-            columns=listed(shape.columns),
-            stage_columns=joined(", ", (sql.SQL("0 AS __place"), *map(identifier, staged), *more)),
-            whole=joined(", ", (identifier("s", n) if n in given else sql.SQL("NULL") for n in self._names)),
+            rows=sql.SQL("(SELECT r.*{} FROM {} AS r)").format(compose_joined("", constants), stage),
+            columns=compose_names(shape.columns),
+            stage_columns=compose_joined(", ", (sql.SQL("0 AS __place"), *map(compose_identifier, staged), *more)),
+            whole=compose_joined(
+                ", ", (compose_identifier("s", n) if n in given else sql.SQL("NULL") for n in self._names)
+            ),
         )
         return StagingStatements(
             stage.as_string(None),
@@ -231,9 +238,9 @@ class BatchStatements:
         newest_by = shape.conditions.newest_by or ""
         texts = bool(newest_by) and self._codec.column(newest_by).kind is Kind.STRING
         return {
-            "newest_by": identifier(newest_by),
+            "newest_by": compose_identifier(newest_by),
             "newest_of": sql.Literal(newest_by.replace("%", "%%")),
-            "time": identifier(TIME if TIME in shape.columns else newest_by),
+            "time": compose_identifier(TIME if TIME in shape.columns else newest_by),
             "cast": sql.SQL(self._cast(newest_by) + (' COLLATE "C"' if texts else "")),
             "collate": sql.SQL('COLLATE "C"' if texts else ""),
         }
@@ -246,17 +253,18 @@ class BatchStatements:
         given = {*shape.columns, *shape.constants}
         changes = [
             sql.SQL("{} = {}").format(
-                identifier(name), identifier(source, name) if name in given or source != "s" else sql.SQL("NULL")
+                compose_identifier(name),
+                compose_identifier(source, name) if name in given or source != "s" else sql.SQL("NULL"),
             )
             for name in self._changed(shape)
         ]
         changes += [
             sql.SQL("{0} = CASE WHEN {1} IS NULL THEN t.{0} ELSE coalesce(t.{0}, 0) + {1} END").format(
-                identifier(name), identifier(source, name)
+                compose_identifier(name), compose_identifier(source, name)
             )
             for name in shape.adds
         ]
-        return joined(", ", changes)
+        return compose_joined(", ", changes)
 
     def _action(self, shape: StagingShape) -> sql.Composable:
         """What a conflict with a record that is there comes to."""
@@ -278,9 +286,9 @@ class Statements:
         self._codec, self._casts = codec, casts
         self._texts = {name for name, column in codec.columns.items() if column.kind in AS_TEXT}
         self._key, self._names = codec.key, codec.names
-        self._table = identifier(schema, table)
+        self._table = compose_identifier(schema, table)
         rest = [name for name in self._names if name not in self._key]
-        changes = joined(", ", (sql.SQL("{0} = excluded.{0}").format(identifier(n)) for n in rest))
+        changes = compose_joined(", ", (sql.SQL("{0} = excluded.{0}").format(compose_identifier(n)) for n in rest))
         action = sql.SQL("UPDATE SET {}").format(changes) if rest else sql.SQL("NOTHING")
         begin = (
             "INSERT INTO {table} AS t ({names}) SELECT {typed} FROM unnest({given}) AS s ({names}) ORDER BY {ordered} "
@@ -291,12 +299,12 @@ class Statements:
         self.select = self._made(
             "SELECT s.__place, {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
             "JOIN {table} AS t ON {same}",
-            found=listed(self._names, "t"),
+            found=compose_names(self._names, "t"),
         )
         self.lock = cache(self._lock)
         self.update = cache(self._update)
-        self._conditions(identifier(schema, beside))
-        self.staging = cache(BatchStatements(self._table, identifier(schema, beside), codec, casts).of)
+        self._conditions(compose_identifier(schema, beside))
+        self.staging = cache(BatchStatements(self._table, compose_identifier(schema, beside), codec, casts).of)
 
     def _conditions(self, beside: sql.Identifier) -> None:
         self.claim = self._made(
@@ -308,21 +316,23 @@ class Statements:
             "SELECT s.__place, {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
             "JOIN {beside} AS t ON {same} ORDER BY {ordered} FOR NO KEY UPDATE OF t",
             beside=beside,
-            found=joined(", ", (sql.SQL("t.{}::text").format(identifier(name)) for name in COLUMNS)),
+            found=compose_joined(", ", (sql.SQL("t.{}::text").format(compose_identifier(name)) for name in COLUMNS)),
         )
         names = (*self._key, *COLUMNS)
         self.remember = self._made(
             "UPDATE {beside} AS t SET {changes}, at = now() FROM unnest({given}) AS s ({all}) WHERE {same}",
             beside=beside,
-            changes=joined(
+            changes=compose_joined(
                 ", ",
                 (
-                    sql.SQL("{0} = s.{0}::{1}").format(identifier(n), sql.SQL("jsonb" if n == "applied" else "text"))
+                    sql.SQL("{0} = s.{0}::{1}").format(
+                        compose_identifier(n), sql.SQL("jsonb" if n == "applied" else "text")
+                    )
                     for n in COLUMNS
                 ),
             ),
-            given=joined(", ", (self._given(self._key), *(sql.SQL("%s::text[]") for _ in COLUMNS))),
-            all=listed(names),
+            given=compose_joined(", ", (self._given(self._key), *(sql.SQL("%s::text[]") for _ in COLUMNS))),
+            all=compose_names(names),
         )
         self.forget = self._made(
             "DELETE FROM {beside} AS t USING (SELECT {keys} FROM {beside} WHERE at < now() - make_interval(secs => %s) "
@@ -334,47 +344,51 @@ class Statements:
         return self._made(
             "SELECT {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
             "JOIN {table} AS t ON {same} ORDER BY {ordered} FOR NO KEY UPDATE OF t",
-            found=joined(", ", (sql.SQL("s.__place"), *(identifier("t", name) for name in read))),
+            found=compose_joined(", ", (sql.SQL("s.__place"), *(compose_identifier("t", name) for name in read))),
         )
 
     def _update(self, sets: tuple[str, ...], append: tuple[str, ...]) -> Composed:
         names = (*sets, *append, *self._key)
-        changes = [sql.SQL("{} = {}").format(identifier(name), self._typed(name)) for name in sets]
+        changes = [sql.SQL("{} = {}").format(compose_identifier(name), self._typed(name)) for name in sets]
         for name in append:
-            appended = sql.SQL("{0} = coalesce(t.{0}, '{{}}') || {1}").format(identifier(name), self._typed(name))
+            appended = sql.SQL("{0} = coalesce(t.{0}, '{{}}') || {1}").format(
+                compose_identifier(name), self._typed(name)
+            )
             changes.append(appended)
         return self._made(
             "UPDATE {table} AS t SET {changes} FROM unnest({given}) AS s ({all}) WHERE {same}",
-            changes=joined(", ", changes),
+            changes=compose_joined(", ", changes),
             given=self._given(names),
-            all=listed(names),
+            all=compose_names(names),
         )
 
     def arrays(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Any]:
         """Rows of these columns as one array a column."""
         columns = self._codec.columns
         kept = zip(names, self._codec.kept(names, rows), strict=True)
-        return [array_text(values) if can_be_text(columns[name]) else values for name, values in kept]
+        return [format_array(values) if has_array_text(columns[name]) else values for name, values in kept]
 
     def _made(self, text: str, **more: sql.Composable) -> Composed:
         known: dict[str, sql.Composable] = {
             "table": self._table,
-            "keys": listed(self._key),
-            "names": listed(self._names),
+            "keys": compose_names(self._key),
+            "names": compose_names(self._names),
             "given_keys": self._given(self._key),
             "given": self._given(self._names),
-            "typed": joined(", ", map(self._typed, self._names)),
-            "typed_keys": listed(self._key, "s"),
-            "same": joined(" AND ", (sql.SQL("t.{0} = s.{0}").format(identifier(n)) for n in self._key)),
-            "ordered": listed(self._key, "s"),
+            "typed": compose_joined(", ", map(self._typed, self._names)),
+            "typed_keys": compose_names(self._key, "s"),
+            "same": compose_joined(
+                " AND ", (sql.SQL("t.{0} = s.{0}").format(compose_identifier(n)) for n in self._key)
+            ),
+            "ordered": compose_names(self._key, "s"),
         }
         return sql.SQL(text).format(**{**known, **more})
 
     def _given(self, names: Sequence[str]) -> Composed:
         # The casts come from the server's catalog, which quotes what needs quoting.
         casts = ("text" if name in self._texts else self._casts[name] for name in names)
-        return joined(", ", (sql.SQL("%s::{}[]").format(sql.SQL(cast)) for cast in casts))
+        return compose_joined(", ", (sql.SQL("%s::{}[]").format(sql.SQL(cast)) for cast in casts))
 
     def _typed(self, name: str) -> Composed:
         cast = sql.SQL("::" + self._casts[name]) if name in self._texts else sql.SQL("")
-        return sql.SQL("{}{}").format(identifier("s", name), cast)
+        return sql.SQL("{}{}").format(compose_identifier("s", name), cast)

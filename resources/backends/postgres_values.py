@@ -76,7 +76,7 @@ class StagedBatch:
         return [place for last, places in self.same_key.items() if last not in present for place in places]
 
 
-def as_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | None:
+def stage_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | None:
     """The operation as a batch, or None where it has to go row by row."""
     entries = operation.entries
     puts = operation.kind is OperationKind.PUT
@@ -95,18 +95,20 @@ def as_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | None:
     if sets is None or adds is None:
         return None
     for name in codec.key:
-        if name in sets and not _same(sets.pop(name), keys[name]):
+        if name in sets and not _is_same(sets.pop(name), keys[name]):
             return None
     defaults = _defaults(codec, entries, keys, sets, adds)
     if defaults is None or any(name in codec.key for name in adds):
         return None
     written = {**keys, **defaults, **sets, **adds}
-    cast = {name: _fitting(codec.columns.get(name), column, adding=name in adds) for name, column in written.items()}
+    cast = {
+        name: _cast_exactly(codec.columns.get(name), column, adding=name in adds) for name, column in written.items()
+    }
     cast |= _marks(codec, entries, operation.conditions, cast)
     if any(column is None for column in cast.values()):
         return None
     constants = {name: cast.pop(name)[0].as_py() for name in defaults if _constant(cast[name])}
-    rows = _one_a_key(cast, codec.key, sets, adds, [name for name in defaults if name not in constants])
+    rows = _merge_by_key(cast, codec.key, sets, adds, [name for name in defaults if name not in constants])
     if rows is None:
         return None
     table, same_key = rows
@@ -143,9 +145,9 @@ def _marks(
         column = None if entries.times is None or entries.times.null_count else entries.times
         kind = codec.columns.get(conditions.newest_by)
         marks[TIE] = _ties(sources, positions)
-        time = column if column is None else _fitting(kind, column, adding=False)
+        time = column if column is None else _cast_exactly(kind, column, adding=False)
         own = written.get(conditions.newest_by)
-        if own is None or time is None or not _same(time, own):
+        if own is None or time is None or not _is_same(time, own):
             marks[TIME] = time
     return marks
 
@@ -188,7 +190,7 @@ def _defaults(
         return None
     defaults = _columns(entries.default_records)
     for name in codec.key:
-        if name in defaults and not _same(defaults.pop(name), keys[name]):
+        if name in defaults and not _is_same(defaults.pop(name), keys[name]):
             return None
     for name, added in adds.items():
         # A begun record then holds what was added, which the one statement for both can also add to an old one.
@@ -210,11 +212,11 @@ def _columns(records: Any) -> dict[str, Any]:
     return dict(zip(names, records.flatten(), strict=True))
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_same(one: Any, other: Any) -> bool:
     return bool(one.equals(other))
 
 
-def _fitting(column: Column | None, array: Any, *, adding: bool) -> Any:
+def _cast_exactly(column: Column | None, array: Any, *, adding: bool) -> Any:
     """The array as its column takes it, or None where single values have to be looked at."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -260,7 +262,7 @@ def _holds_decimals(column: Column, type_: Any) -> bool:
     return digits is None or (type_.scale <= digits[1] and type_.precision - type_.scale <= digits[0] - digits[1])
 
 
-def _one_a_key(
+def _merge_by_key(
     columns: dict[str, Any], key: Sequence[str], sets: dict[str, Any], adds: dict[str, Any], defaults: Sequence[str]
 ) -> tuple[pa.Table, Mapping[int, Sequence[int]] | None] | None:
     """A row for each key, with what its entries come to in their order: last sets, sums, the first default."""
@@ -276,7 +278,7 @@ def _one_a_key(
     groups = keyed.group_by(list(key), use_threads=False).aggregate(wanted)
     if groups.num_rows == count:
         return table, None
-    if any(not _adds_up(columns[name], count) for name in adds):
+    if any(not _is_sum_exact(columns[name], count) for name in adds):
         return None
     last = groups.column(f"{_PLACE}_max").combine_chunks()
     first = groups.column(f"{_PLACE}_min").combine_chunks()
@@ -289,7 +291,7 @@ def _one_a_key(
     return pa.table(merged), {max(same): same for same in places.values()}
 
 
-def _adds_up(column: Any, count: int) -> bool:
+def _is_sum_exact(column: Any, count: int) -> bool:
     """Whether a sum of so many is exact, in whatever order."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -313,28 +315,28 @@ def _csv(table: pa.Table) -> memoryview:
 AS_TEXT = (Kind.JSON, Kind.LIST)
 
 
-def keep(column: Column) -> Callable[[Any], Any] | None:
+def postgres_encoder(column: Column) -> Callable[[Any], Any] | None:
     """The function that brings a checked value into the form that is sent; None where it is that already."""
     if column.kind is Kind.LIST:
-        return array_text
+        return format_array
     return json.dumps if column.kind is Kind.JSON else None
 
 
-def decode(column: Column) -> Callable[[Any], Any] | None:
+def postgres_decoder(column: Column) -> Callable[[Any], Any] | None:
     """The function that brings what was read into its one form; None where it is that already."""
     if column.kind is Kind.LIST:
         assert column.element is not None
-        item = decode(column.element)
+        item = postgres_decoder(column.element)
         return item and (lambda values: [v if v is None else item(v) for v in values])
     return _utc if column.kind is Kind.TIMESTAMP else None
 
 
-def array_text(values: Iterable[Any]) -> str:
+def format_array(values: Iterable[Any]) -> str:
     """A list as the server writes arrays: {1,NULL,"a"}; several times faster than the driver's way."""
     return "{" + ",".join(["NULL" if value is None else _TEXTS[type(value)](value) for value in values]) + "}"
 
 
-def can_be_text(column: Column) -> bool:
+def has_array_text(column: Column) -> bool:
     """Whether the column's values, as they are kept, are of types that `array_text` knows."""
     return column.kind is not Kind.OTHER
 
@@ -376,7 +378,7 @@ def _utc(moment: Any) -> Any:
 # first of every key, then the second, and so on. What is left of keys that come very often goes row by row.
 
 
-def in_waves(operation: Operation[Any]) -> Iterator[tuple[list[int] | None, Operation[Any]]]:
+def split_repeated_keys(operation: Operation[Any]) -> Iterator[tuple[list[int] | None, Operation[Any]]]:
     """The parts of an operation in the order in which they have to be sent, each with its places; None: all of them."""
     entries = operation.entries
     if not operation.conditions or not isinstance(entries, ArrowEntries) or len(entries) < LEAST:
@@ -384,7 +386,7 @@ def in_waves(operation: Operation[Any]) -> Iterator[tuple[list[int] | None, Oper
         return
     import numpy as np
 
-    times = _times_before(entries)
+    times = _count_earlier(entries)
     turn, most = 0, int(times.max())
     while turn <= most:
         chosen = np.flatnonzero(times == turn)
@@ -398,7 +400,7 @@ def in_waves(operation: Operation[Any]) -> Iterator[tuple[list[int] | None, Oper
         turn += 1
 
 
-def _times_before(entries: ArrowEntries) -> np.ndarray[Any, Any]:
+def _count_earlier(entries: ArrowEntries) -> np.ndarray[Any, Any]:
     """For each entry, how many before it have its key."""
     import numpy as np
 

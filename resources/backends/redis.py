@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
-from dagster_adjunct.resources.backends.columns import Kind, declared_column, variable_name
-from dagster_adjunct.resources.backends.redis_script import BEGUN, DONE, MISSING, SKIPPED, script
-from dagster_adjunct.resources.backends.redis_values import NULL, redis_column
+from dagster_adjunct.resources.backends.columns import Kind, check_variable_name, parse_known_column
+from dagster_adjunct.resources.backends.redis_script import BEGUN, DONE, MISSING, SKIPPED, build_script
+from dagster_adjunct.resources.backends.redis_values import NULL, to_redis_column
 from dagster_adjunct.resources.backends.write_plan import CheckedChanges, Key, Record, Row, RowCodec
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import (
@@ -24,8 +24,8 @@ from dagster_adjunct.resources.errors import (
     TableError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables.functions import StoreFunction, as_declared, record_not_found
-from dagster_adjunct.resources.tables.layers import OF_A_STORE, Capabilities
+from dagster_adjunct.resources.tables.functions import StoreFunction, record_not_found_error, reduce_function
+from dagster_adjunct.resources.tables.layers import STORE_CAPABILITIES, Capabilities
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Operation,
@@ -98,7 +98,7 @@ def _parts(label: str, what: str, url: str) -> Any:
     return parts
 
 
-def from_environment(label: str, name: str, what: str) -> str:
+def read_variable(label: str, name: str, what: str) -> str:
     """The value of an environment variable, which must be set."""
     value = os.environ.get(name, "")
     if not value:
@@ -247,14 +247,14 @@ OWN = "adjunct_"  # how fields begin that are no columns
 Packed = tuple[int, bytes]  # how many arguments, and they
 
 
-def bulk(text: bytes) -> bytes:
+def pack_argument(text: bytes) -> bytes:
     """One argument of a command."""
     return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
-def command(*arguments: bytes) -> bytes:
+def pack_command(*arguments: bytes) -> bytes:
     """A whole command."""
-    return b"*%d\r\n%b" % (len(arguments), b"".join(map(bulk, arguments)))
+    return b"*%d\r\n%b" % (len(arguments), b"".join(map(pack_argument, arguments)))
 
 
 class RedisRequests:
@@ -264,10 +264,10 @@ class RedisRequests:
         self, label: str, prefix: str, key: Sequence[str], columns: Mapping[str, str], largest_value: int, horizon: int
     ) -> None:
         self.label, self.largest, self._horizon = label, largest_value, horizon
-        declared = [declared_column(*pair) for pair in columns.items()]
+        declared = [parse_known_column(*pair) for pair in columns.items()]
         self.rows = RowCodec(label, key, declared)
-        self._columns = {column.name: redis_column(column) for column in declared}
-        self._encoders = {name: (bulk(name.encode()), c.encode) for name, c in self._columns.items()}
+        self._columns = {column.name: to_redis_column(column) for column in declared}
+        self._encoders = {name: (pack_argument(name.encode()), c.encode) for name, c in self._columns.items()}
         for name in columns:
             if name.startswith(OWN):
                 raise ConfigurationError(
@@ -285,7 +285,10 @@ class RedisRequests:
         self._prefix = prefix.encode() + b":"
         self._decoders = [(name, c.decode) for name, c in self._columns.items() if name not in self.rows.key]
         asked = [name.encode() for name in (*self.rows.key, *(name for name, _ in self._decoders))]
-        self._get = b"*%d\r\n$5\r\nHMGET\r\n" % (len(asked) + 3), b"".join(map(bulk, [b"adjunct_deleted", *asked]))
+        self._get = (
+            b"*%d\r\n$5\r\nHMGET\r\n" % (len(asked) + 3),
+            b"".join(map(pack_argument, [b"adjunct_deleted", *asked])),
+        )
 
     def name(self, key: Row) -> bytes:
         r"""The name of the record's hash. Of several columns "\" and ":" stand with a "\" before them."""
@@ -298,7 +301,7 @@ class RedisRequests:
 
     def get(self, key: Row) -> bytes:
         head, tail = self._get
-        return head + bulk(self.name(key)) + tail
+        return head + pack_argument(self.name(key)) + tail
 
     def record(self, key: Row, answer: Sequence[bytes | None]) -> dict[str, Any] | None:
         """The record that was read for a key; it has the key's columns, and of the others those that are stored."""
@@ -336,7 +339,9 @@ class RedisRequests:
 
     def settings(self, newest_by: str | None) -> bytes:
         """What the calls of an operation have in common."""
-        return b"".join(map(bulk, ((newest_by or "").encode(), b"%d" % self._horizon, self.rows.key[0].encode())))
+        return b"".join(
+            map(pack_argument, ((newest_by or "").encode(), b"%d" % self._horizon, self.rows.key[0].encode()))
+        )
 
     def entry(self, operation: Operation[Any], place: int, key: Row, used: set[str]) -> Packed:
         """The arguments of one entry; what its script has to be able to do is added to `used`."""
@@ -354,7 +359,7 @@ class RedisRequests:
         if not operation.conditions:
             return count + 1, own
         conditions = self._conditions(operation, place)
-        return count + 1 + len(conditions), b"".join(map(bulk, conditions)) + own
+        return count + 1 + len(conditions), b"".join(map(pack_argument, conditions)) + own
 
     def _conditions(self, operation: Operation[Any], place: int) -> list[bytes]:
         entries, conditions = operation.entries, operation.conditions
@@ -460,7 +465,7 @@ class RedisRequests:
         return text
 
 
-def script_call(digest: bytes, settings: bytes, name: bytes, entries: Sequence[Packed]) -> bytes:
+def pack_script_call(digest: bytes, settings: bytes, name: bytes, entries: Sequence[Packed]) -> bytes:
     """The call of a script for one key."""
     if len(entries) == 1:
         count, packed = entries[0]
@@ -533,7 +538,7 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
             )
         for name in ("url_env", "password_env"):
             if getattr(self, name) is not None:
-                variable_name(name, getattr(self, name), label=self._label)
+                check_variable_name(name, getattr(self, name), label=self._label)
         check_url(self._label, url, url_env)
         check_seconds(timeout, f"{self._label} has timeout={timeout!r}", argument="timeout")
         numbers = {"connections": connections, "largest_value": largest_value}
@@ -565,11 +570,11 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
         return declared | {name: getattr(self, name) for name in names}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return as_declared(self, RedisTable, RedisTable.to_dict(self))
+        return reduce_function(self, RedisTable, RedisTable.to_dict(self))
 
     @property
     def capabilities(self) -> Capabilities:
-        return OF_A_STORE
+        return STORE_CAPABILITIES
 
     def column_types(self) -> dict[str, str]:
         return dict(self.columns)
@@ -625,9 +630,9 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
                 by_name.setdefault(requests.name(row), []).append((place, packed))
             except AdjunctError as error:
                 problems[place] = Problem(State.REFUSED, error)
-        digest, text = script(operation.kind, compares, conditions.idempotent, frozenset(used))
+        digest, text = build_script(operation.kind, compares, conditions.idempotent, frozenset(used))
         settings = requests.settings(conditions.newest_by)
-        commands = [script_call(digest, settings, name, [p for _, p in own]) for name, own in by_name.items()]
+        commands = [pack_script_call(digest, settings, name, [p for _, p in own]) for name, own in by_name.items()]
         begun = 0
         for own, answer in zip(by_name.values(), await self._called(commands, text), strict=True):
             if answer == DONE:
@@ -649,7 +654,7 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
         if answer == SKIPPED:
             return Problem(State.SKIPPED)
         if answer == MISSING:
-            return Problem(State.MISSING, record_not_found([key], self._label))
+            return Problem(State.MISSING, record_not_found_error([key], self._label))
         refused = TableError(
             f"{self._label}: the entry for {key!r} was refused: {answer.decode(errors='replace')}.",
             "Correct the update, the record or the column's type.",
@@ -664,17 +669,17 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
         again = [place for place, answer in enumerate(answers) if answer is NO_SCRIPT]
         if again:
             loaded, *rest = await server.ask(
-                [command(b"SCRIPT", b"LOAD", script), *(commands[place] for place in again)]
+                [pack_command(b"SCRIPT", b"LOAD", script), *(commands[place] for place in again)]
             )
             for place, answer in zip(again, rest, strict=True):
                 answers[place] = loaded if answer is NO_SCRIPT else answer
         return answers
 
     def _server(self) -> RedisServer:
-        url = self.url if self.url_env is None else from_environment(self._label, self.url_env, "URL")
+        url = self.url if self.url_env is None else read_variable(self._label, self.url_env, "URL")
         password = None
         if self.password_env is not None:
-            password = from_environment(self._label, self.password_env, "password")
+            password = read_variable(self._label, self.password_env, "password")
         assert url is not None
         return RedisServer(
             self._label,

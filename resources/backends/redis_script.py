@@ -81,7 +81,7 @@ _WHOLE = (OperationKind.PUT, OperationKind.PUT_IF_ABSENT)
 
 
 @cache
-def script(kind: OperationKind, compares: str, marked: bool, changes: frozenset[str]) -> tuple[bytes, bytes]:
+def build_script(kind: OperationKind, compares: str, marked: bool, changes: frozenset[str]) -> tuple[bytes, bytes]:
     """The digest and the text of the script for such entries.
 
     `compares`: how times are compared ("n" digits, "f" doubles, "b" bytes, "-": there are none); `marked`: entries
@@ -91,7 +91,7 @@ def script(kind: OperationKind, compares: str, marked: bool, changes: frozenset[
     changing = bool(changes - {"default"})
     refuses = changing or compares in ("n", "f")
     looks = kind is not OperationKind.PUT or timed or marked
-    adds_late = timed and marked and bool({"add", "append"} & changes)  # `Operation.adds_late`
+    adds_late = timed and marked and bool({"add", "append"} & changes)  # `Operation.applies_late_changes`
     parts = [
         (_PRELUDE, True),
         (_REFUSE, refuses),

@@ -53,7 +53,7 @@ class RedisColumn:
         return self.kind is not Kind.DECIMAL or bool(self.most)
 
 
-def redis_column(column: Column) -> RedisColumn:
+def to_redis_column(column: Column) -> RedisColumn:
     """How a declared column is stored."""
     if column.kind is Kind.INTEGER:
         most = 2 ** (integer_bits(column) - 1) - 1
@@ -80,7 +80,7 @@ def _items(element: Column) -> tuple[Callable[[Any], Any] | None, Callable[[Any]
         return None, lambda given: given
     if element.kind is Kind.FLOAT:
         return None, float
-    stored = redis_column(element)
+    stored = to_redis_column(element)
     return lambda value: stored.encode(value).decode(), lambda given: stored.decode(given.encode())
 
 

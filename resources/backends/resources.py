@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from dagster import ConfigurableResource, EnvVar
 from pydantic import Field
 
-from dagster_adjunct.resources.backends.columns import variable_name
+from dagster_adjunct.resources.backends.columns import check_variable_name
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
 from dagster_adjunct.resources.backends.http import HttpTable
 from dagster_adjunct.resources.backends.postgres import PostgresTable
@@ -38,11 +38,11 @@ class TableResource(ConfigurableResource):  # type: ignore[type-arg]
         for field in self.variables:
             given = settings.get(field)
             if isinstance(given, Mapping):
-                settings[field] = {name: variable(f"{field}[{name!r}]", value) for name, value in given.items()}
+                settings[field] = {name: resolve_variable(f"{field}[{name!r}]", value) for name, value in given.items()}
             elif isinstance(given, Sequence) and not isinstance(given, str):
-                settings[field] = [variable(field, value) for value in given]
+                settings[field] = [resolve_variable(field, value) for value in given]
             elif given is not None:
-                settings[field] = variable(field, given)
+                settings[field] = resolve_variable(field, given)
         if isinstance(settings.get("key"), str):
             settings["key"] = [settings["key"]]
         super().__init__(**settings)
@@ -189,8 +189,8 @@ class HttpTableResource(TableResource):
         )
 
 
-def variable(field: str, value: object) -> object:
+def resolve_variable(field: str, value: object) -> object:
     """Return the name of an environment variable that was given as such, or as its name. Never tells another value."""
     if isinstance(value, EnvVar):
         return "".join(value)  # as plain text, or Dagster would put the variable's value in its place
-    return None if value is None else variable_name(field, value, 'EnvVar("NAME")')
+    return None if value is None else check_variable_name(field, value, 'EnvVar("NAME")')

@@ -19,33 +19,33 @@ from typing import Any, ClassVar, TypeVar
 from dagster_adjunct.resources.backends.columns import (
     Column,
     Kind,
-    check_declared,
+    check_declared_columns,
     check_identifier,
-    column_of,
-    declared_column,
-    is_time_to_forget,
-    not_unique,
-    unequal_keys,
+    is_purge_due,
+    loose_key_error,
+    not_unique_error,
+    parse_column,
+    parse_known_column,
 )
 from dagster_adjunct.resources.backends.write_plan import (
     COLUMNS,
     Applied,
-    Checked,
-    Found,
-    Halving,
+    BisectRejected,
     Key,
-    Plan,
     Record,
     Row,
     RowCodec,
-    beside,
-    check_columns_beside,
-    checked,
+    StoredState,
+    ValidEntries,
+    WritePlan,
+    applied_from_texts,
+    applied_to_texts,
+    check_idempotency_columns,
     columns_to_read,
-    from_texts,
-    must_look,
-    planned,
-    to_texts,
+    idempotency_table_name,
+    needs_read,
+    plan_writes,
+    validate_entries,
 )
 from dagster_adjunct.resources.common import check_seconds
 from dagster_adjunct.resources.errors import (
@@ -56,8 +56,8 @@ from dagster_adjunct.resources.errors import (
     TableNotFoundError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables.functions import StoreFunction, as_declared
-from dagster_adjunct.resources.tables.layers import OF_A_STORE, Capabilities
+from dagster_adjunct.resources.tables.functions import StoreFunction, reduce_function
+from dagster_adjunct.resources.tables.layers import STORE_CAPABILITIES, Capabilities
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Operation,
@@ -82,11 +82,13 @@ _TYPES = {
 }
 
 
-def create_table(connection: sqlite3.Connection, table: str, key: Sequence[str], columns: Sequence[Column]) -> None:
+def create_sqlite_table(
+    connection: sqlite3.Connection, table: str, key: Sequence[str], columns: Sequence[Column]
+) -> None:
     """Make the table with `key` as its primary key, unless there is one of that name."""
-    parts = [f"{quoted(c.name)} {_type_of(c)}" + (" NOT NULL" if c.name in key else "") for c in columns]
-    parts.append(f"PRIMARY KEY ({listed(key)})")
-    connection.execute(f"CREATE TABLE IF NOT EXISTS {quoted(table)} ({', '.join(parts)})")
+    parts = [f"{quote_sqlite_name(c.name)} {_type_of(c)}" + (" NOT NULL" if c.name in key else "") for c in columns]
+    parts.append(f"PRIMARY KEY ({quote_sqlite_names(key)})")
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {quote_sqlite_name(table)} ({', '.join(parts)})")
 
 
 def has_table(connection: sqlite3.Connection, table: str) -> bool:
@@ -94,18 +96,18 @@ def has_table(connection: sqlite3.Connection, table: str) -> bool:
     return bool(connection.execute("SELECT count(*) FROM pragma_table_info(?)", (table,)).fetchone()[0])
 
 
-def create_beside(connection: sqlite3.Connection, beside: str, key: Sequence[Column]) -> None:
+def create_idempotency_table(connection: sqlite3.Connection, beside: str, key: Sequence[Column]) -> None:
     """Make the table that keeps what was applied to keys, unless it is there."""
-    parts = [f"{quoted(c.name)} {_type_of(c)} NOT NULL" for c in key]
+    parts = [f"{quote_sqlite_name(c.name)} {_type_of(c)} NOT NULL" for c in key]
     parts += [f"{name} TEXT" for name in COLUMNS]
-    parts += ["at REAL NOT NULL", f"PRIMARY KEY ({listed([c.name for c in key])})"]
-    connection.execute(f"CREATE TABLE IF NOT EXISTS {quoted(beside)} ({', '.join(parts)}) WITHOUT ROWID")
+    parts += ["at REAL NOT NULL", f"PRIMARY KEY ({quote_sqlite_names([c.name for c in key])})"]
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {quote_sqlite_name(beside)} ({', '.join(parts)}) WITHOUT ROWID")
 
 
-def check_beside(connection: sqlite3.Connection, label: str, beside: str, key: Sequence[str]) -> None:
+def check_idempotency_table(connection: sqlite3.Connection, label: str, beside: str, key: Sequence[str]) -> None:
     """TableAccessError where the table that keeps what was applied to keys is missing or another."""
     names = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (beside,))]
-    check_columns_beside(label, beside, list(key), names)
+    check_idempotency_columns(label, beside, list(key), names)
 
 
 def read_columns(
@@ -125,19 +127,23 @@ def read_columns(
             f"{label}: the file has no such table.", "Correct the name, or declare it with create=True.", table=label
         )
     names, types = [name for name, _, _ in info], {name: type_ for name, type_, _ in info}
-    check_declared(label, names, declared)
-    if set(key) not in _unique(connection, table, info):
-        raise not_unique(label, key)
+    check_declared_columns(label, names, declared)
+    if set(key) not in _unique_column_sets(connection, table, info):
+        raise not_unique_error(label, key)
     for name in key:
         if _compares_loosely(connection, table, name):
-            raise unequal_keys(label, name, "compared by a collation of its own", "one of COLLATE BINARY")
+            raise loose_key_error(label, name, "compared by a collation of its own", "one of COLLATE BINARY")
     for column in declared:
         if column.name in key and column.kind is Kind.STRING and _is_number(types[column.name]):
-            raise unequal_keys(label, column.name, f"{types[column.name]}, where '01' and '1' are one number", "TEXT")
-    return tuple(column_of(name, type_) for name, type_, _ in info)
+            raise loose_key_error(
+                label, column.name, f"{types[column.name]}, where '01' and '1' are one number", "TEXT"
+            )
+    return tuple(parse_column(name, type_) for name, type_, _ in info)
 
 
-def _unique(connection: sqlite3.Connection, table: str, info: Sequence[tuple[str, str, int]]) -> list[set[str]]:
+def _unique_column_sets(
+    connection: sqlite3.Connection, table: str, info: Sequence[tuple[str, str, int]]
+) -> list[set[str]]:
     """The sets of columns that are unique by their bytes, or as the number of a row."""
     unique_sets = []
     primary = [(name, type_) for name, type_, place in info if place]
@@ -156,7 +162,7 @@ def _unique(connection: sqlite3.Connection, table: str, info: Sequence[tuple[str
 def _compares_loosely(connection: sqlite3.Connection, table: str, name: str) -> bool:
     """Whether a column has texts equal that differ in case or in blanks at the end: no pragma tells its collation."""
     # A union has the collation of its first part.
-    of_column = f"SELECT {quoted(name)} AS k FROM {quoted(table)} WHERE 0 UNION ALL SELECT 'a'"
+    of_column = f"SELECT {quote_sqlite_name(name)} AS k FROM {quote_sqlite_name(table)} WHERE 0 UNION ALL SELECT 'a'"
     (loosely,) = connection.execute(f"SELECT EXISTS (SELECT 1 FROM ({of_column}) WHERE k = 'A' OR k = 'a ')").fetchone()
     return bool(loosely)
 
@@ -169,14 +175,14 @@ def _is_number(declared: str) -> bool:
     return bool(upper) and not any(word in upper for word in ("CHAR", "CLOB", "TEXT", "BLOB"))
 
 
-def quoted(name: str) -> str:
+def quote_sqlite_name(name: str) -> str:
     """`name` as an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def listed(names: Sequence[str]) -> str:
+def quote_sqlite_names(names: Sequence[str]) -> str:
     """Names as SQL identifiers, with commas."""
-    return ", ".join(map(quoted, names))
+    return ", ".join(map(quote_sqlite_name, names))
 
 
 def _type_of(column: Column) -> str:
@@ -192,24 +198,24 @@ class SqliteRequests:
     def __init__(self, connection: sqlite3.Connection, codec: RowCodec, table: str, *, create: bool) -> None:
         self.connection, self.codec = connection, codec
         self._name, self._create = table, create
-        self._table = quoted(table)
-        self._is_key = " AND ".join(f"{quoted(name)} = ?" for name in codec.key)
+        self._table = quote_sqlite_name(table)
+        self._is_key = " AND ".join(f"{quote_sqlite_name(name)} = ?" for name in codec.key)
         self._beside: str | None = None
 
     def get(self, keys: Sequence[Row]) -> list[dict[str, Any] | None]:
         """The record of each key."""
-        with transaction(self.connection, "DEFERRED"):
+        with sqlite_transaction(self.connection, "DEFERRED"):
             return [self._record(self.codec.names, key) for key in self._kept_keys(keys)]
 
-    def write(self, operation: Operation[Any], asked: Checked) -> Plan:
+    def write(self, operation: Operation[Any], asked: ValidEntries) -> WritePlan:
         """Do it all or, on an error, nothing."""
         codec = self.codec
         if operation.conditions:
             self._open_beside()
-        with transaction(self.connection, "IMMEDIATE"):
+        with sqlite_transaction(self.connection, "IMMEDIATE"):
             # The write lock is held from here on, so what is found stays true until the commit.
-            stored = self._found(operation, asked) if must_look(operation) else Found()
-            plan = planned(codec, operation, asked, stored)
+            stored = self._found(operation, asked) if needs_read(operation) else StoredState()
+            plan = plan_writes(codec, operation, asked, stored)
             self._write(plan)
             self._remember(operation, plan)
         return plan
@@ -218,16 +224,16 @@ class SqliteRequests:
         """Remove what was applied to keys more than these seconds ago; return how many keys' it was."""
         self._open_beside()
         assert self._beside is not None
-        with transaction(self.connection, "IMMEDIATE"):
+        with sqlite_transaction(self.connection, "IMMEDIATE"):
             horizon = time.time() - older_than
             return self.connection.execute(f"DELETE FROM {self._beside} WHERE at < ?", (horizon,)).rowcount
 
     def _record(self, names: Sequence[str], key: Sequence[Any]) -> dict[str, Any] | None:
-        query = f"SELECT {listed(names) if names else 1} FROM {self._table} WHERE {self._is_key}"
+        query = f"SELECT {quote_sqlite_names(names) if names else 1} FROM {self._table} WHERE {self._is_key}"
         row = self.connection.execute(query, key).fetchone()
         return None if row is None else self.codec.read(names, row[: len(names)])
 
-    def _found(self, operation: Operation[Any], asked: Checked) -> Found:
+    def _found(self, operation: Operation[Any], asked: ValidEntries) -> StoredState:
         names, newest_by = columns_to_read(operation, asked.entries), operation.conditions.newest_by
         keys = asked.keys
         records: dict[Row, dict[str, Any]] = {}
@@ -237,13 +243,13 @@ class SqliteRequests:
             if record is not None:
                 records[key] = record
             if operation.conditions:
-                query = f"SELECT {listed(COLUMNS)} FROM {self._beside} WHERE {self._is_key}"
+                query = f"SELECT {quote_sqlite_names(COLUMNS)} FROM {self._beside} WHERE {self._is_key}"
                 texts = self.connection.execute(query, kept).fetchone()
                 if texts is not None:
-                    applied[key] = from_texts(self.codec, newest_by, texts)
-        return Found(records, applied)
+                    applied[key] = applied_from_texts(self.codec, newest_by, texts)
+        return StoredState(records, applied)
 
-    def _write(self, plan: Plan) -> None:
+    def _write(self, plan: WritePlan) -> None:
         codec, run = self.codec, self.connection.executemany
         for records in (plan.puts, plan.begins):
             if records:
@@ -252,30 +258,32 @@ class SqliteRequests:
         if plan.deletes:
             run(f"DELETE FROM {self._table} WHERE {self._is_key}", self._kept_keys(list(plan.deletes)))
         for group in plan.groups():
-            changes = [f"{quoted(name)} = ?" for name in group.sets]
-            changes += [f"{quoted(name)} = adjunct_appended({quoted(name)}, ?)" for name in group.append]
+            changes = [f"{quote_sqlite_name(name)} = ?" for name in group.sets]
+            changes += [
+                f"{quote_sqlite_name(name)} = adjunct_appended({quote_sqlite_name(name)}, ?)" for name in group.append
+            ]
             names = (*group.sets, *group.append, *codec.key)
             run(
                 f"UPDATE {self._table} SET {', '.join(changes)} WHERE {self._is_key}",
                 self._rows(names, group.rows),
             )
 
-    def _remember(self, operation: Operation[Any], plan: Plan) -> None:
+    def _remember(self, operation: Operation[Any], plan: WritePlan) -> None:
         if not plan.applied:
             return
         assert self._beside is not None
         now, newest_by = time.time(), operation.conditions.newest_by
         keys = self._kept_keys(list(plan.applied))
-        texts = [to_texts(self.codec, newest_by, applied) for applied in plan.applied.values()]
+        texts = [applied_to_texts(self.codec, newest_by, applied) for applied in plan.applied.values()]
         rows = [(*key, *text, now) for key, text in zip(keys, texts, strict=True)]
         self.connection.executemany(self._upsert(self._beside, (*self.codec.key, *COLUMNS, "at")), rows)
 
     def _upsert(self, table: str, names: Sequence[str]) -> str:
         rest = [name for name in names if name not in self.codec.key]
-        changes = ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in rest)
+        changes = ", ".join(f"{quote_sqlite_name(name)} = excluded.{quote_sqlite_name(name)}" for name in rest)
         return (
-            f"INSERT INTO {table} ({listed(names)}) VALUES ({', '.join('?' * len(names))}) "
-            f"ON CONFLICT ({listed(self.codec.key)}) DO {f'UPDATE SET {changes}' if rest else 'NOTHING'}"
+            f"INSERT INTO {table} ({quote_sqlite_names(names)}) VALUES ({', '.join('?' * len(names))}) "
+            f"ON CONFLICT ({quote_sqlite_names(self.codec.key)}) DO {f'UPDATE SET {changes}' if rest else 'NOTHING'}"
         )
 
     def _rows(self, names: Sequence[str], rows: Sequence[Row]) -> list[Row]:
@@ -288,20 +296,20 @@ class SqliteRequests:
         if self._beside is not None:
             return
         codec = self.codec
-        name = beside(self._name, [part.lower() for part in codec.key])  # as SQLite compares names
+        name = idempotency_table_name(self._name, [part.lower() for part in codec.key])  # as SQLite compares names
         if self._create:
-            with transaction(self.connection, "IMMEDIATE"):
-                create_beside(self.connection, name, [codec.columns[part] for part in codec.key])
-        check_beside(self.connection, codec.table, name, codec.key)
-        self._beside = quoted(name)
+            with sqlite_transaction(self.connection, "IMMEDIATE"):
+                create_idempotency_table(self.connection, name, [codec.columns[part] for part in codec.key])
+        check_idempotency_table(self.connection, codec.table, name, codec.key)
+        self._beside = quote_sqlite_name(name)
 
 
-class CommitFailed(Exception):
+class CommitFailedError(Exception):
     """An error of the commit itself, after which nobody knows what is stored; its cause says which."""
 
 
 @contextmanager
-def transaction(connection: sqlite3.Connection, kind: str) -> Iterator[None]:
+def sqlite_transaction(connection: sqlite3.Connection, kind: str) -> Iterator[None]:
     """BEGIN and COMMIT, or ROLLBACK after an error."""
     connection.execute(f"BEGIN {kind}")
     try:
@@ -310,7 +318,7 @@ def transaction(connection: sqlite3.Connection, kind: str) -> Iterator[None]:
             connection.execute("COMMIT")
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR:
-                raise CommitFailed from error
+                raise CommitFailedError from error
             raise
     except BaseException:
         if connection.in_transaction:
@@ -329,27 +337,27 @@ def transaction(connection: sqlite3.Connection, kind: str) -> Iterator[None]:
 #     json, lists  text, as JSON; what is in a list as above
 
 
-def keep(column: Column) -> Callable[[Any], Any] | None:
+def sqlite_encoder(column: Column) -> Callable[[Any], Any] | None:
     """The function that brings a checked value into the form that SQLite keeps; None where it is that already."""
     if column.kind is Kind.LIST:
         assert column.element is not None
-        item = keep(column.element)
+        item = sqlite_encoder(column.element)
         return json.dumps if item is None else lambda values: json.dumps([v if v is None else item(v) for v in values])
     return _KEEP.get(column.kind)
 
 
-def decode(column: Column) -> Callable[[Any], Any] | None:
+def sqlite_decoder(column: Column) -> Callable[[Any], Any] | None:
     """The function that brings what SQLite keeps back; None where it is as it was."""
     if column.kind is Kind.LIST:
         assert column.element is not None
-        item = decode(column.element)
+        item = sqlite_decoder(column.element)
         if item is None:
             return json.loads
         return lambda text: [v if v is None else item(v) for v in json.loads(text)]
     return _DECODE.get(column.kind)
 
 
-def appended(old: str | None, new: str) -> str:
+def append_json_lists(old: str | None, new: str) -> str:
     """Two lists as JSON, one after the other; SQLite calls it."""
     return new if old is None else json.dumps([*json.loads(old), *json.loads(new)])
 
@@ -464,7 +472,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         what = f"SQLite table {table!r} has"
         check_seconds(busy_timeout, f"{what} busy_timeout={busy_timeout!r}", argument="busy_timeout", zero=True)
         check_seconds(forget_after, f"{what} forget_after={forget_after!r}", argument="forget_after", none=True)
-        self._declared = tuple(declared_column(*pair) for pair in (self.columns or {}).items())
+        self._declared = tuple(parse_known_column(*pair) for pair in (self.columns or {}).items())
         self._label = f"SQLite table {table!r} in {self.path}"
         self._open: PerLoop[_OpenConnection] = PerLoop(partial(_OpenConnection, f"sqlite-{table}"), _OpenConnection.end)
 
@@ -484,11 +492,11 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return as_declared(self, SqliteTable, SqliteTable.to_dict(self))
+        return reduce_function(self, SqliteTable, SqliteTable.to_dict(self))
 
     @property
     def capabilities(self) -> Capabilities:
-        return OF_A_STORE
+        return STORE_CAPABILITIES
 
     def column_types(self) -> dict[str, str] | None:
         return None if self.columns is None else dict(self.columns)
@@ -547,7 +555,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
             return Outcomes.all(count, self._problem(error))
         if requests is None:
             return Outcomes(count, [None] * count)
-        asked = checked(requests.codec, operation)
+        asked = validate_entries(requests.codec, operation)
         try:
             stored = requests.get([entry.key for entry in asked.entries])
         except sqlite3.Error as error:
@@ -563,18 +571,18 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
             requests = self._live(mine, make=self.create)
         except (sqlite3.Error, AdjunctError) as error:
             return Outcomes.all(count, self._problem(error))
-        halving = Halving(checked(requests.codec, operation))
+        halving = BisectRejected(validate_entries(requests.codec, operation))
         while (part := halving.next()) is not None:
             try:
                 halving.done(requests.write(operation, part))
-            except (sqlite3.Error, AdjunctError, CommitFailed) as error:
+            except (sqlite3.Error, AdjunctError, CommitFailedError) as error:
                 by_data = isinstance(error, sqlite3.IntegrityError | sqlite3.DataError)
                 halving.failed(self._problem(error), by_data=by_data)
         return Outcomes(count, problems=halving.problems, defaults_put=halving.defaults_put)
 
     def _problem(self, error: Exception) -> Problem:
         """What an error says of the entries; whatever was begun is rolled back, so they may be sent again."""
-        if isinstance(error, CommitFailed):
+        if isinstance(error, CommitFailedError):
             cause = error.__cause__
             assert isinstance(cause, sqlite3.Error)
             return Problem(State.UNKNOWN, self._chained(cause))
@@ -620,15 +628,15 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
             # The batch that a write belongs to is committed after it, so the write must be on the disk.
             connection.execute("PRAGMA synchronous = FULL")
             if make:
-                with transaction(connection, "IMMEDIATE"):
-                    create_table(connection, self.table, self.key, self._declared)
-            connection.create_function("adjunct_appended", 2, appended, deterministic=True)
+                with sqlite_transaction(connection, "IMMEDIATE"):
+                    create_sqlite_table(connection, self.table, self.key, self._declared)
+            connection.create_function("adjunct_appended", 2, append_json_lists, deterministic=True)
             stored = read_columns(connection, self._label, self.table, self.key, self._declared)
             columns: Sequence[Column] = self._declared or stored
             bits = None if self._declared else 64  # "INTEGER", as a file says it, is any
-            codec = RowCodec(self._label, self.key, columns, bits=bits, keep=keep, decode=decode)
+            codec = RowCodec(self._label, self.key, columns, bits=bits, keep=sqlite_encoder, decode=sqlite_decoder)
             requests = SqliteRequests(connection, codec, self.table, create=self.create)
-            if self.forget_after is not None and is_time_to_forget(self._label, self.forget_after):
+            if self.forget_after is not None and is_purge_due(self._label, self.forget_after):
                 requests.forget(self.forget_after)
         except BaseException:
             connection.close()
@@ -642,13 +650,13 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         return self._live(mine, make=False)
 
     def _live(self, mine: _OpenConnection, *, make: bool) -> SqliteRequests:
-        if mine.live is not None and mine.file != _identity(self.path):
+        if mine.live is not None and mine.file != _file_identity(self.path):
             # It would live on for this connection alone, and what is written be lost with it.
             mine.close()
             make = False
         if mine.live is None:
             mine.live = self._connect(make=make)
-            mine.file = _identity(self.path)
+            mine.file = _file_identity(self.path)
         return mine.live
 
     def _translated(self, error: sqlite3.Error) -> Exception:
@@ -670,7 +678,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         )
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def _file_identity(path: str) -> tuple[int, int] | None:
     """Which file has the path; None where there is none."""
     try:
         status = os.stat(path)  # noqa: PTH116 - it is asked for each request, and a Path takes thrice as long

@@ -13,10 +13,10 @@ from datetime import date, datetime
 from decimal import Context, Decimal
 from typing import Any, NamedTuple
 
-from dagster_adjunct.resources.backends.columns import Column, Kind, checker_of
+from dagster_adjunct.resources.backends.columns import Column, Kind, make_checker
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableAccessError
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
-from dagster_adjunct.resources.tables.functions import record_not_found
+from dagster_adjunct.resources.tables.functions import record_not_found_error
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Conditions,
@@ -25,9 +25,9 @@ from dagster_adjunct.resources.tables.operation import (
     OperationKind,
     Problem,
     State,
-    changes_of,
-    in_own_order,
-    no_key,
+    key_length_error,
+    key_reorderer,
+    to_changes,
 )
 
 # Between records (mappings) and rows (tuples of values): what is checked, and in which form it is kept.
@@ -89,7 +89,7 @@ class RowCodec:
                     "Use columns of single values as the key.",
                     column=name,
                 )
-        self._check = {c.name: checker_of(c, bits) for c in columns}
+        self._check = {c.name: make_checker(c, bits) for c in columns}
         self._keep = {c.name: keep(c) for c in columns}
         self._decode = {c.name: decode(c) for c in columns}
 
@@ -100,7 +100,7 @@ class RowCodec:
 
     def keys_by(self, names: Sequence[str]) -> Callable[[Key], Row]:
         """The function that checks a key whose parts have these names, in this order; none: the store's own order."""
-        ordered = in_own_order(self.table, self.key, names)
+        ordered = key_reorderer(self.table, self.key, names)
         return self.key_row if ordered is None else lambda key: self.key_row(ordered(key))
 
     def key_row(self, key: Key) -> Row:
@@ -110,7 +110,7 @@ class RowCodec:
         elif isinstance(key, tuple) and len(key) == len(self.key):
             row = tuple(map(self.checked, self.key, key))
         else:
-            raise no_key(self.table, key, self.key)
+            raise key_length_error(self.table, key, self.key)
         if None in row:
             raise SchemaMismatchError(
                 f"{self.table} got {key!r} as a key; {' and '.join(self.key)} must not be null.",
@@ -129,7 +129,7 @@ class RowCodec:
         """What the update does, checked; the key's columns may be set to what they are."""
         if not isinstance(update, Changes):
             return CheckedChanges(self._without_key(key, self._fields(update), update), {}, {})
-        changes = changes_of(update)
+        changes = to_changes(update)
         sets = self._without_key(key, self._fields(changes.set), changes.set)
         add = {name: self._added(name, value) for name, value in changes.add.items() if value is not None}
         append = {name: self._appended(name, value) for name, value in changes.append.items() if value is not None}
@@ -279,7 +279,7 @@ _READ: dict[Kind, Any] = {
 _WRITTEN: dict[Kind, Any] = {Kind.STRING: str, Kind.INTEGER: str, Kind.DECIMAL: str, Kind.FLOAT: repr}
 
 
-def beside(table: str, key: Sequence[str]) -> str:
+def idempotency_table_name(table: str, key: Sequence[str]) -> str:
     """The name of the table that keeps it, by the columns `key`."""
     name = f"{table}__adjunct"
     if len(name.encode()) > 63:
@@ -299,7 +299,7 @@ def beside(table: str, key: Sequence[str]) -> str:
     return name
 
 
-def check_columns_beside(label: str, beside: str, key: Sequence[str], names: Sequence[str]) -> None:
+def check_idempotency_columns(label: str, beside: str, key: Sequence[str], names: Sequence[str]) -> None:
     """TableAccessError where the columns of that table are others, or none because it is missing."""
     if set(names) != {*key, *COLUMNS, "at"}:
         raise TableAccessError(
@@ -319,7 +319,7 @@ class Applied:
     stands: tuple[str | None, ...] = (None, None, None)  # the first three texts as they were read
     of_record: tuple[Any, str] | None = None  # of a record that was written without conditions; it is not kept
 
-    def has_had(self, conditions: Conditions, mark: Mark) -> bool:
+    def was_applied(self, conditions: Conditions, mark: Mark) -> bool:
         """Whether the message, or a later one of its source, was applied before."""
         return conditions.idempotent and mark.position <= self.positions.get(mark.source, "")
 
@@ -347,7 +347,7 @@ def check_newest_by(codec: RowCodec, newest_by: str | None) -> None:
         )
 
 
-def to_texts(codec: RowCodec, newest_by: str | None, applied: Applied) -> tuple[str | None, ...]:
+def applied_to_texts(codec: RowCodec, newest_by: str | None, applied: Applied) -> tuple[str | None, ...]:
     """`COLUMNS` of what is kept."""
     if applied.newest is None or newest_by is None:
         return (*applied.stands, json.dumps(applied.positions))
@@ -356,7 +356,7 @@ def to_texts(codec: RowCodec, newest_by: str | None, applied: Applied) -> tuple[
     return (newest_by, write(time) if write else time.isoformat(), tie, json.dumps(applied.positions))
 
 
-def from_texts(codec: RowCodec, newest_by: str | None, texts: tuple[Any, ...]) -> Applied:
+def applied_from_texts(codec: RowCodec, newest_by: str | None, texts: tuple[Any, ...]) -> Applied:
     """What `COLUMNS` stand for; times of another column than `newest_by` say nothing."""
     newest_of, newest, tie, applied = texts
     positions = json.loads(applied) if applied else {}
@@ -375,7 +375,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class ValidEntries:
     """The entries of a request that fit the table, and why the others don't."""
 
     entries: Sequence[Entry]
@@ -388,7 +388,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredState:
     """What the store has: of each key with a record the columns that were asked for; and what was applied to keys."""
 
     records: Mapping[Row, Mapping[str, Any]] = field(default_factory=dict)
@@ -396,7 +396,7 @@ class Found:
 
 
 @dataclass(slots=True)
-class Plan:
+class WritePlan:
     """What to write, at most one of the first four for each key.
 
     `puts` are whole records whatever is there. `begins` are whole records for keys that have none: if another has begun
@@ -431,7 +431,7 @@ class Group(NamedTuple):
     rows: list[Row]
 
 
-def checked(codec: RowCodec, operation: Operation[Any]) -> Checked:
+def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries:
     """Check all entries; one that does not fit is a problem of its own."""
     entries, kind = operation.entries, operation.kind
     to_key = codec.keys_by(entries.key_names if isinstance(entries, ArrowEntries) else operation.key)
@@ -450,7 +450,7 @@ def checked(codec: RowCodec, operation: Operation[Any]) -> Checked:
             fit.append(Entry(place, row, new, time))
         except SchemaMismatchError as error:
             problems[place] = Problem(State.REFUSED, error)
-    return Checked(fit, problems)
+    return ValidEntries(fit, problems)
 
 
 def _time(codec: RowCodec, newest_by: str, operation: Operation[Any], place: int) -> Any:
@@ -478,19 +478,19 @@ def columns_to_read(operation: Operation[Any], entries: Sequence[Entry]) -> tupl
     return tuple(names)
 
 
-def must_look(operation: Operation[Any]) -> bool:
+def needs_read(operation: Operation[Any]) -> bool:
     """Whether the plan depends on what the store has."""
     return bool(operation.conditions) or operation.kind in (OperationKind.UPDATE, OperationKind.PUT_IF_ABSENT)
 
 
-def planned(codec: RowCodec, operation: Operation[Any], asked: Checked, stored: Found) -> Plan:
+def plan_writes(codec: RowCodec, operation: Operation[Any], asked: ValidEntries, stored: StoredState) -> WritePlan:
     """Decide, entry by entry in their order."""
-    plan = Plan(problems=dict(asked.problems))
+    plan = WritePlan(problems=dict(asked.problems))
     updates = _Updates(codec, operation)
     steps = {
-        OperationKind.PUT: _put,
-        OperationKind.PUT_IF_ABSENT: _put_if_absent,
-        OperationKind.DELETE: _delete,
+        OperationKind.PUT: _plan_put,
+        OperationKind.PUT_IF_ABSENT: _plan_put_if_absent,
+        OperationKind.DELETE: _plan_delete,
         OperationKind.UPDATE: updates.update,
     }
     step = steps[operation.kind]
@@ -501,9 +501,9 @@ def planned(codec: RowCodec, operation: Operation[Any], asked: Checked, stored: 
         else:
             assert marks is not None  # whoever states conditions gives marks
             mark: Mark = marks[entry.place]
-            applied = plan.applied.get(entry.key) or _known(operation, stored, entry.key)
+            applied = plan.applied.get(entry.key) or _applied_to_key(operation, stored, entry.key)
             late = applied.is_late(conditions, mark, entry.time)
-            if applied.has_had(conditions, mark) or (late and not operation.adds_late):
+            if applied.was_applied(conditions, mark) or (late and not operation.applies_late_changes):
                 plan.problems[entry.place] = Problem(State.SKIPPED)
                 continue
             to_do = updates.late(entry) if late else entry
@@ -518,7 +518,7 @@ def planned(codec: RowCodec, operation: Operation[Any], asked: Checked, stored: 
     return plan
 
 
-def _known(operation: Operation[Any], stored: Found, key: Row) -> Applied:
+def _applied_to_key(operation: Operation[Any], stored: StoredState, key: Row) -> Applied:
     """What was applied to the key; a record that was written without conditions is older than messages of its time."""
     applied = stored.applied.get(key) or Applied()
     newest_by = operation.conditions.newest_by
@@ -528,19 +528,19 @@ def _known(operation: Operation[Any], stored: Found, key: Row) -> Applied:
     return applied
 
 
-def _put(plan: Plan, stored: Found, entry: Entry) -> Problem | None:
+def _plan_put(plan: WritePlan, stored: StoredState, entry: Entry) -> Problem | None:
     plan.puts[entry.key] = entry.value
     return None
 
 
-def _put_if_absent(plan: Plan, stored: Found, entry: Entry) -> Problem | None:
+def _plan_put_if_absent(plan: WritePlan, stored: StoredState, entry: Entry) -> Problem | None:
     if entry.key in stored.records or entry.key in plan.begins:
         return Problem(State.SKIPPED)
     plan.begins[entry.key] = entry.value
     return None
 
 
-def _delete(plan: Plan, stored: Found, entry: Entry) -> Problem | None:
+def _plan_delete(plan: WritePlan, stored: StoredState, entry: Entry) -> Problem | None:
     plan.deletes[entry.key] = None
     return None
 
@@ -551,7 +551,7 @@ class _Updates:
         self._defaults = operation.entries.defaults
         self._given: Sequence[Hashable] = operation.entries.keys
 
-    def update(self, plan: Plan, stored: Found, entry: Entry) -> Problem | None:
+    def update(self, plan: WritePlan, stored: StoredState, entry: Entry) -> Problem | None:
         """Change the record that is there or was begun; begin it where there is a default."""
         changes: CheckedChanges = entry.value
         try:
@@ -568,7 +568,7 @@ class _Updates:
                 return None
             default = None if self._defaults is None else self._defaults[entry.place]
             if default is None:
-                return Problem(State.MISSING, record_not_found([self._given[entry.place]], self._codec.table))
+                return Problem(State.MISSING, record_not_found_error([self._given[entry.place]], self._codec.table))
             record = self._codec.whole(entry.key, default)
             _apply(self._codec, changes, record, record)
         except SchemaMismatchError as error:
@@ -578,11 +578,11 @@ class _Updates:
         return None
 
     def late(self, entry: Entry) -> Entry:
-        """Return what of an update is done to a record that is newer (`Operation.adds_late`)."""
+        """Return what of an update is done to a record that is newer (`Operation.applies_late_changes`)."""
         numbers = {n: value for n, value in entry.value.add.items() if self._codec.columns[n].kind is not Kind.JSON}
         return entry._replace(value=CheckedChanges({}, numbers, entry.value.append))
 
-    def add_late(self, plan: Plan, stored: Found, entry: Entry) -> Problem | None:
+    def add_late(self, plan: WritePlan, stored: StoredState, entry: Entry) -> Problem | None:
         """Do what is late to a record that is there."""
         if not any(entry.value) or (entry.key not in stored.records and entry.key not in plan.begins):
             return Problem(State.SKIPPED)
@@ -615,23 +615,23 @@ def _apply(
             appended[name] = [*appended.get(name, ()), *values]
 
 
-class Halving:
+class BisectRejected:
     """Finds out which entries a store refuses, where it says no more than that a request as a whole was refused.
 
     A refused part is sent again as two halves, in order. What follows a part that failed and may be sent again is not
     sent at all: it would overtake it.
     """
 
-    def __init__(self, asked: Checked) -> None:
+    def __init__(self, asked: ValidEntries) -> None:
         self.problems: dict[int, Problem] = dict(asked.problems)
         self.defaults_put = 0
         self._parts = [asked.entries] if asked.entries else []
 
-    def next(self) -> Checked | None:
+    def next(self) -> ValidEntries | None:
         """What to send next; None when all is done."""
-        return Checked(self._parts[0], {}) if self._parts else None
+        return ValidEntries(self._parts[0], {}) if self._parts else None
 
-    def done(self, plan: Plan) -> None:
+    def done(self, plan: WritePlan) -> None:
         """The part took effect."""
         self._parts.pop(0)
         self.problems |= plan.problems

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from dagster_adjunct.resources.backends.dynamodb import usable_key
-from dagster_adjunct.resources.backends.dynamodb_connection import Connection, code_of, problem_of
+from dagster_adjunct.resources.backends.dynamodb import resolve_table_key
+from dagster_adjunct.resources.backends.dynamodb_connection import Connection, error_code, problem_from_boto_error
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     KeyValueTableNotFoundError,
@@ -174,14 +174,14 @@ class ThreadCalls(TableCalls):
 
 def meaning_of(error: Exception, table: TableId, *, sent: bool) -> Exception:
     """Return what an error of boto3 means to whoever asked for a key-value table."""
-    if code_of(error) == "ResourceNotFoundException":
+    if error_code(error) == "ResourceNotFoundException":
         return KeyValueTableNotFoundError(
             f"{label_of(table)} is not there: it was deleted, or the backend looks into another region or account.",
             "Open it again; if it should be there, look at the backend's region and credentials.",
             scope=table.scope,
             table=table.name,
         )
-    problem = problem_of(error, label_of(table), sent=sent)
+    problem = problem_from_boto_error(error, label_of(table), sent=sent)
     assert isinstance(problem.error, AdjunctError)
     if sent and problem.state is State.UNKNOWN:
         return ReplyLostError(problem.error.problem, problem.error.next_step)
@@ -462,7 +462,7 @@ def _list(table: str, place: Item, term: int, client: DynamoDBClient) -> bool:
             ReturnValues="ALL_OLD",
         )
     except Exception as error:
-        if code_of(error) == "ConditionalCheckFailedException":
+        if error_code(error) == "ConditionalCheckFailedException":
             return False
         raise
     return "Attributes" not in answer
@@ -495,7 +495,7 @@ class PhysicalTables:
 
             def make() -> None:
                 try:
-                    usable_key(client, label_of(table), name, KEY_SCHEMA, create=True, tags=tags)
+                    resolve_table_key(client, label_of(table), name, KEY_SCHEMA, create=True, tags=tags)
                 except AdjunctError:
                     raise
                 except Exception as error:
@@ -533,9 +533,9 @@ class PhysicalTables:
                 try:
                     client.delete_table(TableName=name)
                 except Exception as error:
-                    if code_of(error) == "ResourceNotFoundException":
+                    if error_code(error) == "ResourceNotFoundException":
                         return
-                    if code_of(error) != "ResourceInUseException":  # it is being made, or deleted
+                    if error_code(error) != "ResourceInUseException":  # it is being made, or deleted
                         raise meaning_of(error, table, sent=False) from error
                 raise TableUnavailableError(
                     f"{label_of(table)} is not deleted after {_DELETING_SECONDS:.0f} s.",

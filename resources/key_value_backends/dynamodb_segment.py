@@ -13,7 +13,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.backends.dynamodb_connection import code_of, throttled
+from dagster_adjunct.resources.backends.dynamodb_connection import error_code, throttled_problem
 from dagster_adjunct.resources.errors import AdjunctError, TableError, TableUnavailableError
 from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
@@ -95,7 +95,7 @@ async def _read_batch(
         if not left:
             return
         if not await patience.wait():
-            error = throttled(calls.label, f"{len(left)} keys unprocessed").error
+            error = throttled_problem(calls.label, f"{len(left)} keys unprocessed").error
             assert error is not None
             raise error
 
@@ -423,7 +423,7 @@ def _raise_gate(layout: SegmentLayout, number: int, term: int, client: DynamoDBC
     try:
         return _time_of(client.put_item(**request))
     except Exception as error:
-        if code_of(error) != "ConditionalCheckFailedException":
+        if error_code(error) != "ConditionalCheckFailedException":
             raise
         return _time_of(getattr(error, "response", {}))
 
@@ -446,7 +446,7 @@ def _delete(layout: SegmentLayout, family: bytes, term: int, client: DynamoDBCli
             ExpressionAttributeValues={":n": {"N": str(term)}},
         )
     except Exception as error:
-        if code_of(error) != "ConditionalCheckFailedException":
+        if error_code(error) != "ConditionalCheckFailedException":
             raise
 
 
@@ -602,7 +602,7 @@ class SegmentWrites:
         except AdjunctError:
             raise
         except Exception as error:
-            code = code_of(error)
+            code = error_code(error)
             if code == "TransactionCanceledException":
                 return cancellation(getattr(error, "response", {}))
             if code == "TransactionInProgressException":
@@ -637,7 +637,7 @@ class SegmentWrites:
         if cancelled.current is not None and not cancelled.conflict:
             raise ConditionsFailed(cancelled.current)
         if cancelled.throttled:
-            error = throttled(label, "a transaction was throttled").error
+            error = throttled_problem(label, "a transaction was throttled").error
             assert error is not None
             raise error
 

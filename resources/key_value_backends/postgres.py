@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import tenacity
 
-from dagster_adjunct.resources.backends.columns import check_identifier, variable_name
+from dagster_adjunct.resources.backends.columns import check_identifier, check_variable_name
 from dagster_adjunct.resources.backends.postgres_connection import (
     Pool,
     check_keywords,
-    connect,
-    connect_to_change,
+    connect_async,
+    connect_sync,
     connection_settings,
+    format_address,
     require_driver,
-    translated,
-    where,
+    translate_error,
 )
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.key_value.segment import SegmentLimits, TableId, TableSegment
@@ -73,7 +73,7 @@ class PostgresSegments:
         horizon: float = 600.0,
     ) -> None:
         self.schema = check_identifier("schema", schema)
-        self.dsn_env = None if dsn_env is None else variable_name("dsn_env", dsn_env)
+        self.dsn_env = None if dsn_env is None else check_variable_name("dsn_env", dsn_env)
         self.connect = check_keywords(connect or {})
         if not isinstance(connections, int) or connections is True or connections < 1:
             raise ConfigurationError(
@@ -161,7 +161,7 @@ class PostgresSegments:
     def location(self, table: TableId, partition: int) -> str:
         from dagster_adjunct.resources.key_value_backends.sqlite import sql_table_name
 
-        place = where(self._settings(_label(table)))
+        place = format_address(self._settings(_label(table)))
         return f"postgresql://{place}, table {self.schema}.{sql_table_name(table)}, partition {partition}"
 
     def _change(self, table: TableId, change: Callable[[psycopg.Connection[Any]], T]) -> T:
@@ -177,7 +177,7 @@ class PostgresSegments:
             wait=tenacity.wait_random(0, 0.05),
             reraise=True,
         )
-        connection = connect_to_change(label, self._settings(label))
+        connection = connect_sync(label, self._settings(label))
         try:
             return attempts(change, connection)
         except psycopg.Error as error:
@@ -192,13 +192,13 @@ class PostgresSegments:
 
         label = f"key-value tables of schema {self.schema}"
         settings = self._settings(label)
-        connection = await connect(label, settings)
+        connection = await connect_async(label, settings)
         try:
             await connection.execute(SESSION)
         except BaseException as error:
             await connection.close()
             if isinstance(error, psycopg.Error):
-                raise translated(error, label, where(settings)) from error
+                raise translate_error(error, label, format_address(settings)) from error
             raise
         return LoopWire(connection, self._patience)
 
@@ -209,13 +209,13 @@ class PostgresSegments:
 
         label = f"key-value tables of schema {self.schema}"
         settings = self._settings(label)
-        connection = connect_to_change(label, settings)
+        connection = connect_sync(label, settings)
         try:
             connection.execute(SESSION)
         except BaseException as error:
             connection.close()
             if isinstance(error, psycopg.Error):
-                raise translated(error, label, where(settings)) from error
+                raise translate_error(error, label, format_address(settings)) from error
             raise
         return ThreadWire(connection, self._patience)
 
@@ -228,7 +228,7 @@ class PostgresSegments:
         from dagster_adjunct.resources.key_value_backends.postgres_segment import PostgresSegmentErrors
 
         label = _label(table)
-        return PostgresSegmentErrors(table, label, lambda: where(self._settings(label)))
+        return PostgresSegmentErrors(table, label, lambda: format_address(self._settings(label)))
 
     def _settings(self, label: str) -> dict[str, Any]:
         """Return what to connect with; it may hold a password."""

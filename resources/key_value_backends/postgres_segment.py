@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import psycopg
 from psycopg import sql
 
-from dagster_adjunct.resources.backends.postgres_connection import READ_ONLY, translated
+from dagster_adjunct.resources.backends.postgres_connection import READ_ONLY, translate_error
 from dagster_adjunct.resources.errors import AdjunctError, KeyValueTableNotFoundError, TableUnavailableError
 from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
@@ -349,7 +349,7 @@ class PostgresSegmentErrors:
 
     def of_schema(self, error: psycopg.Error) -> AdjunctError:
         """Return what an error means where nothing has happened."""
-        return translated(error, self.label, self.place())
+        return translate_error(error, self.label, self.place())
 
     def not_found(self) -> KeyValueTableNotFoundError:
         """Return the error of a table that is not there (any more)."""

@@ -22,17 +22,17 @@ from typing import Any
 from dagster_adjunct.resources.backends.columns import Column, Kind, decimal_digits
 from dagster_adjunct.resources.backends.write_plan import (
     Applied,
-    Checked,
     CheckedChanges,
-    Found,
-    Plan,
     Row,
     RowCodec,
+    StoredState,
+    ValidEntries,
+    WritePlan,
+    applied_from_texts,
+    applied_to_texts,
     columns_to_read,
-    from_texts,
-    must_look,
-    planned,
-    to_texts,
+    needs_read,
+    plan_writes,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, KeyValueTableError, SchemaMismatchError
 from dagster_adjunct.resources.key_value.segment import ABSENT, ANYTHING, Expected, StoredEntry
@@ -209,14 +209,14 @@ def marks_in(document: Mapping[str, Any]) -> Document:
 def applied_in(codec: RowCodec, newest_by: str | None, document: Mapping[str, Any]) -> Applied:
     """Return what was applied to the record."""
     newest = document.get(NEWEST) or (None, None, None)
-    applied = from_texts(codec, newest_by, (*newest, None))
+    applied = applied_from_texts(codec, newest_by, (*newest, None))
     applied.positions = dict(document.get(APPLIED) or {})
     return applied
 
 
 def marks_of(codec: RowCodec, newest_by: str | None, applied: Applied, at: float) -> Document:
     """Return what a document holds of `applied`; `at`: seconds since 1970."""
-    *newest, _ = to_texts(codec, newest_by, applied)
+    *newest, _ = applied_to_texts(codec, newest_by, applied)
     marks: Document = {NEWEST: newest} if newest[0] is not None else {}
     if applied.positions:
         marks[APPLIED] = applied.positions
@@ -257,14 +257,14 @@ class _Seen:
 
 def looks(operation: Operation[Any]) -> bool:
     """Whether the writes depend on what is there, or have to leave some of it."""
-    return must_look(operation) or operation.conditions.keeps_marks
+    return needs_read(operation) or operation.conditions.keeps_marks
 
 
 def decided(
     codec: RowCodec,
     documents: RowDocuments,
     operation: Operation[Any],
-    asked: Checked,
+    asked: ValidEntries,
     stored_entries: Mapping[Row, StoredEntry | None],
     at: float,
     fitting: Callable[[bytes], bytes],
@@ -280,7 +280,7 @@ def decided(
     applied = {}
     if operation.conditions:
         applied = {key: applied_in(codec, newest_by, document) for key, document in seen.documents.items()}
-    plan = planned(codec, operation, Checked(fit, {}), Found(seen.records, applied))
+    plan = plan_writes(codec, operation, ValidEntries(fit, {}), StoredState(seen.records, applied))
     marks = {key: marks_of(codec, newest_by, applied_to_key, at) for key, applied_to_key in plan.applied.items()}
     looked, begins = looks(operation), operation.kind is OperationKind.UPDATE
     written: dict[Row, DocumentWrite] = {}
@@ -315,7 +315,7 @@ def _seen(documents: RowDocuments, names: tuple[str, ...], stored_entries: Mappi
 
 
 def _new_documents(
-    documents: RowDocuments, plan: Plan, seen: _Seen, marks: Mapping[Row, Document]
+    documents: RowDocuments, plan: WritePlan, seen: _Seen, marks: Mapping[Row, Document]
 ) -> Iterator[tuple[Row, Document | None]]:
     """Yield each key with its new document; None where nothing of it stays."""
 

@@ -18,8 +18,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_delay, wait_random_exponential
 
-from dagster_adjunct.resources.backends.columns import declared_column
-from dagster_adjunct.resources.backends.write_plan import Checked, Entry, Key, Record, Row, RowCodec, checked
+from dagster_adjunct.resources.backends.columns import parse_known_column
+from dagster_adjunct.resources.backends.write_plan import (
+    Entry,
+    Key,
+    Record,
+    Row,
+    RowCodec,
+    ValidEntries,
+    validate_entries,
+)
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     KeyValueTableNotFoundError,
@@ -63,8 +71,8 @@ from dagster_adjunct.resources.key_value_rows.row_documents import (
     looks,
 )
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.tables.functions import StoreFunction, as_declared
-from dagster_adjunct.resources.tables.layers import OF_A_STORE, Capabilities
+from dagster_adjunct.resources.tables.functions import StoreFunction, reduce_function
+from dagster_adjunct.resources.tables.layers import STORE_CAPABILITIES, Capabilities
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Operation,
@@ -195,7 +203,7 @@ def _without_marks(entry: StoredEntry, before: float) -> SegmentChange | None:
 _PAUSE, _LONGEST_PAUSE = 0.005, 0.5  # seconds
 _CONTESTED = 30.0  # seconds for which a lost race is run again
 
-Decide = Callable[[Checked, Mapping[Row, StoredEntry | None]], PlannedWrites]
+Decide = Callable[[ValidEntries, Mapping[Row, StoredEntry | None]], PlannedWrites]
 
 
 @dataclass(slots=True)
@@ -242,7 +250,7 @@ class OptimisticWrites:
                 self._give_up(entries, error)
                 return False
             stored_entries = dict(zip(keys, stored, strict=True))
-        decision = self.decide(Checked(entries, {}), stored_entries)
+        decision = self.decide(ValidEntries(entries, {}), stored_entries)
         failed, lost = await self._write(decision)
         for entry in entries:
             if entry.key in failed:
@@ -340,7 +348,7 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
         self.create, self.partitions = create, KeyValueTableConfiguration(partitions).partitions
         self.stored_in = stored_in
         self._label = f"key-value table {scope}/{table}"
-        declared = [declared_column(*pair) for pair in self.columns.items()]
+        declared = [parse_known_column(*pair) for pair in self.columns.items()]
         self._codec = RowCodec(self._label, self.key, declared)
         self._documents = RowDocuments(self._label, declared)
         self._keys = RowKeys(self._label, [self._codec.columns[name] for name in self.key], self.family)
@@ -375,11 +383,11 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings = {**KeyValueRows.to_dict(self), "lake": self.lake, "stored_in": self.stored_in}
-        return as_declared(self, KeyValueRows, settings)
+        return reduce_function(self, KeyValueRows, settings)
 
     @property
     def capabilities(self) -> Capabilities:
-        return OF_A_STORE
+        return STORE_CAPABILITIES
 
     def column_types(self) -> dict[str, str]:
         return dict(self.columns)
@@ -420,7 +428,7 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
         return await forget_marks(await self._opened(make=self.create), time.time() - older_than)
 
     async def _get(self, opened: OpenTable, operation: Operation[Any]) -> Outcomes:
-        asked = checked(self._codec, operation)
+        asked = validate_entries(self._codec, operation)
         problems = dict(asked.problems)
         records: list[Any] = [None] * len(operation)
 
@@ -443,7 +451,7 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
         return Outcomes(len(operation), records, problems)
 
     async def _write(self, opened: OpenTable, operation: Operation[Any]) -> Outcomes:
-        asked = checked(self._codec, operation)
+        asked = validate_entries(self._codec, operation)
         places, unfit = self._places(opened, asked.entries)
         writes = [
             OptimisticWrites(

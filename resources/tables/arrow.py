@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def struct_of(columns: dict[str, Any], rows: int) -> Any:
+def to_struct_array(columns: dict[str, Any], rows: int) -> Any:
     """Return columns as one struct array of so many rows."""
     import pyarrow as pa
 
@@ -96,7 +96,7 @@ class ArrowEntries:
             )
         rows = batch if isinstance(batch, pa.RecordBatch) else table_of(batch, "entries")
         key = key_columns("entries", key)
-        columns = {name: _whole(rows, place) for place, name in enumerate(rows.schema.names)}
+        columns = {name: _plain_column(rows, place) for place, name in enumerate(rows.schema.names)}
         missing = [name for name in key if name not in columns]
         twice = repeated(rows.schema.names)
         if missing or twice:
@@ -120,7 +120,7 @@ class ArrowEntries:
                 columns[name] = fitted(column, name, "timestamp", "an Arrow batch")
         held = {name: column for name, column in columns.items() if not (updates and name in key)}
         return ArrowEntries(
-            struct_of({name: columns[name] for name in key}, rows.num_rows), struct_of(held, rows.num_rows)
+            to_struct_array({name: columns[name] for name in key}, rows.num_rows), to_struct_array(held, rows.num_rows)
         )
 
     @property
@@ -209,7 +209,7 @@ def is_arrow(value: object) -> bool:
     return type(value).__module__.startswith("pyarrow.") and hasattr(value, "num_rows")
 
 
-def _whole(batch: Any, place: int) -> Any:
+def _plain_column(batch: Any, place: int) -> Any:
     """Return a column as one array of plain values."""
     import pyarrow as pa
 
@@ -384,7 +384,7 @@ class Part:
     rows: Sequence[int]
 
 
-def parts_of(batch: Any, shape: Shape, marks: Marks | None, what: str) -> list[Part]:
+def split_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> list[Part]:
     """Return what is to be sent for a batch, in order: few operations, however often puts and deletes alternate.
 
     All records of a kind go into one operation, up to where a key's own kind changes; what follows of the key, and of
@@ -393,17 +393,17 @@ def parts_of(batch: Any, shape: Shape, marks: Marks | None, what: str) -> list[P
     whole = _entries(batch, shape, marks, what)
     deleted = batch.column(TOMBSTONE).to_pylist() if TOMBSTONE in batch.schema.names else []
     if not any(deleted):
-        return [Part(_writing(whole, shape), batch, range(batch.num_rows))]
+        return [Part(_write_operation(whole, shape), batch, range(batch.num_rows))]
     parts = []
-    for writes, deletes in _waves(whole.keys, deleted):
+    for writes, deletes in _split_by_wave(whole.keys, deleted):
         if writes:
-            parts.append(Part(_writing(whole.take(writes), shape), batch, writes))
+            parts.append(Part(_write_operation(whole.take(writes), shape), batch, writes))
         if deletes:
-            parts.append(Part(_deleting(whole.take(deletes), shape), batch, deletes))
+            parts.append(Part(_delete_operation(whole.take(deletes), shape), batch, deletes))
     return parts
 
 
-def _waves(keys: Sequence[Any], deleted: Sequence[bool]) -> list[tuple[list[int], list[int]]]:
+def _split_by_wave(keys: Sequence[Any], deleted: Sequence[bool]) -> list[tuple[list[int], list[int]]]:
     """Return the rows that are written and those that are deleted, by wave: of a wave, a key is in one of the two."""
     waves: list[tuple[list[int], list[int]]] = []
     last: dict[Any, tuple[int, bool]] = {}
@@ -417,13 +417,13 @@ def _waves(keys: Sequence[Any], deleted: Sequence[bool]) -> list[tuple[list[int]
     return waves
 
 
-def _writing(entries: ArrowEntries, shape: Shape) -> Operation[Any]:
+def _write_operation(entries: ArrowEntries, shape: Shape) -> Operation[Any]:
     kind = OperationKind.PUT if shape.contract is None else OperationKind.UPDATE
     contract = shape.contract or UpdateContract.UPDATE_WITH_DEFAULTS
     return Operation(kind, entries, shape.args, shape.conditions, contract=contract, key=shape.key, rerun=True)
 
 
-def _deleting(entries: ArrowEntries, shape: Shape) -> Operation[Any]:
+def _delete_operation(entries: ArrowEntries, shape: Shape) -> Operation[Any]:
     bare = ArrowEntries(entries.key, None, entries.to_python, None, entries.sources, entries.positions, entries.times)
     return Operation(OperationKind.DELETE, bare, shape.args, shape.conditions, key=shape.key, rerun=True)
 
@@ -431,22 +431,22 @@ def _deleting(entries: ArrowEntries, shape: Shape) -> Operation[Any]:
 def _entries(batch: Any, shape: Shape, marks: Marks | None, what: str) -> ArrowEntries:
     sources, positions = (None, None) if marks is None else marks.of(batch)
     columns = {name: batch.column(name) for name in batch.schema.names if not name.startswith("__")}
-    key = struct_of({name: columns[name] for name in shape.key}, batch.num_rows)
+    key = to_struct_array({name: columns[name] for name in shape.key}, batch.num_rows)
     defaults = None
     if shape.contract is None:
-        records = struct_of(columns, batch.num_rows)
+        records = to_struct_array(columns, batch.num_rows)
     else:
-        records = _struct_of(columns[UPDATE])
+        records = _column_as_struct(columns[UPDATE])
         if DEFAULT in columns:
-            defaults = _struct_of(columns[DEFAULT])
+            defaults = _column_as_struct(columns[DEFAULT])
     times = None if shape.conditions.newest_by is None else _times(batch, records, shape, what)
     return ArrowEntries(key, records, to_python, defaults, sources, positions, times, shape.typed, shape.remove)
 
 
-def _struct_of(column: Any) -> Any:
+def _column_as_struct(column: Any) -> Any:
     import pyarrow as pa
 
-    return struct_of({}, len(column)) if pa.types.is_boolean(column.type) else column
+    return to_struct_array({}, len(column)) if pa.types.is_boolean(column.type) else column
 
 
 def _times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
@@ -468,7 +468,7 @@ def _times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
         if sent is not None:
             times = pc.if_else(pc.and_(batch.column(TOMBSTONE), pc.is_null(times)), sent, times)
     if times.null_count:
-        keys = struct_of({name: batch.column(name) for name in shape.key}, batch.num_rows)
+        keys = to_struct_array({name: batch.column(name) for name in shape.key}, batch.num_rows)
         first = to_python(keys.filter(pc.is_null(times)).slice(0, 1))[0]
         raise SchemaMismatchError(
             f"{what}: {times.null_count} record(s) have null in {name!r}, by which the table keeps what is newest; the "

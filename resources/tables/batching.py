@@ -12,7 +12,7 @@ from typing import Any
 
 from dagster_adjunct.resources.common import check_whole_number
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableAccessError
-from dagster_adjunct.resources.tables.key_order import HeldBack, KeyOrder, Turn, in_waves
+from dagster_adjunct.resources.tables.key_lock import BlockedKeys, KeyLock, Ticket, group_preserving_key_order
 from dagster_adjunct.resources.tables.layers import Layer
 from dagster_adjunct.resources.tables.operation import (
     Entries,
@@ -23,8 +23,8 @@ from dagster_adjunct.resources.tables.operation import (
     Problem,
     RowEntries,
     State,
-    same_args,
-    size_of,
+    are_same_args,
+    estimate_bytes,
 )
 
 
@@ -125,7 +125,9 @@ def check_compactable(table: str, operation: Operation[Any]) -> None:
         )
 
 
-def compacted(operations: Sequence[Operation[Any]], keys: Sequence[Hashable]) -> tuple[list[int], dict[int, list[int]]]:
+def compact_entries(
+    operations: Sequence[Operation[Any]], keys: Sequence[Hashable]
+) -> tuple[list[int], dict[int, list[int]]]:
     """The entries that are sent, of those with these operations and keys, and of these, which others they stand for."""
     last: dict[Hashable, int] = {}
     followers: dict[int, list[int]] = {}
@@ -135,7 +137,7 @@ def compacted(operations: Sequence[Operation[Any]], keys: Sequence[Hashable]) ->
             last.pop(key, None)
             continue
         before = last.get(key)
-        if before is not None and same_args(operations[before].args, operation.args):
+        if before is not None and are_same_args(operations[before].args, operation.args):
             dropped.add(before)
             followers[entry] = [*followers.pop(before, ()), before]
         last[key] = entry
@@ -180,22 +182,22 @@ class BatchHandler:
             return False
         if provider.bytes is not None and count > 1 and operation.entries.nbytes > provider.bytes:
             return False
-        return not _deletes_among(operation)
+        return not _has_deletes(operation)
 
     def requests(self, operations: Sequence[Operation[Any]]) -> list[Request]:
         """The requests, in the order in which those that share a key take effect."""
         if not self._provider.compact:
             if len(operations) == 1:
-                if not _deletes_among(operations[0]):
+                if not _has_deletes(operations[0]):
                     return list(self._cut(operations[0]))
-            elif (one := _concatenated(operations)) is not None:
+            elif (one := _concatenate_operations(operations)) is not None:
                 return [one]
         return list(self._by_wave(operations))
 
     def _cut(self, operation: Operation[Any]) -> Iterator[Request]:
         """Requests within the limits, of a batch that is one operation."""
         whole = range(len(operation))
-        for start, end in _cuts(operation.entries, self._provider):
+        for start, end in _request_bounds(operation.entries, self._provider):
             if end - start == len(whole):
                 yield Request(operation, [RequestSpan(0, 0, whole)])
             else:
@@ -211,7 +213,7 @@ class BatchHandler:
             lane, entries = lanes.lane(operation), operation.entries
             keys.extend(entries.keys)
             flat.extend((number, place) for place in range(len(entries)))
-            if _deletes_among(operation):
+            if _has_deletes(operation):
                 deletes = lanes.lane(replace(operation, kind=OperationKind.DELETE))
                 lane_of.extend(deletes if value is None else lane for value in entries.values or ())
             else:
@@ -219,8 +221,8 @@ class BatchHandler:
         followers: dict[int, list[int]] = {}
         kept: Sequence[int] = range(len(keys))
         if self._provider.compact:
-            kept, followers = compacted([lanes.operations[lane] for lane in lane_of], keys)
-        for lane, wave in in_waves([lane_of[e] for e in kept], [keys[e] for e in kept]):
+            kept, followers = compact_entries([lanes.operations[lane] for lane in lane_of], keys)
+        for lane, wave in group_preserving_key_order([lane_of[e] for e in kept], [keys[e] for e in kept]):
             members = [kept[place] for place in wave]
             yield from self._wave(
                 lanes.operations[lane], operations, [flat[e] for e in members], members, followers, flat
@@ -235,8 +237,8 @@ class BatchHandler:
         followers: dict[int, list[int]],
         flat: Sequence[tuple[int, int]],
     ) -> Iterator[Request]:
-        entries = _picked(operations, origins, lane.kind)
-        for start, end in _cuts(entries, self._provider):
+        entries = _pick_entries(operations, origins, lane.kind)
+        for start, end in _request_bounds(entries, self._provider):
             spans: list[RequestSpan] = []
             for place, (of, origin) in enumerate(origins[start:end]):
                 if not spans or spans[-1].of != of:
@@ -258,13 +260,13 @@ class _Lanes:
 
     def lane(self, operation: Operation[Any]) -> int:
         for number, known in enumerate(self.operations):
-            if one_lane(known, operation):
+            if can_share_request(known, operation):
                 return number
         self.operations.append(operation)
         return len(self.operations) - 1
 
 
-def one_lane(one: Operation[Any], other: Operation[Any]) -> bool:
+def can_share_request(one: Operation[Any], other: Operation[Any]) -> bool:
     """Whether the entries of both may be in one request."""
     return (
         one.kind is other.kind
@@ -272,27 +274,27 @@ def one_lane(one: Operation[Any], other: Operation[Any]) -> bool:
         and one.key == other.key
         and one.conditions == other.conditions
         and one.rerun is other.rerun
-        and same_args(one.args, other.args)
+        and are_same_args(one.args, other.args)
     )
 
 
-def _deletes_among(operation: Operation[Any]) -> bool:
+def _has_deletes(operation: Operation[Any]) -> bool:
     return operation.kind is OperationKind.PUT and operation.entries.null_value() is not None
 
 
-def _concatenated(operations: Sequence[Operation[Any]]) -> Request | None:
+def _concatenate_operations(operations: Sequence[Operation[Any]]) -> Request | None:
     """All of the operations as one, where they may be."""
     first = operations[0]
-    if any(not one_lane(first, other) for other in operations) or any(map(_deletes_among, operations)):
+    if any(not can_share_request(first, other) for other in operations) or any(map(_has_deletes, operations)):
         return None
     spans, start = [], 0
     for number, operation in enumerate(operations):
         spans.append(RequestSpan(number, start, range(len(operation))))
         start += len(operation)
-    return Request(first.with_entries(_joined([operation.entries for operation in operations])), spans)
+    return Request(first.with_entries(_concatenate_entries([operation.entries for operation in operations])), spans)
 
 
-def _joined(parts: Sequence[Entries[Any]]) -> RowEntries[Any]:
+def _concatenate_entries(parts: Sequence[Entries[Any]]) -> RowEntries[Any]:
     def column(name: str) -> list[Any] | None:
         columns = [getattr(part, name) for part in parts]
         if all(one is None for one in columns):
@@ -307,7 +309,7 @@ def _joined(parts: Sequence[Entries[Any]]) -> RowEntries[Any]:
     return RowEntries(keys, *map(column, ("values", "defaults", "marks", "newest")))
 
 
-def _picked(
+def _pick_entries(
     operations: Sequence[Operation[Any]], origins: Sequence[tuple[int, int]], kind: OperationKind
 ) -> Entries[Any]:
     """The entries at (operation, place), in this order; those of deletes without their values."""
@@ -316,28 +318,28 @@ def _picked(
         (only,) = of
         picked = operations[only].entries.take([place for _, place in origins])
     else:
-        picked = _joined([operations[number].entries.part(place, place + 1) for number, place in origins])
+        picked = _concatenate_entries([operations[number].entries.part(place, place + 1) for number, place in origins])
     if kind is OperationKind.DELETE:
         return RowEntries(picked.keys, None, None, picked.marks, picked.newest)
     return picked
 
 
-def _cuts(entries: Entries[Any], provider: BatchProvider) -> Iterator[tuple[int, int]]:
+def _request_bounds(entries: Entries[Any], provider: BatchProvider) -> Iterator[tuple[int, int]]:
     """From where to where each request goes."""
     count, step = len(entries), provider.size
     if provider.bytes is not None and entries.nbytes > provider.bytes:
         if isinstance(entries, RowEntries):
-            yield from _cuts_by_bytes(entries, provider)
+            yield from _request_bounds_by_bytes(entries, provider)
             return
         step = min(step, max(1, count * provider.bytes // max(1, entries.nbytes)))
     for start in range(0, count, step):
         yield start, min(start + step, count)
 
 
-def _cuts_by_bytes(entries: RowEntries[Any], provider: BatchProvider) -> Iterator[tuple[int, int]]:
+def _request_bounds_by_bytes(entries: RowEntries[Any], provider: BatchProvider) -> Iterator[tuple[int, int]]:
     assert provider.bytes is not None
     columns = [column for column in (entries.keys, entries.values, entries.defaults) if column is not None]
-    sizes = [sum(map(size_of, row)) for row in zip(*columns, strict=True)]
+    sizes = [sum(map(estimate_bytes, row)) for row in zip(*columns, strict=True)]
     ends = [0, *accumulate(sizes)]
     start = 0
     for end in range(1, len(sizes) + 1):
@@ -397,8 +399,8 @@ class BatchProcessor:
         self._below = below
         self._provider = provider
         self._handler = handler
-        self._order = KeyOrder()
-        self._held_back = HeldBack()
+        self._order = KeyLock()
+        self._held_back = BlockedKeys()
         self._slots = asyncio.Semaphore(in_flight)
         self._gathering: _Gathering | None = None
 
@@ -492,28 +494,28 @@ class BatchProcessor:
                 call.left += 1
         turns = [self._order.take(request.operation.entries) for request in requests]
         tasks = []
-        for request, turn, of_request in zip(requests, turns, members, strict=True):
-            task = asyncio.create_task(self._answer_calls(request, turn, calls, of_request))
+        for request, ticket, of_request in zip(requests, turns, members, strict=True):
+            task = asyncio.create_task(self._answer_calls(request, ticket, calls, of_request))
             # A task that is cancelled before its first step runs none of its own code.
-            task.add_done_callback(partial(self._ended, turn, of_request))
+            task.add_done_callback(partial(self._ended, ticket, of_request))
             tasks.append(task)
         return tasks
 
     async def _answer_calls(
-        self, request: Request, turn: Turn, calls: Sequence[_Call], members: Sequence[_Call]
+        self, request: Request, ticket: Ticket, calls: Sequence[_Call], members: Sequence[_Call]
     ) -> None:
-        await turn.come()
+        await ticket.acquire()
         async with self._slots:
             try:
-                outcomes = await self._held_back.sent(turn, request.operation, self._below)
+                outcomes = await self._held_back.send(ticket, request.operation, self._below)
             except Exception as error:  # noqa: BLE001 - it is the callers'
-                if len(members) == 1 or len(request.spans) == 1 or _may_have_acted(request.operation, error):
+                if len(members) == 1 or len(request.spans) == 1 or _may_have_effect(request.operation, error):
                     for call in members:
                         call.failed(error)
                 else:
                     await self._one_after_the_other(request, calls)
                 return
-            if len(request.spans) > 1 and outcomes.problems and _is_one_callers(request.operation, outcomes):
+            if len(request.spans) > 1 and outcomes.problems and _may_send_separately(request.operation, outcomes):
                 await self._one_after_the_other(request, calls)
                 return
         for span in request.spans:
@@ -546,8 +548,8 @@ class BatchProcessor:
             elif place in problems:
                 calls[of].note([origin], Outcomes(1, problems={0: problems[place]}), 0)
 
-    def _ended(self, turn: Turn, members: Sequence[_Call], task: asyncio.Task[None]) -> None:
-        turn.leave()
+    def _ended(self, ticket: Ticket, members: Sequence[_Call], task: asyncio.Task[None]) -> None:
+        ticket.release()
         for call in members:
             if task.cancelled():
                 call.answer.cancel()
@@ -557,17 +559,17 @@ class BatchProcessor:
 
     async def _alone(self, operation: Operation[Any]) -> Outcomes:
         if self._handler.is_one_request(operation):
-            turn = self._order.take(operation.entries)
+            ticket = self._order.take(operation.entries)
             try:
-                if turn.ahead:
-                    await turn.come()
+                if ticket.ahead:
+                    await ticket.acquire()
                 await self._slots.acquire()
                 try:
-                    return await self._held_back.sent(turn, operation, self._below)
+                    return await self._held_back.send(ticket, operation, self._below)
                 finally:
                     self._slots.release()
             finally:
-                turn.leave()
+                ticket.release()
         call = _Call(operation)
         tasks = self._start([call])
         try:
@@ -598,12 +600,12 @@ class _Gathering:
                 task.cancel()
 
 
-def _may_have_acted(operation: Operation[Any], error: BaseException) -> bool:
+def _may_have_effect(operation: Operation[Any], error: BaseException) -> bool:
     """Whether sending again may repeat an effect: of updates, unless it was their declaration that was refused."""
     return operation.kind is OperationKind.UPDATE and not isinstance(error, ConfigurationError | SchemaMismatchError)
 
 
-def _is_one_callers(operation: Operation[Any], outcomes: Outcomes) -> bool:
+def _may_send_separately(operation: Operation[Any], outcomes: Outcomes) -> bool:
     """Whether the function refused the request as a whole, and each caller's part of it may be sent alone.
 
     What is wrong with the table itself is everybody's.
@@ -612,7 +614,7 @@ def _is_one_callers(operation: Operation[Any], outcomes: Outcomes) -> bool:
     if problem is None or problem.state is not State.REFUSED or not problem.of_request or problem.error is None:
         return False
     everybodys = isinstance(problem.error, ConfigurationError | TableAccessError)
-    return not everybodys and not _may_have_acted(operation, problem.error)
+    return not everybodys and not _may_have_effect(operation, problem.error)
 
 
 def _members(request: Request) -> list[int]:

@@ -84,7 +84,7 @@ def _places(keys: Sequence[Hashable], args: tuple[object, ...]) -> Sequence[Hash
     return [_Variant(key, typed) for key in keys]
 
 
-class KeptRecords:
+class CachedRecords:
     """The records that are kept, each by its key and the arguments of its request. Not safe for several threads.
 
     An ordered dict, and not a cachetools container, whose single accesses take ten times as long: 1 us each, and 5 us
@@ -192,7 +192,7 @@ class CacheLayer:
         self._meter = meter or Meter()
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
-        self._kept = KeptRecords(self._cache)
+        self._kept = CachedRecords(self._cache)
         # Writes count up as they begin and end. Which number the last of a key had matters to gets under way only.
         self._number = 0
         self._numbers: dict[Hashable, int] = {}
@@ -233,7 +233,7 @@ class CacheLayer:
             if len(unknown) == len(keys):
                 return (outcomes := await self._inner.send(operation))
             outcomes = await self._inner.send(operation.with_entries(operation.entries.take(unknown)))
-            return answer.amended(unknown, outcomes)
+            return answer.with_retried(unknown, outcomes)
         finally:
             asked = keys if len(unknown) == len(keys) else [keys[place] for place in unknown]
             self._end_read(asked, args, outcomes, began)

@@ -28,7 +28,7 @@ from dagster_adjunct.resources.errors import (
     TableError,
     TransientError,
 )
-from dagster_adjunct.resources.tables.layers import Capabilities, Layer, ended_itself, limit_each_request
+from dagster_adjunct.resources.tables.layers import Capabilities, Layer, limit_each_request, self_cancelled_error
 from dagster_adjunct.resources.tables.operation import (
     DIRECT,
     Changes,
@@ -186,7 +186,7 @@ def _time(value: Any, column: str) -> Any:
     return value.get(column) if isinstance(value, Mapping) else getattr(value, column, None)
 
 
-def outcomes_of_missing(
+def outcomes_from_missing(
     operation: Operation[Any], error: BaseException, problem_of: Callable[[BaseException], Problem]
 ) -> Outcomes | None:
     """What an error says of updates where missing records are among its causes; None where none are.
@@ -200,7 +200,7 @@ def outcomes_of_missing(
     count, missing = len(operation), Problem(State.MISSING, error)
     if count == 1:
         return Outcomes.all(1, missing)
-    lacking, wrong = _keys_told(told, operation.entries.keys)
+    lacking, wrong = _missing_keys(told, operation.entries.keys)
     if wrong:
         untold = TableError(
             f"RecordNotFoundError was raised for {count} entries {wrong}.",
@@ -208,7 +208,7 @@ def outcomes_of_missing(
         )
         untold.__cause__ = error
         return Outcomes.all(count, Problem(State.REFUSED, untold, of_request=True))
-    other = _other_than_missing(error)
+    other = _first_other_error(error)
     others = None if other is None else problem_of(other)
     problems: dict[int, Problem] = {}
     for place, key in enumerate(operation.entries.keys):
@@ -219,7 +219,7 @@ def outcomes_of_missing(
     return Outcomes(count, problems=problems)
 
 
-def _keys_told(told: Sequence[RecordNotFoundError], asked: Sequence[Any]) -> tuple[set[Any], str]:
+def _missing_keys(told: Sequence[RecordNotFoundError], asked: Sequence[Any]) -> tuple[set[Any], str]:
     """The keys without a record that errors name, and what is wrong with these; "" where nothing is."""
     if any(isinstance(cause.keys, str | bytes) for cause in told):
         return set(), f"with the keys {told[0].keys!r:.60}, which is one text"
@@ -233,7 +233,7 @@ def _keys_told(told: Sequence[RecordNotFoundError], asked: Sequence[Any]) -> tup
     return lacking, "" if lacking else "without the keys that have no record"
 
 
-def _other_than_missing(error: BaseException) -> BaseException | None:
+def _first_other_error(error: BaseException) -> BaseException | None:
     """The first member of a group, at any depth, that has no missing record among its causes."""
     for cause in causes(error):
         if isinstance(cause, BaseExceptionGroup):
@@ -243,7 +243,7 @@ def _other_than_missing(error: BaseException) -> BaseException | None:
     return None
 
 
-def record_not_found(keys: Sequence[object], table: str = "the table") -> RecordNotFoundError:
+def record_not_found_error(keys: Sequence[object], table: str = "the table") -> RecordNotFoundError:
     """The error for updates that met no record, naming the first few of `keys`."""
     shown = ", ".join(repr(key) for key in keys[:3]) + (", …" if len(keys) > 3 else "")
     many = len(keys) > 1
@@ -258,7 +258,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 U = TypeVar("U")
 
-_AT_ONCE = 32  # requests in flight at a time when a *_all form is built on the single form
+_MAX_IN_FLIGHT = 32  # requests in flight at a time when a *_all form is built on the single form
 
 
 class TableFunction(ABC):
@@ -312,7 +312,7 @@ class TableFunction(ABC):
             decided = decided or isinstance(cause, PermanentError)
             passes = isinstance(cause, TransientError) or self.is_retriable(cause)
             if passes and not (decided and isinstance(cause, OSError)):
-                return Problem(State.UNKNOWN if sent else State.FAILED, error, _pause(error, cause))
+                return Problem(State.UNKNOWN if sent else State.FAILED, error, _retry_after(error, cause))
         return Problem(State.REFUSED, error)
 
     @abstractmethod
@@ -330,19 +330,19 @@ class TableReadFunction(TableFunction, Generic[K, V]):
     async def get_all(self, keys: Sequence[K], *args: object) -> dict[K, V]:
         """The records of those `keys` that have one. Built on `get` unless the store can do better."""
         gets = Operation(OperationKind.GET, RowEntries(list(keys)), args)
-        return _found(gets, await _one_by_one(self, gets, lambda key, _: self.get(key, *args)))
+        return _records_found(gets, await _send_one_by_one(self, gets, lambda key, _: self.get(key, *args)))
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         if operation.kind.writes:  # of a function of both kinds
             return await super().send(operation)  # type: ignore[safe-super]
         keys = operation.entries.keys
         if type(self).get_all is TableReadFunction.get_all:
-            return await _one_by_one(self, operation, lambda key, _: self.get(key, *operation.args))
+            return await _send_one_by_one(self, operation, lambda key, _: self.get(key, *operation.args))
         try:
             records = await self.get_all(list(dict.fromkeys(keys)), *operation.args)
             return Outcomes(len(keys), [records.get(key) for key in keys])
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
-            return Outcomes.all(len(keys), problem_told(self, error))
+            return Outcomes.all(len(keys), problem_from_error(self, error))
 
 
 class TableWriteFunction(TableFunction, Generic[K, V, U]):
@@ -392,12 +392,12 @@ class TableWriteFunction(TableFunction, Generic[K, V, U]):
     async def put_all(self, entries: Sequence[tuple[K, V]], *args: object) -> None:
         """`put` for each entry, in order for each key."""
         puts = Operation(OperationKind.PUT, _rows(entries), args)
-        _well(puts, await _one_by_one(self, puts, lambda key, value: self.put(key, value, *args)))
+        _raise_problems(puts, await _send_one_by_one(self, puts, lambda key, value: self.put(key, value, *args)))
 
     async def delete_all(self, keys: Sequence[K], *args: object) -> None:
         """`delete` for each key."""
         deletes = Operation(OperationKind.DELETE, RowEntries(list(keys)), args)
-        _well(deletes, await _one_by_one(self, deletes, lambda key, _: self.delete(key, *args)))
+        _raise_problems(deletes, await _send_one_by_one(self, deletes, lambda key, _: self.delete(key, *args)))
 
     async def update_all(self, entries: Sequence[tuple[K, U]], *args: object) -> None:
         """`update` for each entry, in order for each key.
@@ -406,7 +406,9 @@ class TableWriteFunction(TableFunction, Generic[K, V, U]):
         names all their keys; the entries of those keys had no effect.
         """
         updates = Operation(OperationKind.UPDATE, _rows(entries), args)
-        _well(updates, await _one_by_one(self, updates, lambda key, update: self.update(key, update, *args)))
+        _raise_problems(
+            updates, await _send_one_by_one(self, updates, lambda key, update: self.update(key, update, *args))
+        )
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         if not operation.kind.writes:
@@ -414,19 +416,19 @@ class TableWriteFunction(TableFunction, Generic[K, V, U]):
         own, args, entries = type(self), operation.args, operation.entries
         kind, values = operation.kind, entries.values or ()
         if kind is OperationKind.PUT_IF_ABSENT:
-            return await _one_by_one(self, operation, lambda key, value: self.put_if_absent(key, value, *args))
+            return await _send_one_by_one(self, operation, lambda key, value: self.put_if_absent(key, value, *args))
         if kind is OperationKind.PUT:
             if own.put_all is TableWriteFunction.put_all:
-                return await _one_by_one(self, operation, lambda key, value: self.put(key, value, *args))
+                return await _send_one_by_one(self, operation, lambda key, value: self.put(key, value, *args))
             return await self._at_once(
                 operation, lambda: self.put_all(list(zip(entries.keys, values, strict=True)), *args)
             )
         if kind is OperationKind.DELETE:
             if own.delete_all is TableWriteFunction.delete_all:
-                return await _one_by_one(self, operation, lambda key, _: self.delete(key, *args))
+                return await _send_one_by_one(self, operation, lambda key, _: self.delete(key, *args))
             return await self._at_once(operation, lambda: self.delete_all(list(entries.keys), *args))
         if own.update_all is TableWriteFunction.update_all:
-            return await _one_by_one(self, operation, lambda key, update: self.update(key, update, *args))
+            return await _send_one_by_one(self, operation, lambda key, update: self.update(key, update, *args))
         return await self._at_once(
             operation, lambda: self.update_all(list(zip(entries.keys, values, strict=True)), *args)
         )
@@ -435,8 +437,8 @@ class TableWriteFunction(TableFunction, Generic[K, V, U]):
         try:
             await request()
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
-            told = partial(problem_told, self)
-            return outcomes_of_missing(operation, error, told) or Outcomes.all(len(operation), told(error))
+            told = partial(problem_from_error, self)
+            return outcomes_from_missing(operation, error, told) or Outcomes.all(len(operation), told(error))
         return Outcomes(len(operation))
 
 
@@ -452,7 +454,7 @@ def check_args(function: TableFunction, operation: Operation[Any], table: str | 
         )
 
 
-def problem_told(function: TableFunction, error: BaseException, *, sent: bool = True) -> Problem:
+def problem_from_error(function: TableFunction, error: BaseException, *, sent: bool = True) -> Problem:
     """What a function says of an error. Where it fails to say, after a request, the entries are refused: nobody who
     sees another error than the request's is to take it for "nothing was sent"."""
     try:
@@ -468,7 +470,7 @@ def problem_told(function: TableFunction, error: BaseException, *, sent: bool = 
         return Problem(State.REFUSED, table_error, of_request=True)
 
 
-def _pause(error: BaseException, cause: BaseException) -> float | None:
+def _retry_after(error: BaseException, cause: BaseException) -> float | None:
     """The seconds that a store has asked to wait; a note where `retry_after` is none."""
     asked = getattr(cause, "retry_after", None)
     try:
@@ -496,7 +498,7 @@ class StoreFunction(TableReadFunction[K, V], TableWriteFunction[K, V, U]):
 
     async def get_all(self, keys: Sequence[K], *args: object) -> dict[K, V]:
         gets = Operation(OperationKind.GET, RowEntries(list(keys)), args)
-        return _found(gets, await self._sent(gets))
+        return _records_found(gets, await self._sent(gets))
 
     async def put(self, key: K, value: V, *args: object) -> None:
         await self.put_all([(key, value)], *args)
@@ -522,22 +524,22 @@ class StoreFunction(TableReadFunction[K, V], TableWriteFunction[K, V, U]):
     async def _sent(self, operation: Operation[Any]) -> Outcomes:
         check_args(self, operation)
         await self.open()
-        return _well(operation, await self.send(operation))
+        return _raise_problems(operation, await self.send(operation))
 
 
-def _well(operation: Operation[Any], outcomes: Outcomes) -> Outcomes:
+def _raise_problems(operation: Operation[Any], outcomes: Outcomes) -> Outcomes:
     """The outcomes; what was wrong is raised: missing records as one error, any other first, as it says more."""
     for problem in outcomes.problems.values():
         if problem.error is not None and not problem.is_answer:
             raise problem.error
     missing = outcomes.places(State.MISSING)
     if missing:
-        raise record_not_found(list(dict.fromkeys(operation.entries.keys[place] for place in missing)))
+        raise record_not_found_error(list(dict.fromkeys(operation.entries.keys[place] for place in missing)))
     return outcomes
 
 
-def _found(gets: Operation[Any], outcomes: Outcomes) -> dict[Any, Any]:
-    records = _well(gets, outcomes).records or ()
+def _records_found(gets: Operation[Any], outcomes: Outcomes) -> dict[Any, Any]:
+    records = _raise_problems(gets, outcomes).records or ()
     return {key: record for key, record in zip(gets.entries.keys, records, strict=True) if record is not None}
 
 
@@ -545,7 +547,7 @@ def _rows(entries: Sequence[tuple[Any, Any]]) -> RowEntries[Any]:
     return RowEntries([key for key, _ in entries], [value for _, value in entries])
 
 
-async def _one_by_one(
+async def _send_one_by_one(
     function: TableFunction, operation: Operation[Any], request: Callable[[Any, Any], Awaitable[Any]]
 ) -> Outcomes:
     """One request per entry: in sequence for one key, several keys at a time; after a problem, no more of its key.
@@ -557,7 +559,7 @@ async def _one_by_one(
     by_key: dict[Any, list[int]] = {}
     for place, key in enumerate(keys):
         by_key.setdefault(key, []).append(place)
-    slots = asyncio.Semaphore(_AT_ONCE)
+    slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
     answers: list[Any] = [None] * len(keys)
     problems: dict[int, Problem] = {}
     attempt = limit_each_request() if len(keys) > 1 else None
@@ -571,9 +573,9 @@ async def _one_by_one(
                         answers[place] = await request(keys[place], values[place])
                 except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it becomes the outcome
                     if isinstance(error, asyncio.CancelledError):
-                        error = ended_itself(error)
+                        error = self_cancelled_error(error)
                     late = attempt is not None and limit.expired() and isinstance(error, TimeoutError)
-                    problem = attempt.late(keys[place]) if late and attempt else problem_told(function, error)
+                    problem = attempt.late(keys[place]) if late and attempt else problem_from_error(function, error)
                     problems[place] = problem
                     # Nothing more of the key is sent: what another writer begins now would get it without this entry.
                     left = problem
@@ -605,20 +607,20 @@ class FunctionLayer:
         try:
             await function.open()
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
-            return _of_the_request(operation, problem_told(function, error, sent=False))
+            return _of_the_request(operation, problem_from_error(function, error, sent=False))
         except asyncio.CancelledError as error:
-            return Outcomes.all(len(operation), problem_told(function, ended_itself(error), sent=False))
+            return Outcomes.all(len(operation), problem_from_error(function, self_cancelled_error(error), sent=False))
         try:
             outcomes = await function.send(operation)
         except asyncio.CancelledError as error:
-            return Outcomes.all(len(operation), problem_told(function, ended_itself(error)))
+            return Outcomes.all(len(operation), problem_from_error(function, self_cancelled_error(error)))
         except ConfigurationError:
             raise  # nothing was sent, and nothing of it can be
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
             # Some of it may be done: whoever sends it again has to know.
-            told = partial(problem_told, function)
-            return outcomes_of_missing(operation, error, told) or _of_the_request(operation, told(error))
-        return outcomes if _answers(outcomes, operation) else self._no_answer(function, operation, outcomes)
+            told = partial(problem_from_error, function)
+            return outcomes_from_missing(operation, error, told) or _of_the_request(operation, told(error))
+        return outcomes if _check_outcomes(outcomes, operation) else self._no_answer(function, operation, outcomes)
 
     async def close(self) -> None:
         for function in {id(f): f for f in (self.read_function, self.write_function) if f is not None}.values():
@@ -658,7 +660,7 @@ def _of_the_request(operation: Operation[Any], problem: Problem) -> Outcomes:
     return Outcomes.all(len(operation), replace(problem, of_request=True))
 
 
-def _answers(outcomes: object, operation: Operation[Any]) -> bool:
+def _check_outcomes(outcomes: object, operation: Operation[Any]) -> bool:
     """Whether there is one outcome for each entry: entries that nobody speaks of must not pass for done."""
     count = len(operation)
     if not isinstance(outcomes, Outcomes) or outcomes.count != count:
@@ -706,23 +708,23 @@ class LayerAsFunction(StoreFunction[Any, Any, Any]):
 F = TypeVar("F")
 
 
-def as_declared(function: F, base: type[F], settings: dict[str, Any]) -> tuple[Any, ...]:
+def reduce_function(function: F, base: type[F], settings: dict[str, Any]) -> tuple[Any, ...]:
     """Return what `__reduce__` of `base` returns, so that a subclass stays one and keeps what it has of its own.
 
     A subclass may be made of other arguments than `base`, so its own `__init__` is not called again.
     """
-    known = vars(rebuilt(base, base, settings))
+    known = vars(rebuild_function(base, base, settings))
     own = {name: value for name, value in vars(function).items() if name not in known}
-    return rebuilt, (type(function), base, settings), own or None
+    return rebuild_function, (type(function), base, settings), own or None
 
 
-def rebuilt(kind: type[F], base: type[F], settings: dict[str, Any]) -> F:
+def rebuild_function(kind: type[F], base: type[F], settings: dict[str, Any]) -> F:
     function = kind.__new__(kind)
     base.__init__(function, **settings)
     return function
 
 
-def is_of_the_record(problem: Problem) -> bool:
+def is_record_rejected(problem: Problem) -> bool:
     """Whether an entry was refused for what is in it, as far as its error says: then it may become a dead letter.
 
     Of other errors nobody knows that they are not the next record's as well: a store that is out of reach, a login that
@@ -730,17 +732,17 @@ def is_of_the_record(problem: Problem) -> bool:
     """
     if problem.state is State.MISSING:
         return True
-    return problem.state is State.REFUSED and not problem.of_request and _is_of_data(problem.error)
+    return problem.state is State.REFUSED and not problem.of_request and _is_data_error(problem.error)
 
 
-def comes_again(problem: Problem) -> bool:
+def is_retryable(problem: Problem) -> bool:
     """Whether an entry is to be sent again, now or when its batch is run again: what it holds has not been refused."""
-    return problem.state is not State.SKIPPED and not is_of_the_record(problem)
+    return problem.state is not State.SKIPPED and not is_record_rejected(problem)
 
 
-def _is_of_data(error: BaseException | None) -> bool:
+def _is_data_error(error: BaseException | None) -> bool:
     if isinstance(error, BaseExceptionGroup):
-        return all(map(_is_of_data, error.exceptions))
+        return all(map(_is_data_error, error.exceptions))
     if isinstance(error, ConfigurationError | TableAccessError):
         return False
     return isinstance(error, PermanentError | ValueError | TypeError | ArithmeticError)

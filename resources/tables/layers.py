@@ -29,7 +29,7 @@ class Layer(Protocol):
         ...
 
 
-async def send_others(
+async def send_without_problems(
     operation: Operation[Any], problems: Mapping[int, Problem], send: Callable[[Operation[Any]], Awaitable[Outcomes]]
 ) -> Outcomes:
     """The outcomes of an operation of which the entries with `problems` are not sent."""
@@ -39,7 +39,7 @@ async def send_others(
     outcomes = Outcomes(len(operation), problems=problems)
     if not places:
         return outcomes
-    return outcomes.amended(places, await send(operation.with_entries(operation.entries.take(places))))
+    return outcomes.with_retried(places, await send(operation.with_entries(operation.entries.take(places))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Capabilities:
 
 
 # What a store can do that checks conditions itself and takes all changes.
-OF_A_STORE = Capabilities(
+STORE_CAPABILITIES = Capabilities(
     updates=True,
     changes=frozenset({"set", "add", "append", "remove"}),
     puts_if_absent=True,
@@ -70,7 +70,7 @@ OF_A_STORE = Capabilities(
 )
 
 
-def ended_itself(error: asyncio.CancelledError) -> TableUnavailableError:
+def self_cancelled_error(error: asyncio.CancelledError) -> TableUnavailableError:
     """The error of a request that was cancelled from within; raises `error` where its task is being cancelled.
 
     To hand it on as a cancellation would end the caller's task as if somebody had cancelled it, and a task group takes
@@ -87,7 +87,7 @@ def ended_itself(error: asyncio.CancelledError) -> TableUnavailableError:
     return told
 
 
-class _Place:
+class _Deadline:
     __slots__ = ("cancelled", "cancelling", "due", "task")
 
     def __init__(self, task: asyncio.Task[Any], due: float) -> None:
@@ -101,26 +101,26 @@ class TimeLimits:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._places: dict[_Place, None] = {}
+        self._places: dict[_Deadline, None] = {}
         self._looking = False
 
-    def enter(self) -> _Place:
+    def enter(self) -> _Deadline:
         """Begin the time of what the current task does until it leaves."""
         loop = asyncio.get_running_loop()
         task = asyncio.current_task(loop)
         assert task is not None
-        place = _Place(task, loop.time() + self._seconds)
+        place = _Deadline(task, loop.time() + self._seconds)
         self._places[place] = None
         if not self._looking:
             self._looking = True
             loop.call_at(place.due, self._look)
         return place
 
-    def lift(self, place: _Place) -> None:
+    def lift(self, place: _Deadline) -> None:
         """Let it take its time."""
         self._places.pop(place, None)
 
-    def leave(self, place: _Place) -> bool:
+    def leave(self, place: _Deadline) -> bool:
         """End it; return whether it was cancelled for its time, and for nothing else."""
         self._places.pop(place, None)
         # As asyncio.timeout does: a task that somebody else cancels, too, is to stay cancelled.
@@ -144,7 +144,7 @@ class TimedAttempt(NamedTuple):
     """The attempt that is under way in a task. `late`: the problem of a key whose request had no answer in time."""
 
     limits: TimeLimits
-    place: _Place
+    place: _Deadline
     seconds: float
     late: Callable[[Any], Problem]
 

@@ -6,8 +6,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dagster_adjunct.resources.tables.functions import StoreFunction, as_declared, record_not_found
-from dagster_adjunct.resources.tables.layers import OF_A_STORE, Capabilities
+from dagster_adjunct.resources.tables.functions import StoreFunction, record_not_found_error, reduce_function
+from dagster_adjunct.resources.tables.layers import STORE_CAPABILITIES, Capabilities
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Mark,
@@ -16,7 +16,7 @@ from dagster_adjunct.resources.tables.operation import (
     Outcomes,
     Problem,
     State,
-    changes_of,
+    to_changes,
 )
 
 Record = Mapping[str, Any]
@@ -48,11 +48,11 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
         return f"MemoryTable({self.name!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return as_declared(self, MemoryTable, MemoryTable.to_dict(self))
+        return reduce_function(self, MemoryTable, MemoryTable.to_dict(self))
 
     @property
     def capabilities(self) -> Capabilities:
-        return OF_A_STORE
+        return STORE_CAPABILITIES
 
     def to_dict(self) -> dict[str, Any]:
         """The declaration as plain values."""
@@ -139,15 +139,15 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
         if key not in records:
             default = None if entries.defaults is None else entries.defaults[place]
             if default is None:
-                return 0, Problem(State.MISSING, record_not_found([key], f"memory table {self.name}"))
+                return 0, Problem(State.MISSING, record_not_found_error([key], f"memory table {self.name}"))
             records[key], begun = dict(default), 1
-        apply_changes(records[key], changes_of(entries.values[place]))
+        apply_changes(records[key], to_changes(entries.values[place]))
         return begun, None
 
     @staticmethod
     def _late_changes(operation: Operation[Any], place: int) -> Changes:
-        """Return what an update does that is late (`Operation.adds_late`)."""
-        changes = changes_of((operation.entries.values or ())[place]) if operation.adds_late else Changes()
+        """Return what an update does that is late (`Operation.applies_late_changes`)."""
+        changes = to_changes((operation.entries.values or ())[place]) if operation.applies_late_changes else Changes()
         numbers = {n: number for n, number in changes.add.items() if not isinstance(number, Mapping | None)}
         return Changes(add=numbers, append={n: values for n, values in changes.append.items() if values})
 

@@ -19,13 +19,13 @@ _PER_DOUBLING = 8
 _NONE: Mapping[int, int] = MappingProxyType({})
 
 
-def bucket_of(value: float) -> int:
+def bucket_index(value: float) -> int:
     """The bucket of a value above 0: each doubling has eight of equal width, so none is wider than an eighth of it."""
     fraction, exponent = frexp(value)
     return exponent * _PER_DOUBLING + int(fraction * 2 * _PER_DOUBLING) - _PER_DOUBLING
 
 
-def end_of(bucket: int) -> float:
+def bucket_end(bucket: int) -> float:
     """The least value that lies above the bucket."""
     exponent, part = divmod(bucket, _PER_DOUBLING)
     return float((_PER_DOUBLING + part + 1) / (2 * _PER_DOUBLING) * 2.0**exponent)
@@ -60,7 +60,7 @@ class Histogram:
         for bucket in sorted(self.buckets):
             left -= self.buckets[bucket]
             if left <= 0:
-                return min(end_of(bucket), self.greatest)
+                return min(bucket_end(bucket), self.greatest)
         return self.greatest
 
 
@@ -144,7 +144,7 @@ class TableMetrics:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-class _Spread:
+class _HistogramBuilder:
     """A histogram that is being filled."""
 
     __slots__ = ("buckets", "greatest", "total")
@@ -173,7 +173,7 @@ class Meter:
     def __init__(self) -> None:
         self._counting = threading.Lock()
         self._counts: dict[str, Any] = {f.name: f.default for f in fields(TableMetrics) if f.type != "Histogram"}
-        self._reads, self._writes = _Spread(), _Spread()
+        self._reads, self._writes = _HistogramBuilder(), _HistogramBuilder()
         self._sizes: dict[int, int] = {}  # how many attempts had so many entries
 
     def add(self, name: str, amount: float = 1, present: int = 0) -> None:
@@ -211,7 +211,7 @@ class Meter:
 def _histogram_of(counts: Mapping[int, int]) -> Histogram:
     buckets: dict[int, int] = {}
     for value, count in counts.items():
-        bucket = bucket_of(value)
+        bucket = bucket_index(value)
         buckets[bucket] = buckets.get(bucket, 0) + count
     total = sum(value * count for value, count in counts.items())
     return Histogram(buckets, float(total), float(max(counts, default=0)))
@@ -246,12 +246,12 @@ def report_tables_to(hook: MetricsHook) -> Callable[[], None]:
     return end
 
 
-def anyone_listens() -> bool:
+def has_metrics_hooks() -> bool:
     """Whether a report would reach anybody."""
     return bool(_HOOKS)
 
 
-def report(table: str, metrics: TableMetrics) -> None:
+def report_metrics(table: str, metrics: TableMetrics) -> None:
     """Tell all hooks. One that fails is logged: the table's work is done, and must not fail with it."""
     for hook in tuple(_HOOKS):
         try:
@@ -334,5 +334,5 @@ class PrometheusTables:
 def _cumulative(histogram: Histogram, ends: tuple[float, ...]) -> list[tuple[str, float]]:
     """How many values lie below each end, as Prometheus has it. A value that is an end counts as above it."""
     counts: Mapping[int, int] = histogram.buckets
-    below = [(str(end), float(sum(n for bucket, n in counts.items() if end_of(bucket) <= end))) for end in ends]
+    below = [(str(end), float(sum(n for bucket, n in counts.items() if bucket_end(bucket) <= end))) for end in ends]
     return [*below, ("+Inf", float(histogram.count))]

@@ -85,7 +85,7 @@ class Changes:
         return not self.add and not self.append
 
 
-def changes_of(update: Mapping[str, Any] | Changes) -> Changes:
+def to_changes(update: Mapping[str, Any] | Changes) -> Changes:
     """The update as `Changes`."""
     return update if isinstance(update, Changes) else Changes(set=update)
 
@@ -129,7 +129,7 @@ def key_columns(table: str, key: str | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def in_own_order(store: str, own: Sequence[str], given: Sequence[str]) -> Callable[[Any], Any] | None:
+def key_reorderer(store: str, own: Sequence[str], given: Sequence[str]) -> Callable[[Any], Any] | None:
     """The function that brings a key whose parts are named `given` into the order `own`; None where it is in that.
 
     No names are the store's own order. ConfigurationError where they are others, SchemaMismatchError for a key that is
@@ -147,13 +147,13 @@ def in_own_order(store: str, own: Sequence[str], given: Sequence[str]) -> Callab
 
     def ordered(key: Any) -> tuple[Any, ...]:
         if not isinstance(key, tuple) or len(key) != len(places):
-            raise no_key(store, key, given)
+            raise key_length_error(store, key, given)
         return tuple([key[place] for place in places])
 
     return ordered
 
 
-def no_key(store: str, key: Any, names: Sequence[str]) -> SchemaMismatchError:
+def key_length_error(store: str, key: Any, names: Sequence[str]) -> SchemaMismatchError:
     """The error for a key that is not as long as it has columns."""
     return SchemaMismatchError(
         f"{store} got {key!r} as a key; expected a tuple of {', '.join(names)}.",
@@ -347,19 +347,19 @@ class RowEntries(Generic[K_co]):
     @property
     def nbytes(self) -> int:
         columns = (self.keys, self.values or (), self.defaults or ())
-        return sum(size_of(value) for column in columns for value in column)
+        return sum(estimate_bytes(value) for column in columns for value in column)
 
 
-def size_of(value: object) -> int:
+def estimate_bytes(value: object) -> int:
     """About how many bytes a value is when it is sent: as text its characters, as a number 8, and what is in it."""
     if isinstance(value, str | bytes | bytearray | memoryview):
         return len(value)
     if isinstance(value, Mapping):
-        return sum(size_of(name) + size_of(item) for name, item in value.items())
+        return sum(estimate_bytes(name) + estimate_bytes(item) for name, item in value.items())
     if isinstance(value, list | tuple | set | frozenset):
-        return sum(map(size_of, value))
+        return sum(map(estimate_bytes, value))
     if is_dataclass(value):
-        return sum(size_of(getattr(value, part.name)) for part in fields(value))
+        return sum(estimate_bytes(getattr(value, part.name)) for part in fields(value))
     return 1 if value is None else 8
 
 
@@ -373,7 +373,8 @@ class Conditions:
     leaves the mark behind (a tombstone), so that what is older and comes later does not bring the record back.
 
     With both, a late update is not lost: numbers that it adds and values that it appends are applied, once, to a record
-    that is there (`Operation.adds_late`). What it sets, removes, or adds to JSON is skipped, since a newer one stays.
+    that is there (`Operation.applies_late_changes`). What it sets, removes, or adds to JSON is skipped, since a newer
+    one stays.
 
     `keeps_marks` is no condition: the table is idempotent and these entries have no marks, as those of a direct call.
     Stores that keep marks in the record itself have to leave them there.
@@ -414,7 +415,7 @@ class Operation(Generic[K_co]):
         return self.count
 
     @property
-    def adds_late(self) -> bool:
+    def applies_late_changes(self) -> bool:
         """Whether an entry that is late, but was not applied before, still adds numbers and appends to lists.
 
         Its mark is kept then, and what is newest stays. One that only sets leaves nothing behind.
@@ -428,7 +429,7 @@ class Operation(Generic[K_co]):
         return replace(self, entries=entries)
 
 
-def same_args(one: Sequence[object], other: Sequence[object]) -> bool:
+def are_same_args(one: Sequence[object], other: Sequence[object]) -> bool:
     """Whether two calls hand on the same; of objects that aren't plain values, only identity is sure to say so."""
     return one is other or (
         len(one) == len(other)
@@ -509,7 +510,7 @@ class Outcomes:
         """How many entries have taken effect, or were read."""
         return self.count - len(self.problems)
 
-    def amended(self, places: Sequence[int], later: Outcomes) -> Outcomes:
+    def with_retried(self, places: Sequence[int], later: Outcomes) -> Outcomes:
         """These outcomes where the entries at `places` were sent again, with `later` as their outcomes."""
         again = set(places)
         problems = {place: problem for place, problem in self.problems.items() if place not in again}
@@ -524,7 +525,7 @@ class Outcomes:
         )
 
 
-def joined(parts: Iterable[Outcomes]) -> Outcomes:
+def concatenate_outcomes(parts: Iterable[Outcomes]) -> Outcomes:
     """The outcomes of an operation that was sent in parts, one after the other."""
     kept = list(parts)
     if len(kept) == 1:
@@ -544,7 +545,7 @@ def joined(parts: Iterable[Outcomes]) -> Outcomes:
 T = TypeVar("T")
 
 
-def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
+def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     """Return what the coroutine returns; a loop that is running in this thread waits meanwhile."""
     try:
         asyncio.get_running_loop()

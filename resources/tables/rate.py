@@ -11,8 +11,8 @@ from weakref import WeakValueDictionary
 
 from dagster_adjunct.resources.common import check_name
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TransientError
-from dagster_adjunct.resources.tables.functions import comes_again
-from dagster_adjunct.resources.tables.layers import Layer, send_others
+from dagster_adjunct.resources.tables.functions import is_retryable
+from dagster_adjunct.resources.tables.layers import Layer, send_without_problems
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import (
     Clock,
@@ -22,8 +22,8 @@ from dagster_adjunct.resources.tables.operation import (
     Problem,
     State,
     SystemClock,
-    joined,
-    size_of,
+    concatenate_outcomes,
+    estimate_bytes,
 )
 
 # `CreditSource`: where the requests of a table get the credits that they cost.
@@ -162,7 +162,7 @@ def per_record(operation: Operation[Any], answer: Outcomes | None) -> float:
 def per_byte(operation: Operation[Any], answer: Outcomes | None) -> float:
     """One credit for each byte that a write sends, about, and for each that a get brings, which it pays afterwards."""
     if answer is not None:
-        return sum(map(size_of, _found(answer)))
+        return sum(map(estimate_bytes, _found_records(answer)))
     return operation.entries.nbytes if operation.kind.writes else 0
 
 
@@ -172,16 +172,18 @@ def per_capacity_unit(operation: Operation[Any], answer: Outcomes | None) -> flo
     Of an update only its own size is known here, so that it may use more where records are larger than that.
     """
     if answer is not None:
-        missing = answer.count - len(_found(answer))
-        return missing + sum(max(1, ceil(size_of(record) / 4096)) for record in _found(answer))
+        missing = answer.count - len(_found_records(answer))
+        return missing + sum(max(1, ceil(estimate_bytes(record) / 4096)) for record in _found_records(answer))
     if not operation.kind.writes:
         return 0
     entries = operation.entries
     values = entries.values or [None] * len(entries)
-    return sum(max(1, ceil((size_of(k) + size_of(v)) / 1024)) for k, v in zip(entries.keys, values, strict=True))
+    return sum(
+        max(1, ceil((estimate_bytes(k) + estimate_bytes(v)) / 1024)) for k, v in zip(entries.keys, values, strict=True)
+    )
 
 
-def _found(answer: Outcomes) -> list[Any]:
+def _found_records(answer: Outcomes) -> list[Any]:
     return [record for record in answer.records or () if record is not None]
 
 
@@ -358,10 +360,10 @@ class RateLayer:
             if outcomes.problems and operation.kind.writes:
                 keys = part.entries.keys
                 for place, problem in outcomes.problems.items():
-                    if comes_again(problem):
+                    if is_retryable(problem):
                         unsent = replace(problem, state=State.FAILED if problem.may_pass else State.REFUSED)
                         held.setdefault(keys[place], unsent)
-        return joined(sent)
+        return concatenate_outcomes(sent)
 
     def _parts(self, operation: Operation[Any], budget: Budget, cost: float) -> Iterator[tuple[Operation[Any], float]]:
         """Parts that cost no more than should go out at once, or are a single entry."""
@@ -387,4 +389,4 @@ class RateLayer:
                 return Outcomes.all(len(allowed), Problem(State.REFUSED, error))
             return await self._attempt(allowed, budget, its_cost)
 
-        return await send_others(part, problems, attempt)
+        return await send_without_problems(part, problems, attempt)

@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 # passes, and a process that later gets the driver's port can't hand out anything.
 
 
-_LARGEST = 64 * 1024
+_MAX_MESSAGE_BYTES = 64 * 1024
 # So long somebody may take to say who he is.
 _HANDSHAKE_SECONDS = 10.0
 
 
-class NotOfThisRun(ConnectionError):
+class HandshakeError(ConnectionError):
     """The other side doesn't know the run's secret, or speaks otherwise."""
 
 
@@ -60,52 +60,52 @@ class CreditAddress:
     secret: bytes = field(repr=False)
 
 
-async def send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+async def send_message(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
     data = json.dumps(message).encode()
     writer.write(len(data).to_bytes(4, "big") + data)
     await writer.drain()
 
 
-async def receive(reader: asyncio.StreamReader) -> dict[str, Any]:
+async def receive_message(reader: asyncio.StreamReader) -> dict[str, Any]:
     """Return the next message. Raises IncompleteReadError where nobody is there any more, and NotOfThisRun."""
     length = int.from_bytes(await reader.readexactly(4), "big")
-    if length > _LARGEST:
-        raise NotOfThisRun(f"a message of {length} bytes")
+    if length > _MAX_MESSAGE_BYTES:
+        raise HandshakeError(f"a message of {length} bytes")
     try:
         message = json.loads(await reader.readexactly(length))
     except ValueError as error:
-        raise NotOfThisRun("what is no message") from error
+        raise HandshakeError("what is no message") from error
     if not isinstance(message, dict):
-        raise NotOfThisRun("what is no message")
+        raise HandshakeError("what is no message")
     return message
 
 
-async def admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
+async def authenticate_task(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
     """Let a task in that knows the secret, and show that we do. Raises NotOfThisRun."""
     async with asyncio.timeout(_HANDSHAKE_SECONDS):
         nonce = secrets.token_hex(16)
-        await send(writer, {"nonce": nonce})
-        answer = await receive(reader)
-        _check(answer.get("proof"), secret, "task", nonce)
-        await send(writer, {"proof": _proof(secret, "driver", str(answer.get("nonce")))})
+        await send_message(writer, {"nonce": nonce})
+        answer = await receive_message(reader)
+        _check_proof(answer.get("proof"), secret, "task", nonce)
+        await send_message(writer, {"proof": _proof(secret, "driver", str(answer.get("nonce")))})
 
 
-async def enter(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
+async def authenticate_driver(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
     """Show a driver that we know the secret, and see that it does. Raises NotOfThisRun."""
     async with asyncio.timeout(_HANDSHAKE_SECONDS):
-        greeting = await receive(reader)
+        greeting = await receive_message(reader)
         nonce = secrets.token_hex(16)
-        await send(writer, {"proof": _proof(secret, "task", str(greeting.get("nonce"))), "nonce": nonce})
-        _check((await receive(reader)).get("proof"), secret, "driver", nonce)
+        await send_message(writer, {"proof": _proof(secret, "task", str(greeting.get("nonce"))), "nonce": nonce})
+        _check_proof((await receive_message(reader)).get("proof"), secret, "driver", nonce)
 
 
 def _proof(secret: bytes, whose: str, nonce: str) -> str:
     return hmac.new(secret, f"{whose} {nonce}".encode(), "sha256").hexdigest()
 
 
-def _check(proof: object, secret: bytes, whose: str, nonce: str) -> None:
+def _check_proof(proof: object, secret: bytes, whose: str, nonce: str) -> None:
     if not isinstance(proof, str) or not hmac.compare_digest(proof.encode(), _proof(secret, whose, nonce).encode()):
-        raise NotOfThisRun("a wrong proof")
+        raise HandshakeError("a wrong proof")
 
 
 # What the runs of a lake know of one budget: up to when its credits are leased, on a time line that they share.
@@ -117,14 +117,14 @@ def _check(proof: object, secret: bytes, whose: str, nonce: str) -> None:
 
 
 # So far ahead is leased at most: what a run that dies takes along. Two seconds is the promise.
-AHEAD_SECONDS = 1.0
+MAX_AHEAD_SECONDS = 1.0
 # A run that has not leased for so long wants nothing any more, or is dead.
-_HEARD_SECONDS = 2.0
+_ACTIVE_SECONDS = 2.0
 # A shorter lease is not worth a request: who wishes for less gets so much, where there is so much.
-_SHORTEST = 0.01
+_MIN_LEASE_SECONDS = 0.01
 
 
-class RunWish(StoredDocument):
+class RunShare(StoredDocument):
     """When a run leased last, how much of the rate it could use, from 0 to 1, and the rate that it states (credits per
     second)."""
 
@@ -139,12 +139,12 @@ class SharedTimeline(StoredDocument):
     format: Literal[1] = 1
     now: float = 0.0
     through: float = 0.0
-    runs: dict[str, RunWish] = Field(default_factory=dict)
+    runs: dict[str, RunShare] = Field(default_factory=dict)
     nonce: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class LeaseInterval:
     """Leased time, in seconds from when it was decided: its beginning may be past."""
 
     start: float
@@ -152,37 +152,37 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class LeaseRequest:
     """What a run asks for: so many seconds' credits now, and such a share of the rate as long as it goes on so."""
 
     seconds: float
     share: float
 
 
-def lease(
-    timeline: SharedTimeline, run: str, now: float, wish: Wish, rate: float | None = None
-) -> tuple[SharedTimeline, Stretch | None]:
+def lease_credits(
+    timeline: SharedTimeline, run: str, now: float, wish: LeaseRequest, rate: float | None = None
+) -> tuple[SharedTimeline, LeaseInterval | None]:
     """Return the budget after a lease, and what was leased; None where others have all that may be leased by now.
 
     Of what may be leased a run gets the part that its share is of all shares, where all can't have what they want.
     """
     now = max(now, timeline.now)
-    heard = {name: other for name, other in timeline.runs.items() if other.at > now - _HEARD_SECONDS and name != run}
-    runs = {**heard, run: RunWish(at=now, share=wish.share, rate=rate)}
-    wished = max(wish.seconds, _SHORTEST)
+    heard = {name: other for name, other in timeline.runs.items() if other.at > now - _ACTIVE_SECONDS and name != run}
+    runs = {**heard, run: RunShare(at=now, share=wish.share, rate=rate)}
+    wished = max(wish.seconds, _MIN_LEASE_SECONDS)
     # Of what has come in, the latest: what came in before has expired when a small lease is there.
     start = max(timeline.through, now - min(wished, KEPT_SECONDS))
-    shares = fair_shares({name: other.share for name, other in runs.items()})
+    shares = divide_fairly({name: other.share for name, other in runs.items()})
     part = shares[run] / total if (total := sum(shares.values())) else 0.0
-    seconds = min(wished, (now + AHEAD_SECONDS - start) * part)
-    if seconds < _SHORTEST:
+    seconds = min(wished, (now + MAX_AHEAD_SECONDS - start) * part)
+    if seconds < _MIN_LEASE_SECONDS:
         # Who waits is told all the same, or those before it would never leave it anything.
         return timeline.model_copy(update={"now": now, "runs": runs}), None
     after = timeline.model_copy(update={"now": now, "through": start + seconds, "runs": runs})
-    return after, Stretch(start - now, start + seconds - now)
+    return after, LeaseInterval(start - now, start + seconds - now)
 
 
-def fair_shares(wanted: Mapping[str, float]) -> dict[str, float]:
+def divide_fairly(wanted: Mapping[str, float]) -> dict[str, float]:
     """Return what each gets of 1: no more than it wants, and more than others only where those have all they want."""
     got: dict[str, float] = {}
     left, waiting = 1.0, sorted(wanted, key=lambda name: wanted[name])
@@ -201,11 +201,11 @@ def fair_shares(wanted: Mapping[str, float]) -> dict[str, float]:
 PAUSE_SECONDS = 0.2
 # More than it used is wanted, or a demand that grows would never get ahead.
 _HEADROOM = 1.25
-_LITTLE = 1e-9
+_EPSILON = 1e-9
 
 
 @dataclass(slots=True)
-class _Stretch:
+class _CreditInterval:
     start: float
     end: float
     credits: float
@@ -220,7 +220,7 @@ class _Stretch:
 
     def drop(self, credits: float) -> None:
         """Take away its first credits."""
-        if self.credits - credits <= _LITTLE:
+        if self.credits - credits <= _EPSILON:
             self.start, self.credits = self.end, 0.0
         else:
             self.start += (self.end - self.start) * credits / self.credits
@@ -231,14 +231,14 @@ class LeasedCredits:
     """Leased credits in the order in which they come in."""
 
     def __init__(self) -> None:
-        self._stretches: deque[_Stretch] = deque()
+        self._stretches: deque[_CreditInterval] = deque()
 
     def add(self, start: float, end: float, credits: float) -> None:
-        self._stretches.append(_Stretch(start, end, credits))
+        self._stretches.append(_CreditInterval(start, end, credits))
 
     def give_back(self, now: float, credits: float) -> None:
         """Add what was taken and not used, as if it came in now."""
-        self._stretches.appendleft(_Stretch(now, now, credits))
+        self._stretches.appendleft(_CreditInterval(now, now, credits))
 
     def take(self, now: float, at_most: float) -> float:
         """Take what has come in and not expired, but no more than that; return how much it was."""
@@ -249,7 +249,7 @@ class LeasedCredits:
             if part > 0:
                 stretch.drop(part)
                 taken += part
-        while self._stretches and self._stretches[0].credits <= _LITTLE:
+        while self._stretches and self._stretches[0].credits <= _EPSILON:
             self._stretches.popleft()
         return taken
 
@@ -317,7 +317,7 @@ class Demands:
             part = self.leased.take(now, first.missing)
             self._spent += part
             first.missing -= part
-            if first.missing > _LITTLE * max(1.0, first.credits):
+            if first.missing > _EPSILON * max(1.0, first.credits):
                 break
             paid.append(self._waiting.popleft())
         return paid
@@ -326,24 +326,24 @@ class Demands:
         """When the first demand will have all its credits; None where nobody waits, or a lease is needed first."""
         return self.leased.ready_at(now, self._waiting[0].missing) if self._waiting else None
 
-    def wish(self, now: float) -> Wish | None:
+    def wish(self, now: float) -> LeaseRequest | None:
         """Return what to lease now, None where nothing is wanted or the last lease was just before."""
         since = now - self._wished_at
         waiting = sum(demand.missing for demand in self._waiting)
-        if since < PAUSE_SECONDS or (waiting <= 0 and self._spent <= _LITTLE):
+        if since < PAUSE_SECONDS or (waiting <= 0 and self._spent <= _EPSILON):
             return None
         used = (self._spent + waiting) / (max(PAUSE_SECONDS, min(since, 1.0)) * self.rate)
         share = min(1.0, _HEADROOM * max(used, self._used_before))
-        target = max(waiting, share * AHEAD_SECONDS * self.rate)
+        target = max(waiting, share * MAX_AHEAD_SECONDS * self.rate)
         held = self.leased.held(now + self.lease_takes)  # when the lease is there
         if held >= max(waiting, target * 2 / 3):
             return None
         self._wished_at, self._spent, self._used_before = now, 0.0, used
-        return Wish(min(AHEAD_SECONDS + KEPT_SECONDS, (target - held) / self.rate), share)
+        return LeaseRequest(min(MAX_AHEAD_SECONDS + KEPT_SECONDS, (target - held) / self.rate), share)
 
     def look_at(self, now: float) -> float | None:
         """When there will be something to do; None until somebody demands."""
-        if not self._waiting and self._spent <= _LITTLE:
+        if not self._waiting and self._spent <= _EPSILON:
             return None
         next_wish = max(now, self._wished_at + PAUSE_SECONDS)
         ready = self.next_at(now)
@@ -354,7 +354,7 @@ class Demands:
 
 _log = logging.getLogger("adjunct.tables")
 # A task that waits hears so often that its driver lives.
-BEAT_SECONDS = 3.0
+HEARTBEAT_SECONDS = 3.0
 # A store that leases nothing for so long is told to those that wait.
 _STORE_SECONDS = 60.0
 
@@ -362,7 +362,7 @@ _STORE_SECONDS = 60.0
 class Leases(Protocol):
     """Where the credits of one budget are leased."""
 
-    def lease(self, wish: Wish) -> Stretch | None: ...
+    def lease(self, wish: LeaseRequest) -> LeaseInterval | None: ...
 
 
 class CreditServer:
@@ -375,7 +375,7 @@ class CreditServer:
     def __init__(self, leases: Callable[[Budget], Leases], *, host: str = "127.0.0.1", bind: str | None = None) -> None:
         self._leases, self._host, self._bind = leases, host, bind or host
         self._secret = secrets.token_bytes(32)
-        self._taps: dict[tuple[str, str], _Tap] = {}
+        self._taps: dict[tuple[str, str], _BudgetServer] = {}
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: asyncio.Server | None = None
@@ -388,7 +388,7 @@ class CreditServer:
         async def add() -> None:
             for budget in budgets:
                 if (budget.name, budget.tag) not in self._taps:
-                    self._taps[budget.name, budget.tag] = _Tap(Demands(budget.rate), self._leases(budget))
+                    self._taps[budget.name, budget.tag] = _BudgetServer(Demands(budget.rate), self._leases(budget))
 
         asyncio.run_coroutine_threadsafe(add(), loop).result()
         return CreditAddress(self._host, self._port, self._secret)
@@ -420,10 +420,10 @@ class CreditServer:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await admit(reader, writer, self._secret)
+            await authenticate_task(reader, writer, self._secret)
             while True:
-                await self._serve(reader, writer, await receive(reader))
-        except NotOfThisRun as error:
+                await self._serve(reader, writer, await receive_message(reader))
+        except HandshakeError as error:
             _log.warning("credits: a connection from %s was refused: %s", writer.get_extra_info("peername"), error)
         except (OSError, EOFError, TimeoutError):
             pass  # the task has ended, or is gone
@@ -436,9 +436,9 @@ class CreditServer:
         tap = self._taps.get((str(message.get("budget")), str(message.get("tag"))))
         credits = message.get("credits")
         if not isinstance(credits, int | float) or not 0 < credits < float("inf"):
-            raise NotOfThisRun(f"a demand of {credits!r} credits")
+            raise HandshakeError(f"a demand of {credits!r} credits")
         if tap is None:
-            await send(writer, {"error": error_to_json(_unknown(message))})
+            await send_message(writer, {"error": error_to_json(_unknown(message))})
             return
         demand, granted = tap.ask(credits)
         # Nothing is sent while a task waits: whatever comes is the end of it.
@@ -446,18 +446,18 @@ class CreditServer:
         either: set[asyncio.Future[Any]] = {granted, gone}
         try:
             while True:
-                done, _ = await asyncio.wait(either, timeout=BEAT_SECONDS, return_when="FIRST_COMPLETED")
+                done, _ = await asyncio.wait(either, timeout=HEARTBEAT_SECONDS, return_when="FIRST_COMPLETED")
                 if granted in done:
                     break
                 if gone in done:
                     raise EOFError
-                await send(writer, {"wait": True})
+                await send_message(writer, {"wait": True})
         finally:
             gone.cancel()
             with suppress(asyncio.CancelledError, OSError):
                 await gone
             tap.forget(demand)
-        await send(writer, granted.result())
+        await send_message(writer, granted.result())
 
 
 def _unknown(message: dict[str, Any]) -> TableError:
@@ -481,7 +481,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-class _Tap:
+class _BudgetServer:
     """One budget: its demands, and the leases that are made for them."""
 
     def __init__(self, demands: Demands, leases: Leases) -> None:
@@ -517,7 +517,7 @@ class _Tap:
                 async with asyncio.timeout(None if at is None else max(0.001, at - now)):
                     await self._changed.wait()
 
-    async def _lease(self, wish: Wish) -> None:
+    async def _lease(self, wish: LeaseRequest) -> None:
         began = time.monotonic()
         try:
             got = await asyncio.to_thread(self._leases.lease, wish)
@@ -546,7 +546,7 @@ class _Tap:
             answer.set_result({"error": error_to_json(error)})
 
 
-class LeasesOfBudget:
+class BudgetLeases:
     """Leases credits of a budget that all runs of a lake share. For one thread at a time.
 
     `clock` gives seconds that only grow; the wall clock is looked at once.
@@ -559,7 +559,7 @@ class LeasesOfBudget:
         self._run, self._clock = run, clock
         self._ahead = time.time() - clock()  # of the budget's time line, by which its runs go together
 
-    def lease(self, wish: Wish) -> Stretch | None:
+    def lease(self, wish: LeaseRequest) -> LeaseInterval | None:
         """Return what was leased, by `clock`; None where others have all that may be leased by now.
 
         Raises StoreUnavailableError (what may have been leased expires), CommitConflictError after many conflicts, and
@@ -568,16 +568,16 @@ class LeasesOfBudget:
 
         others, rates = False, set[float]()
 
-        def decide(data: bytes | None) -> tuple[bytes, Stretch | None]:
+        def decide(data: bytes | None) -> tuple[bytes, LeaseInterval | None]:
             nonlocal others, rates
             timeline = SharedTimeline() if data is None else self._parse(data)
             here = self._clock()
             self._ahead = max(self._ahead, timeline.now - here)
-            after, got = lease(timeline, self._run, here + self._ahead, wish, self._rate)
+            after, got = lease_credits(timeline, self._run, here + self._ahead, wish, self._rate)
             others = len(after.runs) > 1
             rates = {run.rate for run in after.runs.values() if run.rate is not None} - {self._rate}
             document = after.model_copy(update={"nonce": uuid.uuid4().hex}).model_dump_json().encode()
-            return document, None if got is None else Stretch(here + got.start, here + got.end)
+            return document, None if got is None else LeaseInterval(here + got.start, here + got.end)
 
         got = self._value.transact(decide)
         if others:

@@ -100,7 +100,7 @@ class Backoff:
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        times = _is_time(self.first) and _is_time(self.jitter) and self.most >= self.first
+        times = _is_duration(self.first) and _is_duration(self.jitter) and self.most >= self.first
         if not (times and 1 <= self.growth <= 1000):
             raise ConfigurationError(
                 f"{self} can't work: expected times of 0 s or more, the first at most as long as the longest, and a "
@@ -221,7 +221,7 @@ class RetryPolicy:
         return None if spent + seconds > self.max_total else seconds
 
 
-def _is_time(seconds: float) -> bool:
+def _is_duration(seconds: float) -> bool:
     return isfinite(seconds) and seconds >= 0
 
 
@@ -271,7 +271,7 @@ class RetryLayer:
                 problems = {place: Problem(state, error, of_request=True) for place, state in states.items()}
                 outcomes = replace(outcomes, problems={**outcomes.problems, **problems})
                 break
-            outcomes = outcomes.amended(again, later)
+            outcomes = outcomes.with_retried(again, later)
         given_up = sum(not problem.is_answer for problem in outcomes.problems.values())
         self.meter.add("failures" if given_up else "successes")
         if given_up:
@@ -289,13 +289,13 @@ class RetryLayer:
         spent = self.clock.now() - began - outcomes.waited
         wait = self.policy.wait(attempts, spent, asked)
         if wait is None:
-            _tell(problems, attempts, spent, asked)
+            _note_given_up(problems, attempts, spent, asked)
             return None
         if wait:
             self.meter.add("retry_waits", wait)
             await self.clock.sleep(wait)
         self.meter.add("retries")
-        return _with_overtakers(operation, outcomes, left)
+        return _add_overtakers(operation, outcomes, left)
 
     def _left(self, operation: Operation[Any], outcomes: Outcomes) -> list[int]:
         left = sorted(place for place, problem in outcomes.problems.items() if self.policy.passes(problem))
@@ -306,17 +306,17 @@ class RetryLayer:
 
 def _may_act_twice(operation: Operation[Any], place: int, problem: Problem) -> bool:
     """Whether the update may have had its effect, and would have it again."""
-    return problem.state is not State.FAILED and not _repeatable(operation, place)
+    return problem.state is not State.FAILED and not _is_repeatable(operation, place)
 
 
-def _repeatable(operation: Operation[Any], place: int) -> bool:
+def _is_repeatable(operation: Operation[Any], place: int) -> bool:
     if operation.kind is not OperationKind.UPDATE or operation.conditions.idempotent:
         return True
     update = (operation.entries.values or ())[place]
     return update.repeatable if isinstance(update, Changes) else isinstance(update, Mapping)
 
 
-def _with_overtakers(operation: Operation[Any], outcomes: Outcomes, left: list[int]) -> list[int]:
+def _add_overtakers(operation: Operation[Any], outcomes: Outcomes, left: list[int]) -> list[int]:
     """`left`, and the entries that were done though an earlier one of their key was not, where they may be repeated.
 
     A function that keeps the order of a key leaves none. One that does not would have the key's earlier value win when
@@ -333,12 +333,12 @@ def _with_overtakers(operation: Operation[Any], outcomes: Outcomes, left: list[i
     overtakers = [
         place
         for place in range(left[0] + 1, outcomes.count)
-        if place not in outcomes.problems and first.get(keys[place], place) < place and _repeatable(operation, place)
+        if place not in outcomes.problems and first.get(keys[place], place) < place and _is_repeatable(operation, place)
     ]
     return sorted([*left, *overtakers]) if overtakers else left
 
 
-def _tell(problems: list[Problem], attempts: int, spent: float, asked: float) -> None:
+def _note_given_up(problems: list[Problem], attempts: int, spent: float, asked: float) -> None:
     """Add to each of the errors why it was not tried again."""
     asking = f"; the store asked for a pause of {asked:g} s" if asked else ""
     note = f"Gave up after {attempts} attempts in {spent:.1f} s{asking}."

@@ -15,12 +15,12 @@ from dagster_adjunct.resources.errors import ConfigurationError, TableError
 from dagster_adjunct.resources.spark.errors import error_from_json
 from dagster_adjunct.resources.tables.rate import Budget
 from dagster_adjunct.resources.tables.rate_server import (
+    BudgetLeases,
     CreditAddress,
     CreditServer,
-    LeasesOfBudget,
-    enter,
-    receive,
-    send,
+    authenticate_driver,
+    receive_message,
+    send_message,
 )
 from dagster_adjunct.resources.tables.table import RemoteTable
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
 
 # A driver that can't be reached for so long is gone; one that lives is heard of several times in the other.
-_GONE_SECONDS = 5.0
+_RECONNECT_SECONDS = 5.0
 _SILENT_SECONDS = 15.0
 _PAUSE_SECONDS = 0.2
 # Small requests that wait together are one demand, of so many seconds' credits at most.
@@ -45,7 +45,7 @@ class CreditClient:
 
     def __init__(self, address: CreditAddress) -> None:
         self._address = address
-        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Budget, _Line]] = WeakKeyDictionary()
+        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Budget, _BudgetConnection]] = WeakKeyDictionary()
 
     def __reduce__(self) -> tuple[type[CreditClient], tuple[CreditAddress]]:
         return CreditClient, (self._address,)
@@ -56,7 +56,7 @@ class CreditClient:
         lines = self._lines.setdefault(asyncio.get_running_loop(), {})
         line = lines.get(budget)
         if line is None:
-            line = lines[budget] = _Line(self._address, budget)
+            line = lines[budget] = _BudgetConnection(self._address, budget)
         await line.acquire(credits)
 
     async def close(self) -> None:
@@ -64,7 +64,7 @@ class CreditClient:
             await line.close()
 
 
-class _Line:
+class _BudgetConnection:
     """One connection, over which one demand goes at a time."""
 
     def __init__(self, address: CreditAddress, budget: Budget) -> None:
@@ -119,17 +119,17 @@ class _Line:
         while True:
             try:
                 reader, writer = await self._connected()
-                await send(writer, message)
+                await send_message(writer, message)
                 answer: dict[str, object] = {"wait": True}
                 while "wait" in answer:
                     async with asyncio.timeout(_SILENT_SECONDS):
-                        answer = await receive(reader)
+                        answer = await receive_message(reader)
                     lost_at = None
             except (OSError, EOFError, TimeoutError) as error:
                 self._hang_up()
                 now = time.monotonic()
                 lost_at = lost_at or now
-                if now - lost_at > _GONE_SECONDS:
+                if now - lost_at > _RECONNECT_SECONDS:
                     raise self._gone() from error
                 await asyncio.sleep(_PAUSE_SECONDS)
             except BaseException:
@@ -143,7 +143,7 @@ class _Line:
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._open is None:
             self._open = await asyncio.open_connection(self._address.host, self._address.port)
-            await enter(*self._open, self._address.secret)
+            await authenticate_driver(*self._open, self._address.secret)
         return self._open
 
     def _hang_up(self) -> None:
@@ -188,13 +188,13 @@ class RunCredits:
             host = spark.conf.get("spark.driver.host", "127.0.0.1")
             bind = spark.conf.get("spark.driver.bindAddress", host)
             self._server = CreditServer(self._leases, host=host or "127.0.0.1", bind=bind)
-        return table.paying(CreditClient(self._server.serve(budgets)))
+        return table.with_credit_source(CreditClient(self._server.serve(budgets)))
 
-    def _leases(self, budget: Budget) -> LeasesOfBudget:
-        return LeasesOfBudget(self._lake, budget, self._run)
+    def _leases(self, budget: Budget) -> BudgetLeases:
+        return BudgetLeases(self._lake, budget, self._run)
 
 
-def budgets_of(tables: Iterable[object]) -> tuple[Budget, ...]:
+def list_budgets(tables: Iterable[object]) -> tuple[Budget, ...]:
     """Return the budgets that these tables state; those that are no remote tables have none."""
     remote = [table for table in tables if isinstance(table, RemoteTable)]
     return tuple(budget for table in remote for budget in table.rate_limit.budgets(table.name))

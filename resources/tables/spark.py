@@ -22,9 +22,9 @@ from dagster_adjunct.resources.schemas.values import first_unreadable, readable_
 from dagster_adjunct.resources.spark.errors import error_from_json, error_to_json
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.tables import metrics as metrics_hooks
-from dagster_adjunct.resources.tables.arrow import TOMBSTONE, UPDATE, Marking, Marks, Part, Shape, parts_of
+from dagster_adjunct.resources.tables.arrow import TOMBSTONE, UPDATE, Marking, Marks, Part, Shape, split_batch
 from dagster_adjunct.resources.tables.cache import CacheLayer
-from dagster_adjunct.resources.tables.functions import is_of_the_record
+from dagster_adjunct.resources.tables.functions import is_record_rejected
 from dagster_adjunct.resources.tables.metrics import Meter, TableMetrics
 from dagster_adjunct.resources.tables.operation import (
     Changes,
@@ -37,21 +37,21 @@ from dagster_adjunct.resources.tables.operation import (
     State,
     UpdateContract,
     first_cause,
-    run_to_end,
+    run_blocking,
 )
-from dagster_adjunct.resources.tables.table import BlockingTable, error_of
+from dagster_adjunct.resources.tables.table import BlockingTable, error_from_outcomes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.resources.tables.table import RemoteTable
 
-KEYS_A_TASK = 5_000
+MIN_KEYS_PER_TASK = 5_000
 """How many keys a task asks for at least; so many are asked for in this process."""
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadResult:
     """The records of the keys that were asked for, None where there is none, and what that took."""
 
     records: Sequence[Any]
@@ -69,27 +69,29 @@ class BulkReader:
         bare.__setstate__(bare.__getstate__() | {"cache": None})  # the cache stands here, over this process and tasks
         self._table, self._spark, self._here = bare, spark, BlockingTable(bare)
         self._meter = Meter()
-        self._cache = None if table.cache is None else CacheLayer(_Below(self), table.cache, self._meter, table.clock)
+        self._cache = (
+            None if table.cache is None else CacheLayer(_UncachedTable(self), table.cache, self._meter, table.clock)
+        )
         self._in_tasks = TableMetrics()
         self._tasks = 1
 
-    def read(self, keys: Sequence[Hashable], args: tuple[object, ...], tasks: int) -> Read:
+    def read(self, keys: Sequence[Hashable], args: tuple[object, ...], tasks: int) -> ReadResult:
         """Return the records of these keys, each of which stands there once; at most `tasks` Spark tasks ask for them.
 
         Raises the first error of an entry that the table has given up.
         """
         before, self._tasks = self._metrics(), tasks
         gets = Operation(OperationKind.GET, RowEntries(keys), args, key=self._key)
-        outcomes = self.ask(gets) if self._cache is None else run_to_end(self._cache.send(gets))
-        if outcomes.problems and (error := error_of(self._table.name, gets, outcomes)) is not None:
+        outcomes = self.ask(gets) if self._cache is None else run_blocking(self._cache.send(gets))
+        if outcomes.problems and (error := error_from_outcomes(self._table.name, gets, outcomes)) is not None:
             raise error
         records = outcomes.records or [None] * len(keys)
         present = len(records) - list(records).count(None)
-        return Read(records, replace(self._metrics() - before, reads=len(keys), found=present))
+        return ReadResult(records, replace(self._metrics() - before, reads=len(keys), found=present))
 
     def ask(self, gets: Operation[Any]) -> Outcomes:
         """Ask the table itself."""
-        tasks = min(self._tasks, len(gets) // KEYS_A_TASK)
+        tasks = min(self._tasks, len(gets) // MIN_KEYS_PER_TASK)
         if tasks < 2:
             outcomes = self._here.send(gets)
             self._here.flush()
@@ -123,14 +125,14 @@ class BulkReader:
             if row.records is not None:
                 answered.update(zip(pickle.loads(row.keys), pickle.loads(row.records), strict=True))
         self._in_tasks += metrics
-        metrics_hooks.report(self._table.name, metrics)
+        metrics_hooks.report_metrics(self._table.name, metrics)
         if failed is not None:
             raise error_from_json(failed)
         return Outcomes(len(keys), [answered[key] for key in keys])
 
 
 @dataclass(frozen=True, slots=True)
-class _Below:
+class _UncachedTable:
     """What the cache asks where it knows nothing."""
 
     reader: BulkReader
@@ -152,7 +154,7 @@ def _reading_task(
             for part in batch.column("keys").to_pylist():
                 keys = pickle.loads(part)
                 records, report = asyncio.run(
-                    _asked(table, Operation(OperationKind.GET, RowEntries(keys), args, key=key))
+                    _ask_table(table, Operation(OperationKind.GET, RowEntries(keys), args, key=key))
                 )
                 yield pa.RecordBatch.from_pydict(
                     {
@@ -165,7 +167,7 @@ def _reading_task(
     return read
 
 
-async def _asked(
+async def _ask_table(
     table: RemoteTable[Any, Any, Any], gets: Operation[Any]
 ) -> tuple[Sequence[Any] | None, dict[str, Any]]:
     """Return the records, and what a task reports; an error as a part of it, since the table's own retries are over."""
@@ -173,7 +175,7 @@ async def _asked(
     try:
         async with table:
             outcomes = await table.send(gets)
-        error: AdjunctError | None = error_of(table.name, gets, outcomes) if outcomes.problems else None
+        error: AdjunctError | None = error_from_outcomes(table.name, gets, outcomes) if outcomes.problems else None
         records = list(outcomes.records or ()) if error is None else None
     except AdjunctError as raised:
         records, error = None, raised
@@ -181,14 +183,14 @@ async def _asked(
     return records, {"metrics": metrics, "error": None if error is None else error_to_json(error)}
 
 
-AT_ONCE = 4
+MAX_BATCHES_IN_FLIGHT = 4
 """Batches of Spark's that are under way at a time."""
 KEYS_SHOWN = 5
 _END = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetter:
     """An entry that is refused for good: its row of a batch, what was asked, and why it was not done."""
 
     batch: Any
@@ -210,7 +212,7 @@ class TaskReport:
     unfit: bool = False  # whether the error is about what is in its record
     letters: list[Any] = field(default_factory=list)
 
-    def add(self, part: Part, outcomes: Outcomes, *, letters: Callable[[Letter], Any] | None, at_most: int) -> None:
+    def add(self, part: Part, outcomes: Outcomes, *, letters: Callable[[DeadLetter], Any] | None, at_most: int) -> None:
         """Take in what became of a part's entries. With `letters`, those that are refused for good are kept as such."""
         problems = outcomes.problems
         if not problems:
@@ -220,12 +222,16 @@ class TaskReport:
             problem = problems[place]
             if problem.state is State.SKIPPED:  # its condition did not hold: an answer, which the table counts
                 continue
-            if letters is not None and is_of_the_record(problem) and len(self.letters) < at_most + 1:
+            if letters is not None and is_record_rejected(problem) and len(self.letters) < at_most + 1:
                 values = entries.values
                 value = None if values is None else values[place]
                 kind = part.operation.kind.value
                 self.letters.append(
-                    letters(Letter(part.batch, part.rows[place], kind, entries.keys[place], value, _told(problem)))
+                    letters(
+                        DeadLetter(
+                            part.batch, part.rows[place], kind, entries.keys[place], value, _describe_problem(problem)
+                        )
+                    )
                 )
                 if len(self.letters) <= at_most:
                     continue
@@ -236,16 +242,16 @@ class TaskReport:
         if len(self.keys) < KEYS_SHOWN:
             self.keys.append(repr(key))
         if self.error is None:
-            self.error, self.missing = _error(problem), problem.state is State.MISSING
-            self.unfit = is_of_the_record(problem)
+            self.error, self.missing = _error_from_problem(problem), problem.state is State.MISSING
+            self.unfit = is_record_rejected(problem)
 
 
-def _told(problem: Problem) -> str:
+def _describe_problem(problem: Problem) -> str:
     error = problem.error
     return error.problem if isinstance(error, AdjunctError) else f"{type(error).__name__}: {error}"
 
 
-def _error(problem: Problem) -> AdjunctError:
+def _error_from_problem(problem: Problem) -> AdjunctError:
     error = problem.error
     ours = None if error is None else first_cause(error, AdjunctError)
     if ours is not None:
@@ -256,7 +262,7 @@ def _error(problem: Problem) -> AdjunctError:
     return TableError(f"{told}.", "Correct the records or the table, then run the batch again.")
 
 
-async def pump(
+async def send_batches(
     batches: Iterator[Any],
     parts: Callable[[Any], Sequence[Part]],
     send: Callable[[Part], Any],
@@ -280,11 +286,11 @@ async def pump(
             batch = await loop.run_in_executor(None, next, batches, _END)
             if batch is _END:
                 break
-            if len(going) >= AT_ONCE:
+            if len(going) >= MAX_BATCHES_IN_FLIGHT:
                 await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
             finished = {task for task in going if task.done()}
             going -= finished
-            # What follows a batch that failed must not be begun: see HeldBack.
+            # What follows a batch that failed must not be begun: see BlockedKeys.
             useful = all(task.result() for task in finished)
             if useful:
                 going.add(asyncio.create_task(write(parts(batch))))
@@ -354,14 +360,14 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
     check_record_columns(df.columns, write.table.name, write.table.key, updates=write.contract is not None, what=what)
     if exchange:
         df = df.repartition(write.tasks, *map(column, write.table.key))
-    df, write = _sorted(df, write)
+    df, write = _sort_records(df, write)
     kept = {TOMBSTONE, *_LETTER, *(() if write.marking is None else write.marking.order)}
     hidden = [name for name in df.columns if name.startswith("__") and name not in kept]
     rows = map_in_arrow(df.drop(*hidden), _sending_task(write, what), "report string").collect()
-    return _summed([json.loads(row.report) for row in rows], write, what)
+    return _sum_reports([json.loads(row.report) for row in rows], write, what)
 
 
-def _sorted(df: DataFrame, write: TableWrite) -> tuple[DataFrame, TableWrite]:
+def _sort_records(df: DataFrame, write: TableWrite) -> tuple[DataFrame, TableWrite]:
     """Return the records in source order; marked ones of one message and key in an order of their own."""
 
     marking = write.marking
@@ -371,20 +377,20 @@ def _sorted(df: DataFrame, write: TableWrite) -> tuple[DataFrame, TableWrite]:
     content = [
         field.name
         for field in df.schema.fields
-        if not field.name.startswith("__") and field.name not in names and _orderable(field.dataType)
+        if not field.name.startswith("__") and field.name not in names and _is_orderable(field.dataType)
     ]
-    exact = _repeatable(df) and all(
-        _orderable(field.dataType) for field in df.schema.fields if not field.name.startswith("__")
+    exact = _is_deterministic(df) and all(
+        _is_orderable(field.dataType) for field in df.schema.fields if not field.name.startswith("__")
     )
     columns = [column(name) for name in (*names, *content)]
     return df.sortWithinPartitions(*columns), replace(write, marking=replace(marking, exact=exact))
 
 
-def _orderable(kind: Any) -> bool:
+def _is_orderable(kind: Any) -> bool:
     return "map<" not in kind.simpleString() and "variant" not in kind.simpleString()
 
 
-def _repeatable(df: DataFrame) -> bool:
+def _is_deterministic(df: DataFrame) -> bool:
     """Whether Spark gives the same rows whenever it computes them; a client of a server can't tell, and trusts."""
     plan = getattr(df, "_jdf", None)
     return plan is None or bool(plan.queryExecution().analyzed().deterministic())
@@ -407,24 +413,26 @@ def check_record_columns(columns: Sequence[str], table: str, key: Sequence[str],
         )
 
 
-def _summed(reports: Sequence[dict[str, Any]], write: TableWrite, what: str) -> WriteResult:
+def _sum_reports(reports: Sequence[dict[str, Any]], write: TableWrite, what: str) -> WriteResult:
     total = sum(
         (TableMetrics.from_document(report["metrics"]) for report in reports if "metrics" in report), TableMetrics()
     )
-    metrics_hooks.report(write.table.name, total)
+    metrics_hooks.report_metrics(write.table.name, total)
     failed = [report for report in reports if report["error"] is not None]
     if failed:
-        raise _failure(failed, sum(min(len(report["letters"]), write.dead_letters or 0) for report in reports), write)
+        raise _failure_error(
+            failed, sum(min(len(report["letters"]), write.dead_letters or 0) for report in reports), write
+        )
     letters = tuple(letter for report in reports for letter in report["letters"])
     if write.dead_letters is not None and len(letters) > write.dead_letters:
-        raise _too_many(letters, write, what)
+        raise _too_many_letters_error(letters, write, what)
     counters = {"null_keys": 0, "dead_letters": len(letters)}
     for report in reports:
         counters["null_keys"] += report["null_keys"]
     return WriteResult({**total.counts(), **counters}, letters, total)
 
 
-def _failure(failed: Sequence[dict[str, Any]], letters: int, write: TableWrite) -> AdjunctError:
+def _failure_error(failed: Sequence[dict[str, Any]], letters: int, write: TableWrite) -> AdjunctError:
     """Return the first task's error, with how many records failed in all tasks and the first of their keys.
 
     `letters` are those that were refused, too, and would have gone to the dead letters.
@@ -444,7 +452,7 @@ def _failure(failed: Sequence[dict[str, Any]], letters: int, write: TableWrite) 
     return error.reworded(f"{told}: {error.problem}", next_step)
 
 
-def _too_many(letters: Sequence[dict[str, Any]], write: TableWrite, what: str) -> TableError:
+def _too_many_letters_error(letters: Sequence[dict[str, Any]], write: TableWrite, what: str) -> TableError:
     first = letters[0]
     return TableError(
         f"{what}: table {write.table.name} refuses more than {write.dead_letters} records of this batch, which is all "
@@ -485,7 +493,7 @@ class _Sending:
         """Send all batches; return what a task reports, as JSON-able values."""
         report = self._report
         async with self._write.table as table:
-            await pump(batches, self._parts, lambda part: table.send(part.operation), self._done)
+            await send_batches(batches, self._parts, lambda part: table.send(part.operation), self._done)
             return {
                 "metrics": table.metrics.to_document(),
                 "null_keys": self._null_keys,
@@ -497,10 +505,10 @@ class _Sending:
             }
 
     def _parts(self, batch: Any) -> list[Part]:
-        keyed, nulls = _with_keys(batch, self._write, self._what)
+        keyed, nulls = _drop_null_keys(batch, self._write, self._what)
         self._null_keys += nulls
         keyed = self._without_unreadable(keyed)
-        return parts_of(keyed, self._shape, self._marks, self._what) if keyed.num_rows else []
+        return split_batch(keyed, self._shape, self._marks, self._what) if keyed.num_rows else []
 
     def _without_unreadable(self, batch: Any) -> Any:
         """Return the rows that Python can hold; the others are refused before the table has seen them."""
@@ -521,10 +529,10 @@ class _Sending:
         for name in names:
             refused[list(unreadable(batch.column(name)))] = True
         for place in np.nonzero(refused)[0][: write.dead_letters + 1 - len(self._report.letters)].tolist():
-            self._report.letters.append(_as_document(self._refused(batch.slice(place, 1), names)))
+            self._report.letters.append(_letter_document(self._refused(batch.slice(place, 1), names)))
         return batch.filter(pa.array(~refused))
 
-    def _refused(self, row: Any, names: Sequence[str]) -> Letter:
+    def _refused(self, row: Any, names: Sequence[str]) -> DeadLetter:
         """Return what is asked with a row that Python can't hold, as far as it can."""
         found, write = first_unreadable(row, names), self._write
         assert found is not None
@@ -535,15 +543,15 @@ class _Sending:
         elif write.contract is not None:
             update = record[UPDATE] if isinstance(record[UPDATE], dict) else {}
             record = Changes(**update, remove=write.remove) if write.typed else update
-        return Letter(row, 0, kind, _key_of(row, write), record, f"{found.problem()}.")
+        return DeadLetter(row, 0, kind, _key_of(row, write), record, f"{found.problem()}.")
 
     def _done(self, part: Part, outcomes: Outcomes) -> bool:
         at_most = self._write.dead_letters
-        self._report.add(part, outcomes, letters=None if at_most is None else _as_document, at_most=at_most or 0)
+        self._report.add(part, outcomes, letters=None if at_most is None else _letter_document, at_most=at_most or 0)
         return self._report.error is None
 
 
-def _as_document(letter: Letter) -> dict[str, Any]:
+def _letter_document(letter: DeadLetter) -> dict[str, Any]:
     """Return a refused record as JSON-able values, with where it stands in its stream."""
     batch = letter.batch
     place = {name.strip("_"): batch.column(name)[letter.row].as_py() for name in _LETTER if name in batch.schema.names}
@@ -553,7 +561,7 @@ def _as_document(letter: Letter) -> dict[str, Any]:
                 **place,
                 "kind": letter.kind,
                 "key": json.dumps(letter.key, default=str),
-                "record": json.dumps(_document_of(letter.value), default=str),
+                "record": json.dumps(_value_document(letter.value), default=str),
                 "problem": letter.problem,
             },
             default=str,
@@ -562,7 +570,7 @@ def _as_document(letter: Letter) -> dict[str, Any]:
     return document
 
 
-def _document_of(value: Any) -> Any:
+def _value_document(value: Any) -> Any:
     """The record of a put, the columns that an update sets, or what it does to columns under the names of `Changes`."""
     if not isinstance(value, Changes):
         return value
@@ -577,7 +585,7 @@ def _key_of(row: Any, write: TableWrite) -> Any:
     return key[0] if len(key) == 1 else key
 
 
-def _with_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]:
+def _drop_null_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]:
     """Return the rows that have a whole key, and how many have not."""
     import pyarrow.compute as pc
 

@@ -28,7 +28,7 @@ from dagster_adjunct.resources.tables.functions import (
     TableWriteFunction,
 )
 from dagster_adjunct.resources.tables.layers import Layer
-from dagster_adjunct.resources.tables.metrics import Meter, TableMetrics, anyone_listens, report
+from dagster_adjunct.resources.tables.metrics import Meter, TableMetrics, has_metrics_hooks, report_metrics
 from dagster_adjunct.resources.tables.operation import (
     Clock,
     Entries,
@@ -147,7 +147,7 @@ def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> 
         try:
             deque(map(hash, entries.keys), 0)
         except TypeError as error:
-            raise _no_key(table, error) from error
+            raise _unhashable_key_error(table, error) from error
     if operation.kind in _NEED_VALUES:
         place = entries.null_value()
         if place is not None:
@@ -158,16 +158,16 @@ def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> 
             )
 
 
-def each_once(table: str, keys: Iterable[Any]) -> list[Any]:
+def deduplicate_keys(table: str, keys: Iterable[Any]) -> list[Any]:
     """The keys in their order, without those that came before; TableError where one can't be a key."""
     wanted = list(keys)
     try:
         return list(dict.fromkeys(wanted))
     except TypeError as error:
-        raise _no_key(table, error) from error
+        raise _unhashable_key_error(table, error) from error
 
 
-def _no_key(table: str, error: TypeError) -> TableError:
+def _unhashable_key_error(table: str, error: TypeError) -> TableError:
     return TableError(
         f"table {table} got a key that can't be one: {error}.",
         "Give a plain value, or a tuple of them where the key has several columns.",
@@ -175,7 +175,7 @@ def _no_key(table: str, error: TypeError) -> TableError:
     )
 
 
-def pairs_of(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+def split_pairs(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
     """The keys and the values of the entries."""
     try:
         if not isinstance(entries, (Mapping, set, frozenset)):
@@ -194,9 +194,9 @@ def pairs_of(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[Any],
     )
 
 
-def messages_of(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[UpdateMessage[Any, Any]]]:
+def split_messages(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[UpdateMessage[Any, Any]]]:
     """The keys and the messages of the entries."""
-    keys, messages = pairs_of(table, entries)
+    keys, messages = split_pairs(table, entries)
     for key, message in zip(keys, messages, strict=True):
         if not isinstance(message, UpdateMessage):
             raise TableError(
@@ -213,7 +213,7 @@ _ORDER = (State.REFUSED, State.UNKNOWN, State.FAILED, State.MISSING)
 _SHOWN = 300  # characters of a key
 
 
-def error_of(table: str, operation: Operation[Any], outcomes: Outcomes) -> AdjunctError | None:
+def error_from_outcomes(table: str, operation: Operation[Any], outcomes: Outcomes) -> AdjunctError | None:
     """The error that names table, operation and keys, with the entry's own error as its cause; None if all is well.
 
     It is of the class of the entry's error where that is one of ours. Entries that failed otherwise are named at its
@@ -234,7 +234,7 @@ def error_of(table: str, operation: Operation[Any], outcomes: Outcomes) -> Adjun
     else:
         kind = TableUnavailableError if problem.may_pass else TableError
         error = kind("", "" if problem.may_pass else "Change what the store says is wrong, then send it again.")
-    told = [_told(operation, outcomes, same) for same in failed]
+    told = [_describe_failures(operation, outcomes, same) for same in failed]
     error.problem = f"table {table}: {' Besides, '.join(told)}"
     error.args = (f"{error.problem} {error.next_step}" if error.next_step else error.problem,)
     for name, value in (("table", table), ("keys", keys)):
@@ -247,7 +247,7 @@ def error_of(table: str, operation: Operation[Any], outcomes: Outcomes) -> Adjun
     return error
 
 
-def _told(operation: Operation[Any], outcomes: Outcomes, places: Sequence[int]) -> str:
+def _describe_failures(operation: Operation[Any], outcomes: Outcomes, places: Sequence[int]) -> str:
     """What happened to entries of one state: the first key, how many others there are, and the first one's reason."""
     problem = outcomes.problems[places[0]]
     keys = tuple(dict.fromkeys(operation.entries.keys[place] for place in places))
@@ -287,7 +287,7 @@ class _Layers:
 
 
 # What a table does not take along; a subclass may have attributes of any other name.
-_OF_THIS_PROCESS = ("_meter", "_reported", "_layers")
+_PROCESS_STATE = ("_meter", "_reported", "_layers")
 
 
 class RemoteTable(Generic[K, V, U]):
@@ -336,7 +336,7 @@ class RemoteTable(Generic[K, V, U]):
         self.write_function = write_function
         self.retry = retry or RetryPolicy()
         self.rate_limit = rate_limit or RateLimit()
-        self.batches = _batches(name, batch_size, batches)
+        self.batches = _batch_provider(name, batch_size, batches)
         self.in_flight = in_flight
         self.conditions = DeclaredConditions(name, newest_by, idempotent, on_replay)
         self.defaults_may_overwrite = defaults_may_overwrite
@@ -413,13 +413,13 @@ class RemoteTable(Generic[K, V, U]):
         )
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name not in _OF_THIS_PROCESS}
+        return {name: value for name, value in self.__dict__.items() if name not in _PROCESS_STATE}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._begin()
 
-    def paying(self, source: CreditSource) -> RemoteTable[K, V, U]:
+    def with_credit_source(self, source: CreditSource) -> RemoteTable[K, V, U]:
         """Return this table, whose requests get their credits there. It travels to tasks with the source."""
         table = copy.copy(self)
         table.credit_source = source
@@ -457,9 +457,9 @@ class RemoteTable(Generic[K, V, U]):
         """Send what waits for others, and return when all that was asked so far is answered."""
         layers = self._layered()
         await layers.contract.flush(layers.batch.flush)
-        if anyone_listens():
+        if has_metrics_hooks():
             before, self._reported = self._reported, self.metrics
-            report(self.name, self._reported - before)
+            report_metrics(self.name, self._reported - before)
 
     async def close(self) -> None:
         """Give the connections back when all that was asked is answered. The next request opens them again."""
@@ -497,7 +497,7 @@ class RemoteTable(Generic[K, V, U]):
 
     async def get_all(self, keys: Iterable[K], *args: object) -> dict[K, V]:
         """The records of those `keys` that have one."""
-        wanted = each_once(self.name, keys)
+        wanted = deduplicate_keys(self.name, keys)
         records = (await self._done(Operation(GET, RowEntries(wanted), args))).records or ()
         return {key: record for key, record in zip(wanted, records, strict=False) if record is not None}
 
@@ -542,7 +542,7 @@ class RemoteTable(Generic[K, V, U]):
     def _entries_of(self, entries: Iterable[tuple[Any, Any]] | ArrowFrame, *, updates: bool = False) -> Entries[Any]:
         if isinstance(entries, ArrowFrame):
             return ArrowEntries.of(entries, self.key, updates=updates)
-        keys, values = pairs_of(self.name, entries)
+        keys, values = split_pairs(self.name, entries)
         return RowEntries(keys, values)
 
     async def update_messages(
@@ -556,7 +556,7 @@ class RemoteTable(Generic[K, V, U]):
         One request per batch where the function can do that, else the generic way. RecordNotFoundError as with
         `update_all`, saying what would have helped.
         """
-        keys, messages = messages_of(self.name, entries)
+        keys, messages = split_messages(self.name, entries)
         defaults = [message.default for message in messages]
         kept = defaults if any(default is not None for default in defaults) else None
         updates = RowEntries(keys, [message.update for message in messages], kept)
@@ -565,7 +565,7 @@ class RemoteTable(Generic[K, V, U]):
     async def _done(self, operation: Operation[Any]) -> Outcomes:
         own = type(self).send is not RemoteTable.send  # that of a subclass
         outcomes = await (self.send(operation) if own else self._send(operation))
-        if outcomes.problems and (error := error_of(self.name, operation, outcomes)) is not None:
+        if outcomes.problems and (error := error_from_outcomes(self.name, operation, outcomes)) is not None:
             raise error
         return outcomes
 
@@ -579,7 +579,7 @@ class RemoteTable(Generic[K, V, U]):
             count("skipped", skipped)
 
 
-def _batches(table: str, size: int | None, batches: BatchProvider | None) -> BatchProvider:
+def _batch_provider(table: str, size: int | None, batches: BatchProvider | None) -> BatchProvider:
     if batches is not None and size is not None:
         raise ConfigurationError(
             f"table {table}: batch_size={size} and batches={batches} both say how large a batch is.",

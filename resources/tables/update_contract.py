@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, RecordNotFoundError
-from dagster_adjunct.resources.tables.functions import outcomes_of_missing
-from dagster_adjunct.resources.tables.key_order import KeyOrder
+from dagster_adjunct.resources.tables.functions import outcomes_from_missing
+from dagster_adjunct.resources.tables.key_lock import KeyLock
 from dagster_adjunct.resources.tables.layers import Capabilities, Layer
 from dagster_adjunct.resources.tables.operation import (
     Conditions,
@@ -48,7 +48,7 @@ class UpdateContractLayer:
         self._at_once = capabilities.updates_with_defaults
         self._if_absent = capabilities.puts_if_absent
         self._may_overwrite = defaults_may_overwrite
-        self._orders = PerLoop(KeyOrder)
+        self._orders = PerLoop(KeyLock)
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         begins = False
@@ -63,12 +63,12 @@ class UpdateContractLayer:
         order = self._orders.here()
         if not begins and not order.holds(operation.entries):
             return await self._once(operation)
-        turn = order.take(operation.entries)
+        ticket = order.take(operation.entries)
         try:
-            await turn.come()
+            await ticket.acquire()
             return await (self._in_three(operation) if begins else self._once(operation))
         finally:
-            turn.leave()
+            ticket.release()
 
     async def flush(self, below: Callable[[], Awaitable[None]]) -> None:
         """Return when all that was asked so far is answered; `below` flushes what is under this layer."""
@@ -95,7 +95,7 @@ class UpdateContractLayer:
         bare = operation.with_entries(entries.without_defaults())
         first = await self._updated(bare)
         missing = first.places(State.MISSING)
-        begun, again = to_begin(entries.keys, defaults, missing)
+        begun, again = plan_defaults(entries.keys, defaults, missing)
         if not begun:
             return self._explained(operation, first)
         puts = await self._below.send(
@@ -107,14 +107,14 @@ class UpdateContractLayer:
             )
         )
         later = await self._updated(bare.with_entries(bare.entries.take(again)))
-        outcomes = first.amended(again, replace(later, defaults_put=later.defaults_put + puts.done))
-        return self._explained(operation, outcomes, dict(zip(begun, _of_each(puts), strict=True)))
+        outcomes = first.with_retried(again, replace(later, defaults_put=later.defaults_put + puts.done))
+        return self._explained(operation, outcomes, dict(zip(begun, _problem_per_entry(puts), strict=True)))
 
     async def _updated(self, operation: Operation[Any]) -> Outcomes:
         try:
             return await self._below.send(operation)
         except Exception as error:
-            outcomes = outcomes_of_missing(operation, error, lambda other: Problem(State.REFUSED, other))
+            outcomes = outcomes_from_missing(operation, error, lambda other: Problem(State.REFUSED, other))
             if outcomes is None:
                 raise
             return outcomes
@@ -132,10 +132,10 @@ class UpdateContractLayer:
             if put is None or put.state is State.SKIPPED:
                 without_help.append(place)
             else:
-                error = _default_refused(self._table, keys[place], put, problems[place])
+                error = _default_rejected_error(self._table, keys[place], put, problems[place])
                 problems[place] = replace(put, error=error)
         if without_help:
-            error = missing_error(self._table, operation, without_help)
+            error = missing_records_error(self._table, operation, without_help)
             error.__cause__ = problems[without_help[0]].error
             problems |= dict.fromkeys(without_help, Problem(State.MISSING, error))
         return replace(outcomes, problems=problems)
@@ -154,7 +154,7 @@ def check_defaults(table: str, if_absent: bool, may_overwrite: bool) -> None:
         )
 
 
-def to_begin(
+def plan_defaults(
     keys: Sequence[Hashable], defaults: Sequence[Any], missing: Sequence[int]
 ) -> tuple[dict[Hashable, int], list[int]]:
     """The keys to begin, each with the place of its default, and the places to send again, in order. Pure.
@@ -173,7 +173,7 @@ def to_begin(
     return begun, again
 
 
-def missing_error(table: str, operation: Operation[Any], places: Sequence[int]) -> RecordNotFoundError:
+def missing_records_error(table: str, operation: Operation[Any], places: Sequence[int]) -> RecordNotFoundError:
     """The error for updates at these places that met no record; it advises nothing that was done already."""
     keys = tuple(dict.fromkeys(operation.entries.keys[place] for place in places))
     shown = ", ".join(map(repr, keys[:3])) + (", …" if len(keys) > 3 else "")
@@ -196,7 +196,7 @@ def missing_error(table: str, operation: Operation[Any], places: Sequence[int]) 
     return RecordNotFoundError(problem + why, help_, keys=keys, table=table)
 
 
-def _default_refused(table: str, key: Hashable, put: Problem, missing: Problem) -> RecordNotFoundError:
+def _default_rejected_error(table: str, key: Hashable, put: Problem, missing: Problem) -> RecordNotFoundError:
     error = RecordNotFoundError(
         f"table {table} has no record to update for key {key!r}, and its default could not be put: {put.error}",
         "Correct what the store says of the default.",
@@ -207,5 +207,5 @@ def _default_refused(table: str, key: Hashable, put: Problem, missing: Problem) 
     return error
 
 
-def _of_each(outcomes: Outcomes) -> list[Problem | None]:
+def _problem_per_entry(outcomes: Outcomes) -> list[Problem | None]:
     return [outcomes.problems.get(place) for place in range(outcomes.count)]

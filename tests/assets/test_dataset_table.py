@@ -15,7 +15,7 @@ from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.dataset import DatasetTable
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.leases import all_leases
-from dagster_adjunct.resources.backends.columns import describe, function_from
+from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetNotFoundError, NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -145,7 +145,12 @@ def test_it_travels_as_its_declaration(world: World) -> None:
         "version": "v1",
         "refresh_every": 7.0,
     }
-    assert describe(function) == describe(sent) == describe(function_from(described)) == described
+    assert (
+        describe_function(function)
+        == describe_function(sent)
+        == describe_function(function_from_description(described))
+        == described
+    )
     with of(sent) as table:
         assert table.get("N1") == plane("N1", 1)
 

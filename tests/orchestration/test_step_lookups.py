@@ -220,7 +220,7 @@ def test_records_can_be_spread_by_what_was_looked_up(step_world: StepWorld) -> N
 def test_a_store_is_asked_in_tasks_where_there_are_many_keys_and_under_its_rate(
     step_world: StepWorld, monkeypatch: pytest.MonkeyPatch, keys_a_task: int
 ) -> None:
-    monkeypatch.setattr("dagster_adjunct.resources.tables.spark.KEYS_A_TASK", keys_a_task)
+    monkeypatch.setattr("dagster_adjunct.resources.tables.spark.MIN_KEYS_PER_TASK", keys_a_task)
     things = step_world.table()
     with BlockingTable(things) as blocking:
         blocking.put_all([(f"n{i}", {"k": f"n{i}", "v": i, "w": None}) for i in range(5)])

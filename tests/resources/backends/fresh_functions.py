@@ -18,7 +18,7 @@ from dagster_adjunct.resources.backends.redis import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction, record_not_found
+from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction, record_not_found_error
 from dagster_adjunct.resources.tables.memory import MemoryTable
 from tests.resources.key_value_backends import segment_stores
 from tests.resources.key_value_backends.segment_stores import SegmentStore
@@ -54,7 +54,7 @@ class SingleRequests(TableReadFunction, TableWriteFunction):
 
     async def update(self, key, update, *args):
         if key not in self.records:
-            raise record_not_found([key])
+            raise record_not_found_error([key])
         self.records[key] |= update
 
 

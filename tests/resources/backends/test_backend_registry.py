@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_adjunct.resources.backends.columns import Kind, column_of, describe, function_from, register_backend
+from dagster_adjunct.resources.backends.columns import (
+    Kind,
+    describe_function,
+    function_from_description,
+    parse_column,
+    register_backend,
+)
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
 from dagster_adjunct.resources.tables.memory import MemoryTable
@@ -11,7 +17,7 @@ from dagster_adjunct.resources.tables.memory import MemoryTable
 def test_a_description_holds_a_registered_name_and_plain_values(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = SqliteTable("t.sqlite", "t", ["a", "b"], columns={"a": "int", "b": "date"}, create=True)
-    description = describe(store)
+    description = describe_function(store)
     assert description == {
         "backend": "sqlite",
         "path": str(tmp_path / "t.sqlite"),
@@ -22,19 +28,19 @@ def test_a_description_holds_a_registered_name_and_plain_values(tmp_path, monkey
         "busy_timeout": 10.0,
         "forget_after": None,
     }
-    assert describe(function_from(description)) == description
-    assert describe(MemoryTable("x")) == {"backend": "memory", "name": "x"}
+    assert describe_function(function_from_description(description)) == description
+    assert describe_function(MemoryTable("x")) == {"backend": "memory", "name": "x"}
 
 
 def test_unknown_backends_are_named_with_those_that_are_known():
     with pytest.raises(ConfigurationError, match=r"'nosuch'; registered are .*memory, postgres, redis, sqlite"):
-        function_from({"backend": "nosuch"})
+        function_from_description({"backend": "nosuch"})
     with pytest.raises(ConfigurationError, match="dict is no registered backend"):
-        describe({})
+        describe_function({})
     with pytest.raises(
         ConfigurationError, match=r"backend of tables 'memory' can't be made of its settings: .*'nosuch'"
     ):
-        function_from({"backend": "memory", "name": "x", "nosuch": 1})
+        function_from_description({"backend": "memory", "name": "x", "nosuch": 1})
 
 
 def test_a_name_is_registered_once():
@@ -66,5 +72,5 @@ def test_a_name_is_registered_once():
     ],
 )
 def test_types_are_known_by_sparks_and_by_sqls_names(declared, kind, size):
-    column = column_of("c", declared)
+    column = parse_column("c", declared)
     assert (column.kind, column.size) == (kind, size)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dagster_adjunct.resources.backends.columns import declared_column, describe, function_from
+from dagster_adjunct.resources.backends.columns import describe_function, function_from_description, parse_known_column
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
 from dagster_adjunct.resources.backends.dynamodb_items import ItemCodec
 from dagster_adjunct.resources.errors import (
@@ -400,7 +400,7 @@ def test_other_sums_have_as_many_digits_as_dynamodb(new_table, columns):
 
 
 def test_counters_of_64_bits_and_floats_are_added_to_without_a_condition():
-    codec = ItemCodec("t", {"id": "S"}, [declared_column(*pair) for pair in {**COUNTED, **SUMMED}.items()])
+    codec = ItemCodec("t", {"id": "S"}, [parse_known_column(*pair) for pair in {**COUNTED, **SUMMED}.items()])
     free, held = Changes(add={"total": 1, "f": 0.5, "any": 1}), Changes(add={"small": 1, "d": Decimal(-1)})
     assert codec.changes({"id": {"S": "k"}}, free).limits == {}
     limits = {"small": ("<=", {"N": "32766"}), "d": (">=", {"N": "-998.99"})}
@@ -683,11 +683,11 @@ def test_a_table_travels_without_secrets_and_finds_them_where_it_arrives(dynamod
         new_name(), "id", columns=COUNTED, create=True, region="us-east-1", endpoint_url=dynamodb_server.endpoint,
         credentials_env=("THE_ID", "THE_SECRET"),
     )  # fmt: skip
-    told = repr(store) + str(describe(store)) + pickle.dumps(store).decode("latin-1")
+    told = repr(store) + str(describe_function(store)) + pickle.dumps(store).decode("latin-1")
     assert "hidden-secret" not in told
     assert "adjuncttest" not in told
     assert not do(pickle.loads(pickle.dumps(store)), put(("k", {})))[0].problems
-    assert not do(function_from(describe(store)), put(("k", {})))[0].problems
+    assert not do(function_from_description(describe_function(store)), put(("k", {})))[0].problems
     monkeypatch.delenv("THE_SECRET")
     with pytest.raises(ConfigurationError, match="the environment has no THE_SECRET"):
         do(store, get("k"))

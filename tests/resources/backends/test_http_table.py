@@ -10,8 +10,8 @@ from email.utils import format_datetime
 
 import pytest
 
-from dagster_adjunct.resources.backends.columns import describe, function_from
-from dagster_adjunct.resources.backends.http import HttpExtra, HttpTable, seconds_of
+from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
+from dagster_adjunct.resources.backends.http import HttpExtra, HttpTable, parse_retry_after
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     SchemaMismatchError,
@@ -171,11 +171,11 @@ def test_every_answer_says_whether_it_had_an_effect_and_may_pass(service, status
 
 
 def test_waits_are_read_as_seconds_and_as_dates():
-    assert seconds_of("120", NOW) == 120.0
-    assert seconds_of(format_datetime(NOW + timedelta(seconds=30), usegmt=True), NOW) == 30.0
-    assert seconds_of("Monday, 01-Jul-13 00:00:30 GMT", NOW) == 30.0
-    assert seconds_of(format_datetime(NOW - timedelta(days=1), usegmt=True), NOW) == 0.0
-    assert [seconds_of(text, NOW) for text in (None, "", "-1", "1.5", "now", "²")] == [None] * 6
+    assert parse_retry_after("120", NOW) == 120.0
+    assert parse_retry_after(format_datetime(NOW + timedelta(seconds=30), usegmt=True), NOW) == 30.0
+    assert parse_retry_after("Monday, 01-Jul-13 00:00:30 GMT", NOW) == 30.0
+    assert parse_retry_after(format_datetime(NOW - timedelta(days=1), usegmt=True), NOW) == 0.0
+    assert [parse_retry_after(text, NOW) for text in (None, "", "-1", "1.5", "now", "²")] == [None] * 6
 
 
 def test_a_request_has_its_time_and_its_turn_is_no_part_of_it(service):
@@ -234,9 +234,13 @@ def test_secrets_come_from_the_environment_and_show_nowhere(service, monkeypatch
     problem = send(table, Operation(PUT, RowEntries(["a"], [{}])))[0].problems[0]
     assert service.seen[0][2]["authorization"] == "Bearer correct-horse"
     assert "403: no rights for ***" in str(problem.error)
-    for text in (repr(problem), repr(table), str(describe(table)), pickle.dumps(table).decode("latin1")):
+    for text in (repr(problem), repr(table), str(describe_function(table)), pickle.dumps(table).decode("latin1")):
         assert "correct-horse" not in text
-    assert describe(function_from(describe(table))) == describe(pickle.loads(pickle.dumps(table))) == describe(table)
+    assert (
+        describe_function(function_from_description(describe_function(table)))
+        == describe_function(pickle.loads(pickle.dumps(table)))
+        == describe_function(table)
+    )
     monkeypatch.delenv("API_TOKEN")
     with pytest.raises(ConfigurationError, match="API_TOKEN, which should hold its header Authorization, is not set"):
         asyncio.run(table.open())

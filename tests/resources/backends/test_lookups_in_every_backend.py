@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dagster_adjunct.resources.backends.columns import arrow_type_of, column_of_records, spark_type
+from dagster_adjunct.resources.backends.columns import arrow_column_from_records, to_arrow_type, to_spark_type
 from dagster_adjunct.resources.tables.cache import Cache
 from dagster_adjunct.resources.tables.spark import BulkReader
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
@@ -42,10 +42,10 @@ def test_records_come_as_their_declared_types_and_no_key_is_asked_twice(new_stor
     assert again.metrics.cache_hits == (0 if cache is None else 150)
     assert (again.metrics.requests == 0) is (cache is not None)
     for name, declared in COLUMNS.items():
-        kind = spark_type(declared)
+        kind = to_spark_type(declared)
         assert kind is not None
-        column = column_of_records("t", keys, first.records, name, kind)
-        assert column.type == arrow_type_of(kind)
+        column = arrow_column_from_records("t", keys, first.records, name, kind)
+        assert column.type == to_arrow_type(kind)
         if name != "id":
             expected = {**RECORD, "doc": '{"x": 1}'}[name]
             assert column.to_pylist() == [expected if record else None for record in first.records]

@@ -13,9 +13,9 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.backends.columns import describe, function_from
+from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
 from dagster_adjunct.resources.backends.postgres import PostgresTable
-from dagster_adjunct.resources.backends.postgres_connection import connection_settings, where
+from dagster_adjunct.resources.backends.postgres_connection import connection_settings, format_address
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     SchemaMismatchError,
@@ -225,7 +225,7 @@ def test_the_right_password_works_and_is_in_no_repr_pickle_or_description(postgr
     async def use():
         async with table:
             await table.put("a", {})
-            return repr(table) + repr(pickle.dumps(table)) + repr(describe(store))
+            return repr(table) + repr(pickle.dumps(table)) + repr(describe_function(store))
 
     with caplog.at_level(logging.DEBUG):
         shown = asyncio.run(use())
@@ -256,15 +256,15 @@ def test_libpqs_own_environment_works_when_no_variable_is_named(postgres_server,
     with blocking(table_of("from_environment", dsn_env=None)) as table:
         table.put(1, {"s": "x"})
         assert table.get(1)["s"] == "x"
-    assert where(connection_settings("t", None, {})) == f"127.0.0.1:{postgres_server.port}/adjunct"
-    assert where(connection_settings("t", None, {"service": "x"})) == "service x"
+    assert format_address(connection_settings("t", None, {})) == f"127.0.0.1:{postgres_server.port}/adjunct"
+    assert format_address(connection_settings("t", None, {"service": "x"})) == "service x"
 
 
 def test_a_description_is_plain_and_builds_the_same_function():
     store = table_of("described")
-    description = describe(store)
+    description = describe_function(store)
     assert description["backend"] == "postgres"
-    assert describe(function_from(description)) == description
+    assert describe_function(function_from_description(description)) == description
 
 
 def test_a_server_that_restarts_in_the_middle_costs_retries_and_no_update(postgres_server):

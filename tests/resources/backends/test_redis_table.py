@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.backends.columns import describe, function_from
+from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
 from dagster_adjunct.resources.backends.redis import RedisRequests, RedisTable
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
@@ -614,9 +614,9 @@ def test_passwords_come_from_the_environment_and_show_nowhere(new_table, monkeyp
         tables = [new_table(url_env="REDIS_URL"), new_table(url=server.url(), password_env="REDIS_PASSWORD")]
         for table in tables:
             assert send(table, Operation(PUT, RowEntries(["k"], [{"n": 1}])))[0].problems == {}
-            for text in (repr(table), str(describe(table)), pickle.dumps(table).decode("latin1")):
+            for text in (repr(table), str(describe_function(table)), pickle.dumps(table).decode("latin1")):
                 assert "correct-horse" not in text
-            assert describe(function_from(describe(table))) == describe(table)
+            assert describe_function(function_from_description(describe_function(table))) == describe_function(table)
             server.stop()
             problem = send(table, Operation(PUT, RowEntries(["k"], [{"n": 1}])))[0].problems[0]
             assert problem.state is State.FAILED

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.resources.backends.columns import describe, function_from
+from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     KeyTooLongError,
@@ -318,9 +318,9 @@ def test_it_travels_and_is_described_without_connections_or_secrets(lake: Lake, 
     backend = SqliteSegments(tmp_path / "tables.sqlite") if named else None
     function = rows(lake, key=["id", "n"], family="id", stored_in=backend)
     send(function, Operation(OperationKind.PUT, RowEntries([("a", 1)], [{"text": "x"}])))
-    described = json.loads(json.dumps(describe(function)))
+    described = json.loads(json.dumps(describe_function(function)))
     assert described["backend"] == "key-value"
-    for other in (pickle.loads(pickle.dumps(function)), function_from(described)):
+    for other in (pickle.loads(pickle.dumps(function)), function_from_description(described)):
         assert isinstance(other, KeyValueRows)
         assert other.to_dict() == function.to_dict()
         (got,) = send(other, Operation(OperationKind.GET, RowEntries([("a", 1)])))

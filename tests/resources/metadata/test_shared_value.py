@@ -16,7 +16,7 @@ from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.tables import rate_server as leases_of_budget
 from dagster_adjunct.resources.tables.rate import Budget
-from dagster_adjunct.resources.tables.rate_server import LeasesOfBudget, Stretch, Wish
+from dagster_adjunct.resources.tables.rate_server import BudgetLeases, LeaseInterval, LeaseRequest
 from tests.faulty_store import Fault, FaultyStore
 
 
@@ -85,13 +85,13 @@ def test_runs_that_lease_at_once_get_stretches_that_do_not_meet(
 ) -> None:
     monkeypatch.setattr(leases_of_budget.time, "time", lambda: 1_000_000.0)
     lake = open_lake(tmp_path, create=True)
-    leased: list[Stretch] = []
+    leased: list[LeaseInterval] = []
 
     def work(run: str) -> None:
         # A clock that stands still for all: what is leased has one measure.
-        leases = LeasesOfBudget(open_lake(tmp_path), Budget("b", "write", 1.0), run, clock=lambda: 5.0)
+        leases = BudgetLeases(open_lake(tmp_path), Budget("b", "write", 1.0), run, clock=lambda: 5.0)
         for _ in range(10):
-            if (got := leases.lease(Wish(0.03, 1.0))) is not None:
+            if (got := leases.lease(LeaseRequest(0.03, 1.0))) is not None:
                 leased.append(got)
 
     threads = [threading.Thread(target=work, args=(run,)) for run in "abcd"]

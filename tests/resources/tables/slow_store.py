@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dagster_adjunct.resources.errors import TableError
-from dagster_adjunct.resources.tables.functions import StoreFunction, record_not_found
+from dagster_adjunct.resources.tables.functions import StoreFunction, record_not_found_error
 from dagster_adjunct.resources.tables.layers import Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, Problem, State
 
@@ -91,5 +91,5 @@ class SlowStore(StoreFunction[Any, Any, Any]):
                 self.records[key] = {**default, **value}
                 begun += 1
             else:
-                problems[place] = Problem(State.MISSING, record_not_found([key]))
+                problems[place] = Problem(State.MISSING, record_not_found_error([key]))
         return Outcomes(len(keys), problems=problems, defaults_put=begun)

@@ -10,8 +10,15 @@ import pytest
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
 from dagster_adjunct.resources.tables.batching import BatchHandler, BatchProvider
 from dagster_adjunct.resources.tables.functions import TableWriteFunction
-from dagster_adjunct.resources.tables.key_order import in_waves
-from dagster_adjunct.resources.tables.operation import DIRECT, Conditions, Operation, OperationKind, RowEntries, size_of
+from dagster_adjunct.resources.tables.key_lock import group_preserving_key_order
+from dagster_adjunct.resources.tables.operation import (
+    DIRECT,
+    Conditions,
+    Operation,
+    OperationKind,
+    RowEntries,
+    estimate_bytes,
+)
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.resources.tables.slow_store import BAD, SlowStore
 
@@ -88,7 +95,7 @@ def test_bytes_bound_a_request_and_a_larger_entry_goes_alone():
     as_keys = [keys for _, keys in store.requests]
     assert as_keys[:4] == [["0", "1", "2"], ["3"], ["4"], ["5", "6"]]
     assert sorted(map(len, as_keys[4:])) == sorted(map(len, as_keys[:4]))
-    assert size_of({"v": "xyz", "n": 1, "list": [None, b"12"]}) == 4 + 9 + 7
+    assert estimate_bytes({"v": "xyz", "n": 1, "list": [None, b"12"]}) == 4 + 9 + 7
 
 
 def test_puts_and_deletes_that_alternate_between_keys_are_two_requests():
@@ -115,12 +122,12 @@ def test_one_keys_put_delete_and_put_stay_in_order_and_a_get_sees_what_came_befo
 
 
 def test_waves_are_few_and_keep_the_order_of_each_key():
-    assert in_waves([], []) == []
-    assert in_waves("ppp", "aab") == [("p", range(3))]
-    assert in_waves("pdpd", "abcd") == [("p", [0, 2]), ("d", [1, 3])]
-    assert in_waves("pdp", "aaa") == [("p", [0]), ("d", [1]), ("p", [2])]
+    assert group_preserving_key_order([], []) == []
+    assert group_preserving_key_order("ppp", "aab") == [("p", range(3))]
+    assert group_preserving_key_order("pdpd", "abcd") == [("p", [0, 2]), ("d", [1, 3])]
+    assert group_preserving_key_order("pdp", "aaa") == [("p", [0]), ("d", [1]), ("p", [2])]
     # What is asked of b after its delete is in the second wave of puts, and c's put in the first.
-    assert in_waves("pdpp", "abbc") == [("p", [0, 3]), ("d", [1]), ("p", [2])]
+    assert group_preserving_key_order("pdpp", "abbc") == [("p", [0, 3]), ("d", [1]), ("p", [2])]
 
 
 def test_calls_with_other_arguments_are_requests_of_their_own():

@@ -7,7 +7,7 @@ from types import MappingProxyType
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.tables.cache import Cache, CacheLayer, KeptRecords
+from dagster_adjunct.resources.tables.cache import Cache, CachedRecords, CacheLayer
 from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction
 from dagster_adjunct.resources.tables.memory import MemoryTable
 from dagster_adjunct.resources.tables.metrics import Meter
@@ -345,7 +345,7 @@ def test_a_cache_that_cannot_work_is_refused(wrong):
 
 
 def test_arguments_of_different_types_are_different_requests():
-    kept = KeptRecords(Cache())
+    kept = CachedRecords(Cache())
     for number, args in enumerate(((1,), (True,), (1.0,), ())):
         kept.keep(["k"], [{"n": number}], args, 0.0)
     assert [kept.find(["k"], args, 1.0)[0] for args in ((1,), (True,), (1.0,), ())] == [

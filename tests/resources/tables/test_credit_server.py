@@ -22,7 +22,13 @@ from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.tables import rate_server as credit_server
 from dagster_adjunct.resources.tables import shared_rate as credit_client
 from dagster_adjunct.resources.tables.rate import Budget
-from dagster_adjunct.resources.tables.rate_server import CreditAddress, CreditServer, LeasesOfBudget, Stretch, Wish
+from dagster_adjunct.resources.tables.rate_server import (
+    BudgetLeases,
+    CreditAddress,
+    CreditServer,
+    LeaseInterval,
+    LeaseRequest,
+)
 from dagster_adjunct.resources.tables.shared_rate import CreditClient
 from tests.resources.tables.credit_world import of_the_rate
 
@@ -32,16 +38,16 @@ BUDGET = Budget("orders", "write", 400.0)
 class Plenty:
     """Leases whatever is wished for."""
 
-    def lease(self, wish: Wish) -> Stretch | None:
+    def lease(self, wish: LeaseRequest) -> LeaseInterval | None:
         now = time.monotonic()
-        return Stretch(now - 0.5, now + wish.seconds)
+        return LeaseInterval(now - 0.5, now + wish.seconds)
 
 
 class Fails:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def lease(self, wish: Wish) -> Stretch | None:
+    def lease(self, wish: LeaseRequest) -> LeaseInterval | None:
         raise self.error
 
 
@@ -92,7 +98,7 @@ class Spender:
 
 def test_two_runs_and_tasks_that_come_and_are_killed_get_the_rate_in_every_ten_seconds(tmp_path: Path) -> None:
     servers = [
-        CreditServer(lambda budget, run=run: LeasesOfBudget(open_lake(str(tmp_path)), budget, run)) for run in "ab"
+        CreditServer(lambda budget, run=run: BudgetLeases(open_lake(str(tmp_path)), budget, run)) for run in "ab"
     ]
     first, second = (server.serve([BUDGET]) for server in servers)
     spenders = [Spender(first, 50, 0.01), Spender(first, 3, 0.0), Spender(second, 100, 0.1)]
@@ -167,7 +173,7 @@ def test_requests_of_one_task_are_served_in_their_order_and_small_ones_together(
 def test_who_does_not_know_the_secret_gets_nothing_and_none_is_told_it(
     serve: Callable[..., CreditServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(credit_client, "_GONE_SECONDS", 0.3)
+    monkeypatch.setattr(credit_client, "_RECONNECT_SECONDS", 0.3)
     address = serve(Plenty()).serve([BUDGET])
     assert address.secret.hex() not in repr(address)
     assert repr(address.secret) not in repr(address)
@@ -184,7 +190,7 @@ def test_who_does_not_know_the_secret_gets_nothing_and_none_is_told_it(
 
 
 def test_a_driver_that_is_gone_is_told(serve: Callable[..., CreditServer], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credit_client, "_GONE_SECONDS", 0.3)
+    monkeypatch.setattr(credit_client, "_RECONNECT_SECONDS", 0.3)
     server = serve(Plenty())
     address = server.serve([BUDGET])
 
@@ -217,4 +223,4 @@ def test_a_budget_that_can_not_be_read_says_which_and_what_to_do(tmp_path: Path)
     lake = open_lake(str(tmp_path), create=True)
     lake.store.put("metadata/budgets/orders/write.json", b'{"format": 2}')
     with pytest.raises(MalformedDocumentError, match="'orders'"):
-        LeasesOfBudget(lake, BUDGET, "run").lease(Wish(1.0, 1.0))
+        BudgetLeases(lake, BUDGET, "run").lease(LeaseRequest(1.0, 1.0))

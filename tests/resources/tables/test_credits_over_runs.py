@@ -9,7 +9,13 @@ import pytest
 
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.tables.rate import Budget
-from dagster_adjunct.resources.tables.rate_server import LeasesOfBudget, SharedTimeline, Wish, fair_shares, lease
+from dagster_adjunct.resources.tables.rate_server import (
+    BudgetLeases,
+    LeaseRequest,
+    SharedTimeline,
+    divide_fairly,
+    lease_credits,
+)
 from tests.resources.tables.credit_world import World, of_the_rate
 
 SECONDS = 30.0
@@ -96,7 +102,9 @@ def test_stretches_of_time_are_never_leased_twice_whatever_clocks_say() -> None:
         for _ in range(200):
             now = 1000 + seed.random() * 10
             before = timeline
-            timeline, got = lease(timeline, seed.choice("abc"), now, Wish(seed.random() * 2, seed.random()))
+            timeline, got = lease_credits(
+                timeline, seed.choice("abc"), now, LeaseRequest(seed.random() * 2, seed.random())
+            )
             assert timeline.now >= before.now
             if got is not None:
                 assert got.start + timeline.now >= through - 1e-6
@@ -106,10 +114,10 @@ def test_stretches_of_time_are_never_leased_twice_whatever_clocks_say() -> None:
 
 
 def test_shares_are_what_is_wanted_where_that_fits_and_else_even() -> None:
-    assert fair_shares({"a": 0.2, "b": 0.3}) == {"a": 0.2, "b": 0.3}
-    assert fair_shares({"a": 0.2, "b": 1.0}) == pytest.approx({"a": 0.2, "b": 0.8})
-    assert fair_shares({"a": 1.0, "b": 1.0, "c": 0.1}) == pytest.approx({"a": 0.45, "b": 0.45, "c": 0.1})
-    assert fair_shares({}) == {}
+    assert divide_fairly({"a": 0.2, "b": 0.3}) == {"a": 0.2, "b": 0.3}
+    assert divide_fairly({"a": 0.2, "b": 1.0}) == pytest.approx({"a": 0.2, "b": 0.8})
+    assert divide_fairly({"a": 1.0, "b": 1.0, "c": 0.1}) == pytest.approx({"a": 0.45, "b": 0.45, "c": 0.1})
+    assert divide_fairly({}) == {}
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.05, 0.3])
@@ -130,16 +138,16 @@ def test_a_few_credits_come_at_once_whatever_the_rate_and_however_long_a_lease_t
 def test_runs_that_state_other_rates_for_one_budget_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lake = open_lake(str(tmp_path), create=True)
 
-    def run(name: str, rate: float) -> LeasesOfBudget:
-        return LeasesOfBudget(lake, Budget("plant", "write", rate), name)
+    def run(name: str, rate: float) -> BudgetLeases:
+        return BudgetLeases(lake, Budget("plant", "write", rate), name)
 
     before, after = run("before", 100.0), run("after", 1000.0)
     for leases in (before, run("like it", 100.0), before):
-        leases.lease(Wish(0.05, 0.1))
+        leases.lease(LeaseRequest(0.05, 0.1))
     assert not any("is stated with" in message for message in caplog.messages)
     for _ in range(3):
-        after.lease(Wish(0.05, 0.1))
-        before.lease(Wish(0.05, 0.1))
+        after.lease(LeaseRequest(0.05, 0.1))
+        before.lease(LeaseRequest(0.05, 0.1))
     told = [message for message in caplog.messages if "'plant' (write)" in message]
     assert [("with 1000 " in one.split(",")[0], "with 100 " in one.split(",")[0]) for one in told] == [
         (True, False),

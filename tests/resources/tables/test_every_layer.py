@@ -20,7 +20,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.tables.batching import BatchProvider
 from dagster_adjunct.resources.tables.cache import Cache
-from dagster_adjunct.resources.tables.functions import record_not_found
+from dagster_adjunct.resources.tables.functions import record_not_found_error
 from dagster_adjunct.resources.tables.memory import MemoryTable
 from dagster_adjunct.resources.tables.operation import (
     Changes,
@@ -211,18 +211,18 @@ def test_of_calls_at_once_only_that_of_the_failing_entry_fails(made):
 
 
 def plain(key):
-    return record_not_found([key])
+    return record_not_found_error([key])
 
 
 def raised_from(key):
     error = RuntimeError("the driver says 404")
-    error.__cause__ = record_not_found([key])
+    error.__cause__ = record_not_found_error([key])
     return error
 
 
 def while_handling(key):
     error = RuntimeError("and then this")
-    error.__context__ = record_not_found([key])
+    error.__context__ = record_not_found_error([key])
     return error
 
 
@@ -279,7 +279,7 @@ def test_a_default_never_erases_what_another_writer_began_meanwhile(made):
     function = UserFunction()
 
     def missing(key):
-        error = record_not_found([key])
+        error = record_not_found_error([key])
         function.records[key] = {"n": 7, "by": "another"}  # right after the update looked
         return error
 

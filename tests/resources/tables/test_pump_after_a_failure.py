@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.errors import TableUnavailableError
-from dagster_adjunct.resources.tables.arrow import Marking, Marks, Shape, parts_of
+from dagster_adjunct.resources.tables.arrow import Marking, Marks, Shape, split_batch
 from dagster_adjunct.resources.tables.memory import MemoryTable
 from dagster_adjunct.resources.tables.operation import Conditions, Outcomes, Problem, State, UpdateContract
 from dagster_adjunct.resources.tables.retry import RetryPolicy
-from dagster_adjunct.resources.tables.spark import pump
+from dagster_adjunct.resources.tables.spark import send_batches
 from dagster_adjunct.resources.tables.table import RemoteTable
 
 
@@ -40,7 +40,7 @@ def test_no_batch_is_begun_once_one_before_it_has_failed():
         await asyncio.sleep(0.005)
         return part.number
 
-    asyncio.run(pump(batches(), lambda number: [SimpleNamespace(number=number)], send, done))
+    asyncio.run(send_batches(batches(), lambda number: [SimpleNamespace(number=number)], send, done))
     assert begun == [0, 1, 2]
 
 
@@ -87,9 +87,9 @@ def test_what_comes_after_a_message_that_was_given_up_is_not_applied_though_the_
         async with RemoteTable(
             "t", key="id", write_function=store, batch_size=1, idempotent=True, retry=RetryPolicy(attempts=1)
         ) as table:
-            await pump(
+            await send_batches(
                 batches(),
-                lambda batch: parts_of(batch, shape, marks, "here"),
+                lambda batch: split_batch(batch, shape, marks, "here"),
                 lambda part: table.send(part.operation),
                 lambda part, outcomes: well.append(not outcomes.places(State.FAILED, State.REFUSED)) or well[-1],
             )

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.tables.arrow import MarkedSource, Marking, Marks, Shape, parts_of
+from dagster_adjunct.resources.tables.arrow import MarkedSource, Marking, Marks, Shape, split_batch
 from dagster_adjunct.resources.tables.operation import OperationKind, position_of
 
 SOURCES = {"lake.s.0": MarkedSource("app/lake.s.0", 3), "lake.s.1": MarkedSource("app/lake.s.1@made", 0)}
@@ -71,7 +71,7 @@ def test_puts_and_deletes_in_few_operations_end_as_one_by_one(changes: list[tupl
         switches[key] += last.get(key, gone) is not gone
         last[key] = gone
     table: dict[str, Any] = {}
-    parts = parts_of(rows, Shape(("k",)), None, "sink")
+    parts = split_batch(rows, Shape(("k",)), None, "sink")
     for part in parts:
         entries = part.operation.entries
         for place, key in enumerate(entries.keys):

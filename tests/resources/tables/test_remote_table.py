@@ -9,7 +9,7 @@ import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError, NullKeyError
 from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction
-from dagster_adjunct.resources.tables.key_order import KeyOrder
+from dagster_adjunct.resources.tables.key_lock import KeyLock
 from dagster_adjunct.resources.tables.memory import MemoryTable
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.operation import (
@@ -183,17 +183,17 @@ def test_operations_on_one_key_keep_their_order_while_others_overtake():
 
 def test_who_waits_behind_a_cancelled_operation_still_waits_for_those_before_it():
     async def scenario():
-        order, done, released = KeyOrder(), [], asyncio.Event()
+        order, done, released = KeyLock(), [], asyncio.Event()
 
         async def work(name):
             turn = order.take(RowEntries(["k"]))
             try:
-                await turn.come()
+                await turn.acquire()
                 if name == "first":
                     await released.wait()
                 done.append(name)
             finally:
-                turn.leave()
+                turn.release()
 
         first = asyncio.create_task(work("first"))
         second = asyncio.create_task(work("second"))

@@ -86,7 +86,7 @@ def test_tables_that_name_one_budget_spend_the_same():
 def test_a_table_pays_from_the_source_that_it_is_given_also_where_it_has_travelled():
     table = RemoteTable("paying", key="id", write_function=MemoryTable("paying"), rate_limit=RateLimit(None, 40))
     source = Spent()
-    paying = table.paying(source)
+    paying = table.with_credit_source(source)
     asyncio.run(paying.put_all([(n, {"n": n}) for n in range(25)]))
     budget = Budget("paying", "write", 40)
     assert source.spent == [(budget, 10), (budget, 10), (budget, 5)]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, RecordNotFoundError, TableError, TableUnavailableError
-from dagster_adjunct.resources.tables.functions import TableWriteFunction, record_not_found
+from dagster_adjunct.resources.tables.functions import TableWriteFunction, record_not_found_error
 from dagster_adjunct.resources.tables.retry import RetryPolicy
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.resources.tables.manual_clock import ManualClock
@@ -35,7 +35,7 @@ class Flaky(TableWriteFunction[str, dict, dict]):
         await self.put(key, None)
 
     async def update(self, key, update, *args):
-        raise record_not_found([key])
+        raise record_not_found_error([key])
 
 
 def busy() -> TableUnavailableError:

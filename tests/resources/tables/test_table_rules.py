@@ -29,7 +29,7 @@ from dagster_adjunct.resources.tables.operation import (
 )
 from dagster_adjunct.resources.tables.rate import LocalCredits
 from dagster_adjunct.resources.tables.retry import RetryPolicy
-from dagster_adjunct.resources.tables.table import RemoteTable, error_of
+from dagster_adjunct.resources.tables.table import RemoteTable, error_from_outcomes
 from tests.resources.tables.slow_store import BAD, SlowStore
 
 
@@ -156,7 +156,7 @@ def test_an_error_tells_also_of_entries_that_failed_in_other_ways():
         4: Problem(State.MISSING, RecordNotFoundError("there is no record.", "Put it.")),
     }
     updates = Operation(OperationKind.UPDATE, RowEntries(list("abcde"), [{"n": 1}] * 5))
-    error = error_of("t", updates, Outcomes(5, problems=problems))
+    error = error_from_outcomes("t", updates, Outcomes(5, problems=problems))
     assert isinstance(error, TableError)
     assert error.problem == (
         "table t: update of key 'b' and 1 more failed: ValueError: no number. Besides, update of key 'c' failed: "
@@ -195,7 +195,7 @@ def test_a_subclass_of_a_table_stays_one_when_it_travels():
 def test_what_a_subclass_keeps_for_itself_goes_with_it():
     store = MemoryTable("kept")
     table = Special("t", key="id", read_function=store, write_function=store, tenant="acme")
-    paying = table.paying(LocalCredits())
+    paying = table.with_credit_source(LocalCredits())
     for number, instance in enumerate((pickle.loads(pickle.dumps(table)), paying, copy.copy(table), table)):
         asyncio.run(instance.put(f"k{number}", {"n": number}))
         assert (instance.tenant, instance._prefix) == ("acme", "acme/")

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from dagster_adjunct.resources.errors import RecordNotFoundError, TableError, TableUnavailableError
-from dagster_adjunct.resources.tables.functions import TableWriteFunction, record_not_found
+from dagster_adjunct.resources.tables.functions import TableWriteFunction, record_not_found_error
 from dagster_adjunct.resources.tables.operation import UpdateContract, UpdateMessage
 from dagster_adjunct.resources.tables.retry import RetryPolicy
 from dagster_adjunct.resources.tables.table import RemoteTable
@@ -37,7 +37,7 @@ class Journal(TableWriteFunction[str, dict, dict]):
         self.done.append(("update", key, update))
         await asyncio.sleep(0)
         if key not in self.records:
-            raise record_not_found([key])
+            raise record_not_found_error([key])
         self.records[key].update(update)
 
 

@@ -19,7 +19,7 @@ from dagster_adjunct.resources.tables.operation import (
 )
 from dagster_adjunct.resources.tables.retry import RetryPolicy
 from dagster_adjunct.resources.tables.table import RemoteTable
-from dagster_adjunct.resources.tables.update_contract import to_begin
+from dagster_adjunct.resources.tables.update_contract import plan_defaults
 from tests.resources.tables.slow_store import SlowStore
 
 ONLY, WITH_DEFAULTS = UpdateContract.UPDATE_ONLY, UpdateContract.UPDATE_WITH_DEFAULTS
@@ -234,7 +234,7 @@ def test_an_empty_record_is_a_default():
 
 
 def test_what_begins_a_key_is_the_first_default_among_its_missing_messages():
-    begun, again = to_begin(list("aabab"), [None, 1, 2, None, 3], [0, 1, 2, 3, 4])
+    begun, again = plan_defaults(list("aabab"), [None, 1, 2, None, 3], [0, 1, 2, 3, 4])
     assert (begun, again) == ({"a": 1, "b": 2}, [1, 2, 3, 4])
 
 

@@ -16,7 +16,7 @@ from dagster_adjunct.errors import (
     TableError,
     TransientError,
 )
-from dagster_adjunct.resources.tables.arrow import Shape, parts_of
+from dagster_adjunct.resources.tables.arrow import Shape, split_batch
 from dagster_adjunct.resources.tables.functions import TableFunction
 from dagster_adjunct.resources.tables.memory import MemoryTable
 from dagster_adjunct.resources.tables.operation import Outcomes, Problem, State
@@ -46,7 +46,7 @@ def sent(function: TableFunction) -> TaskReport:
 
     async def send() -> None:
         async with table:
-            for part in parts_of(batch, Shape(("id",)), None, "t"):
+            for part in split_batch(batch, Shape(("id",)), None, "t"):
                 outcomes = await table.send(part.operation)
                 report.add(part, outcomes, letters=lambda letter: letter.key, at_most=10)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dagster_adjunct.resources.errors import TransientError
-from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction, record_not_found
+from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction, record_not_found_error
 
 
 class Busy(TransientError):
@@ -31,7 +31,7 @@ class UserFunction(TableReadFunction, TableWriteFunction):
         self.asked: list[tuple[str, Any, Any, tuple]] = []
         self.done: list[tuple[str, Any, Any]] = []
         self.plan: dict[tuple[str, Any], deque] = defaultdict(deque)
-        self.missing: Callable[[Any], BaseException] = lambda key: record_not_found([key])
+        self.missing: Callable[[Any], BaseException] = lambda key: record_not_found_error([key])
         self.before_update: Callable[[], None] = lambda: None
 
     def will(self, verb: str, key: Any, *befalls: Any) -> None:

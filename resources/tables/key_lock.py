@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from dagster_adjunct.resources.tables.functions import comes_again
-from dagster_adjunct.resources.tables.layers import Layer, send_others
+from dagster_adjunct.resources.tables.functions import is_retryable
+from dagster_adjunct.resources.tables.layers import Layer, send_without_problems
 from dagster_adjunct.resources.tables.operation import Operation, Outcomes, Problem, State
 
 
@@ -19,50 +19,50 @@ class _HasKeys(Protocol):
     def keys(self) -> Sequence[Hashable]: ...
 
 
-class KeyOrder:
+class KeyLock:
     """Gives turns: whose keys others have before it waits for all of them, and holds up whoever comes later.
 
     Turns are given without awaiting, so two can never wait for each other. Of one event loop; no two threads.
 
-    A turn that is alone is asked for its keys only when the next one comes, so that requests made one after the other
+    A ticket that is alone is asked for its keys only when the next one comes, so that requests made one after the other
     pay nothing for their order.
     """
 
     def __init__(self) -> None:
-        self._last: dict[Hashable, Turn] = {}  # who was last to ask for a key, until it is over
-        self._alone: Turn | None = None  # the only one that is not over, where its keys are not in `_last`
-        self._open: set[Turn] = set()
-        self._flushes: list[tuple[set[Turn], asyncio.Future[None]]] = []
+        self._last: dict[Hashable, Ticket] = {}  # who was last to ask for a key, until it is over
+        self._alone: Ticket | None = None  # the only one that is not over, where its keys are not in `_last`
+        self._open: set[Ticket] = set()
+        self._flushes: list[tuple[set[Ticket], asyncio.Future[None]]] = []
 
-    def take(self, entries: _HasKeys) -> Turn:
-        """The turn of a request for these keys."""
-        turn = Turn(self, entries)
-        self._open.add(turn)
+    def take(self, entries: _HasKeys) -> Ticket:
+        """The ticket of a request for these keys."""
+        ticket = Ticket(self, entries)
+        self._open.add(ticket)
         if len(self._open) == 1:
-            self._alone = turn
-            return turn
+            self._alone = ticket
+            return ticket
         last = self._last
         if self._alone is not None:
             last.update(dict.fromkeys(self._alone.keys, self._alone))
             self._alone = None
-        keys = turn.keys
+        keys = ticket.keys
         if not last.keys().isdisjoint(keys):
             ahead = {last[key] for key in keys if key in last}
-            turn.ahead = len(ahead)
+            ticket.ahead = len(ahead)
             for other in ahead:
-                other.behind.append(turn)
-        last.update(dict.fromkeys(keys, turn))
-        return turn
+                other.behind.append(ticket)
+        last.update(dict.fromkeys(keys, ticket))
+        return ticket
 
     def holds(self, entries: _HasKeys) -> bool:
-        """Whether a turn for these keys would have to wait."""
+        """Whether a ticket for these keys would have to wait."""
         if not self._open:
             return False
         held = self._last.keys() if self._alone is None else set(self._alone.keys)
         return not held.isdisjoint(entries.keys)
 
     @property
-    def open(self) -> frozenset[Turn]:
+    def open(self) -> frozenset[Ticket]:
         """The turns that are not over."""
         return frozenset(self._open)
 
@@ -73,63 +73,63 @@ class KeyOrder:
             self._flushes.append((set(self._open), over))
             await over
 
-    def _over(self, turn: Turn) -> None:
-        over = [turn]
+    def _over(self, ticket: Ticket) -> None:
+        over = [ticket]
         while over:
-            turn = over.pop()
-            self._open.discard(turn)
+            ticket = over.pop()
+            self._open.discard(ticket)
             if self._flushes:
-                self._flushed(turn)
+                self._flushed(ticket)
             if not self._open:
                 self._last.clear()
                 self._alone = None
-            elif turn is not self._alone:
-                for key in turn.keys:
-                    if self._last.get(key) is turn:
+            elif ticket is not self._alone:
+                for key in ticket.keys:
+                    if self._last.get(key) is ticket:
                         del self._last[key]
-            for other in turn.behind:
+            for other in ticket.behind:
                 other.ahead -= 1
                 if not other.ahead:
-                    if other.left:
+                    if other.released:
                         over.append(other)
                     elif other.waiting is not None and not other.waiting.done():
                         other.waiting.set_result(None)
 
-    def _flushed(self, turn: Turn) -> None:
+    def _flushed(self, ticket: Ticket) -> None:
         for before, over in self._flushes:
-            before.discard(turn)
+            before.discard(ticket)
             if not before and not over.done():
                 over.set_result(None)
         self._flushes = [flush for flush in self._flushes if flush[0]]
 
 
-class Turn:
-    """The place of one request; `leave` it in any case, once or more often."""
+class Ticket:
+    """The place of one request; `release` it in any case, once or more often."""
 
-    __slots__ = ("__weakref__", "_entries", "_order", "ahead", "behind", "left", "waiting")
+    __slots__ = ("__weakref__", "_entries", "_order", "ahead", "behind", "released", "waiting")
 
-    def __init__(self, order: KeyOrder, entries: _HasKeys) -> None:
+    def __init__(self, order: KeyLock, entries: _HasKeys) -> None:
         self._order = order
         self._entries = entries
         self.ahead = 0  # how many turns come before it
-        self.behind: list[Turn] = []
-        self.left = False
+        self.behind: list[Ticket] = []
+        self.released = False
         self.waiting: asyncio.Future[None] | None = None
 
     @property
     def keys(self) -> Sequence[Hashable]:
         return self._entries.keys
 
-    async def come(self) -> None:
+    async def acquire(self) -> None:
         """Return when whatever came before on these keys is over."""
         if self.ahead:
             self.waiting = asyncio.get_running_loop().create_future()
             await self.waiting
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Let those behind come; if it was cancelled while waiting, they wait for those before it still."""
-        if not self.left:
-            self.left = True
+        if not self.released:
+            self.released = True
             if not self.ahead:
                 self._order._over(self)
 
@@ -137,7 +137,7 @@ class Turn:
 _Line = tuple[Hashable, str]
 
 
-class HeldBack:
+class BlockedKeys:
     """Sends operations; where one with marks is given up, those that wait behind it don't overtake it.
 
     The store skips a message that is older than the last that it applied. Were a later one of the key applied, the one
@@ -147,27 +147,27 @@ class HeldBack:
     """
 
     def __init__(self) -> None:
-        self._held: WeakKeyDictionary[Turn, dict[_Line, Problem]] = WeakKeyDictionary()
+        self._held: WeakKeyDictionary[Ticket, dict[_Line, Problem]] = WeakKeyDictionary()
         self._until_rerun: dict[_Line, Problem] = {}
 
-    async def sent(self, turn: Turn, operation: Operation[Any], below: Layer) -> Outcomes:
-        """The outcomes of an operation whose turn has come."""
+    async def send(self, ticket: Ticket, operation: Operation[Any], below: Layer) -> Outcomes:
+        """The outcomes of an operation whose ticket has come."""
         if not operation.conditions.idempotent:
             return await below.send(operation)
-        held = self._held.pop(turn, None) if self._held else None
+        held = self._held.pop(ticket, None) if self._held else None
         if operation.rerun and self._until_rerun:
             held = {**self._until_rerun, **(held or {})}
-        outcomes = await (below.send(operation) if held is None else _others(operation, held, below))
-        if outcomes.problems and (turn.behind or operation.rerun):
-            self._hold(turn, operation, outcomes)
+        outcomes = await (below.send(operation) if held is None else _send_unblocked(operation, held, below))
+        if outcomes.problems and (ticket.behind or operation.rerun):
+            self._hold(ticket, operation, outcomes)
         return outcomes
 
-    def _hold(self, turn: Turn, operation: Operation[Any], outcomes: Outcomes) -> None:
+    def _hold(self, ticket: Ticket, operation: Operation[Any], outcomes: Outcomes) -> None:
         lines = _lines(operation)
-        given_up = {lines[place]: problem for place, problem in outcomes.problems.items() if comes_again(problem)}
+        given_up = {lines[place]: problem for place, problem in outcomes.problems.items() if is_retryable(problem)}
         if operation.rerun:
             self._until_rerun.update(given_up)
-        waiting, seen = list(turn.behind) if given_up else [], set[Turn]()
+        waiting, seen = list(ticket.behind) if given_up else [], set[Ticket]()
         while waiting:
             behind = waiting.pop()
             if behind not in seen:
@@ -182,7 +182,7 @@ def _lines(operation: Operation[Any]) -> Sequence[_Line]:
     return [(key, mark.source) for key, mark in zip(entries.keys, entries.marks or (), strict=True)]
 
 
-async def _others(operation: Operation[Any], held: Mapping[_Line, Problem], below: Layer) -> Outcomes:
+async def _send_unblocked(operation: Operation[Any], held: Mapping[_Line, Problem], below: Layer) -> Outcomes:
     """Send the entries of lines that are not held; the others have failed, as nothing of them was sent."""
     lines = _lines(operation)
     problems = {
@@ -190,13 +190,13 @@ async def _others(operation: Operation[Any], held: Mapping[_Line, Problem], belo
         for place, line in enumerate(lines)
         if line in held
     }
-    return await send_others(operation, problems, below.send)
+    return await send_without_problems(operation, problems, below.send)
 
 
 L = TypeVar("L", bound=Hashable)
 
 
-def in_waves(lanes: Sequence[L], keys: Sequence[Hashable]) -> list[tuple[L, Sequence[int]]]:
+def group_preserving_key_order(lanes: Sequence[L], keys: Sequence[Hashable]) -> list[tuple[L, Sequence[int]]]:
     """The places of the entries by wave, in the order in which waves take effect; a wave has one lane.
 
     An entry is in a later wave than its key's entries before it, or in the same one behind them. So puts and deletes
