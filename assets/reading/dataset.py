@@ -203,7 +203,7 @@ class Dataset(VersionOperations):
         try:
             report = verify_version(held.reader, deep=deep)
             if not report.ok:
-                self._served.explain(held.reader.version)
+                self._served.raise_if_discarded(held.reader.version)
             return report
         finally:
             self._served.leave(held)
@@ -254,7 +254,7 @@ class Dataset(VersionOperations):
 
         unread = find_unreadable_version(error, lent)
         if unread is not None:
-            self._served.explain(unread[1].version)
+            self._served.raise_if_discarded(unread[1].version)
             raise unread[0] from error
 
     @property
@@ -339,11 +339,11 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         self.lake, self.dataset, self.version, self.refresh_every = lake, dataset, version, refresh_every
         what = f"the table of dataset {dataset!r} has refresh_every={refresh_every!r}"
         check_seconds(refresh_every, what, argument="refresh_every", none=True, zero=True)
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._open: _OpenDataset | None = None
-        self._looked = 0.0
+        self._checked_at = 0.0
         self._moving = threading.Lock()  # held while the dataset is opened, refreshed or closed
 
     def __repr__(self) -> str:
@@ -363,7 +363,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._begin()
+        self._reset()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -417,14 +417,14 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
             try:
                 entries = used.dataset.get_all(keys)
             except (SchemaMismatchError, NullKeyError):
-                misfits = self._misfits(used.dataset, keys)
+                misfits = self._invalid_keys(used.dataset, keys)
                 entries = used.dataset.get_all([key for place, key in enumerate(keys) if place not in misfits])
             values = [None if place in misfits else entries.get(key) for place, key in enumerate(keys)]
             return Outcomes(len(keys), values, misfits)
         finally:
             self._leave(used)
 
-    def _misfits(self, opened: Dataset, keys: Sequence[Any]) -> dict[int, Problem]:
+    def _invalid_keys(self, opened: Dataset, keys: Sequence[Any]) -> dict[int, Problem]:
         """The places of keys that are none of the dataset's."""
         fields = [opened.schema.field(name) for name in opened.sealed.key]
         misfits: dict[int, Problem] = {}
@@ -441,17 +441,17 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
             if self._open is None:
                 lake = open_lake(self.lake, create=False) if isinstance(self.lake, str) else self.lake
                 self._open = _OpenDataset(open_dataset(lake, self.dataset, version=self.version))
-                self._looked = time.monotonic()
+                self._checked_at = time.monotonic()
             elif self._is_due():
                 self._open.dataset.refresh()
-                self._looked = time.monotonic()
+                self._checked_at = time.monotonic()
             self._open.by += 1
             return self._open
 
     def _is_due(self) -> bool:
         """Whether it is time to look which version is served."""
         every = None if self.version is not None else self.refresh_every
-        return every is not None and time.monotonic() - self._looked >= every
+        return every is not None and time.monotonic() - self._checked_at >= every
 
     def _leave(self, used: _OpenDataset) -> None:
         with self._moving:

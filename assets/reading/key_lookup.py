@@ -236,12 +236,12 @@ class RowGroup:
 
     def find(self, key: tuple[Plain, ...]) -> int | None:
         """Return the row of this key."""
-        row = self.first_from(key)
+        row = self.first_at_or_after(key)
         if row < self.rows and self.key(row) == key:
             return row
         return None
 
-    def first_from(self, key: tuple[Plain, ...]) -> int:
+    def first_at_or_after(self, key: tuple[Plain, ...]) -> int:
         """Return the first row whose key, as far as `key` goes, is not less; the number of rows if all are less."""
         low, high = 0, self.rows
         last = len(key) - 1
@@ -533,7 +533,7 @@ class Footer:
     starts: tuple[Key, ...]
     exact: bool
 
-    def group_of(self, key: Key) -> int:
+    def find_group(self, key: Key) -> int:
         """Return the last row group that may hold this key, or what follows it; earlier ones only if not `exact`."""
         return max(0, bisect_right(self.starts, key) - 1)
 
@@ -585,7 +585,7 @@ class KeyFiles:
         if prefix < least[:width] or (greatest and prefix > greatest[:width]):
             return
         footer = self._footer(file)
-        group = footer.group_of(prefix)
+        group = footer.find_group(prefix)
         while group < len(footer.starts) and footer.starts[group][:width] <= prefix:
             rows = self._group(file, footer, group)
             first, after = rows.range_of(prefix)
@@ -607,9 +607,9 @@ class KeyFiles:
             return
         footer = self._footer(file)
         group, rows = self._group_at(file, footer, start)
-        first = rows.first_from(start)
+        first = rows.first_at_or_after(start)
         while True:
-            after = rows.rows if end is None else rows.first_from(end)
+            after = rows.rows if end is None else rows.first_at_or_after(end)
             if after > first:
                 yield rows, first, after
             group, first = group + 1, 0
@@ -619,7 +619,7 @@ class KeyFiles:
 
     def _group_at(self, file: StoredFile, footer: Footer, key: Key) -> tuple[int, RowGroup]:
         """Return the row group in which this key is, if it is in the file, or where it would be."""
-        group = footer.group_of(key)
+        group = footer.find_group(key)
         rows = self._group(file, footer, group)
         while not footer.exact and group and key < rows.key(0):
             group -= 1
@@ -646,11 +646,11 @@ class KeyFiles:
             metadata = file.reading(lambda: _parse_footer(tail))
             if metadata.num_rows != file.file.rows:
                 raise file.damaged(f"it has {metadata.num_rows} rows")
-            return self._described(metadata), 4 * len(tail)  # parsed, it takes a few times its stored size
+            return self._build_footer(metadata), 4 * len(tail)  # parsed, it takes a few times its stored size
 
         return self._cache.get((self._place, file.file.bucket), load)
 
-    def _described(self, metadata: pq.FileMetaData) -> Footer:
+    def _build_footer(self, metadata: pq.FileMetaData) -> Footer:
         stored = (metadata.metadata or {}).get(GROUP_KEYS)
         if stored is not None:
             starts_of_groups = (stored_key_from_manifest(self._types, self._plain, key) for key in json.loads(stored))

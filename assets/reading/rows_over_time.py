@@ -182,7 +182,7 @@ class RowsOverTime:
         The columns are those of the rows; of one key the intervals touch each other. A row that is valid now has no
         `__valid_to`, the oldest of a key is `__first`, and a deletion is a row, too (`__tombstone`).
         """
-        return self._merged(self.rows)
+        return self._merge(self.rows)
 
     def current(self) -> DataFrame:
         """Return the row of each key that is valid now, unless it deletes."""
@@ -191,7 +191,7 @@ class RowsOverTime:
         rows = self.rows
         if self._changes:
             # What the base has ended stays ended: a later change of the key can only come behind it or take it back.
-            rows = self._merged(rows.where((F.col(GENERATION) != self._base) | F.col(VALID_TO).isNull()))
+            rows = self._merge(rows.where((F.col(GENERATION) != self._base) | F.col(VALID_TO).isNull()))
         return rows.where(F.col(VALID_TO).isNull() & ~F.col(TOMBSTONE))
 
     def valid_at(self, moment: Column) -> DataFrame:
@@ -202,7 +202,7 @@ class RowsOverTime:
         if self._changes:
             # What the base ended by then stays ended, and what begins later only ends what was valid then.
             lasted = (F.col(GENERATION) != self._base) | F.col(VALID_TO).isNull() | (F.col(VALID_TO) > moment)
-            rows = self._merged(rows.where((F.col(VALID_FROM) <= moment) & lasted))
+            rows = self._merge(rows.where((F.col(VALID_FROM) <= moment) & lasted))
         ended = F.col(VALID_TO) <= moment
         return rows.where((F.col(VALID_FROM) <= moment) & (F.col(VALID_TO).isNull() | ~ended) & ~F.col(TOMBSTONE))
 
@@ -218,15 +218,15 @@ class RowsOverTime:
         """Rows in deltas."""
         return sum(generation.rows for generation in self.sealed.generations if generation.id != self._base)
 
-    def _merged(self, rows: DataFrame) -> DataFrame:
+    def _merge(self, rows: DataFrame) -> DataFrame:
         """Return the newest row of each (key, valid_from), with its interval as it is now."""
         changes = self._changes
         if not changes:
             return rows
         few = sum(generation.rows for generation in self.sealed.generations) <= self.sorted_rows
-        return self._sorted(rows) if few or changes > self.broadcast_rows else self._corrected(rows)
+        return self._merge_by_sorting(rows) if few or changes > self.broadcast_rows else self._merge_by_broadcast(rows)
 
-    def _sorted(self, rows: DataFrame) -> DataFrame:
+    def _merge_by_sorting(self, rows: DataFrame) -> DataFrame:
         """Return them from one scan, in the order of key and time: where a row ends is where its neighbour begins."""
         if not self.sealed.partition_by:
             rows = rows.coalesce(1)  # one file a generation: no exchange is needed to meet in one task
@@ -241,11 +241,11 @@ class RowsOverTime:
         newest = placed.where(f"{_END} IS NULL OR {_END} <> {VALID_FROM}")
         return newest.selectExpr(*[now.get(name) or quoted(name) for name in rows.columns])
 
-    def _corrected(self, rows: DataFrame) -> DataFrame:
+    def _merge_by_broadcast(self, rows: DataFrame) -> DataFrame:
         """Return them as they are scanned, corrected by what is broadcast: what the deltas have changed."""
         from pyspark.sql import functions as F
 
-        news = F.broadcast(self._news(rows))
+        news = F.broadcast(self._corrections(rows))
         same = reduce(and_, (column(name) == F.col(f"__key_{i}") for i, name in enumerate(self.sealed.key)))
         joined = rows.join(news, same & (F.col(VALID_FROM) == F.col(_AT)), "left")
         known = F.col(_WINNER).isNotNull()
@@ -261,7 +261,7 @@ class RowsOverTime:
             ]
         )
 
-    def _news(self, rows: DataFrame) -> DataFrame:
+    def _corrections(self, rows: DataFrame) -> DataFrame:
         """Return what the scan does not say: (key, valid_from) with the generation, end and `first` of its newest row.
 
         That is each that a delta has, and those of the base whose interval is another one now.

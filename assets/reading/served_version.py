@@ -114,7 +114,7 @@ class LeasedVersion:
         with self.moving:
             self._replace(None, why)
 
-    def hold_all(self, versions: Sequence[str]) -> Lease | None:
+    def lease_all(self, versions: Sequence[str]) -> Lease | None:
         """Return a lease on these versions; None without leases. Raises VersionDiscardedError."""
         return self._acquire(*versions) if self.leases else None
 
@@ -185,7 +185,7 @@ class ServedVersion:
             first = fixed
         else:
             self._commit, manifest = stored.newest()
-            first = stored.reader_of(manifest) or stored.nothing_served(manifest)
+            first = stored.reader_of(manifest) or stored.not_served_error(manifest)
         self._holding = LeasedVersion(stored.log.lake, stored.name, first, leases=leases, holder=holder)
         # A dataset that is never closed gives its lease back with the last object that reads it. Not at the end of the
         # process: nothing is renewed then, and the lease expires.
@@ -225,7 +225,7 @@ class ServedVersion:
                 self._answered = True
                 return answer
             except ManifestMismatchError as error:
-                self.take_another(held, error)
+                self.replace_damaged(held, error)
             finally:
                 self.leave(held)
 
@@ -242,7 +242,7 @@ class ServedVersion:
                 answer = read(held.reader)
             except ManifestMismatchError as error:
                 self.leave(held)
-                self.take_another(held, error)
+                self.replace_damaged(held, error)
             except VersionDiscardedError:
                 self.leave(held)
                 if self._fixed is not None or not self.refresh():
@@ -251,7 +251,7 @@ class ServedVersion:
                 self.leave(held)
                 raise
             else:
-                self._keep(held)
+                self._keep_until_close(held)
                 return answer
 
     def lend_over_time(self) -> VersionReader | VersionsOverTime:
@@ -265,7 +265,7 @@ class ServedVersion:
                 return self.lend(lambda reader: reader)
             try:
                 if versions and versions not in self._over_time:
-                    lease = self._holding.hold_all(versions)
+                    lease = self._holding.lease_all(versions)
                     if lease is not None:
                         self._over_time[versions] = lease
                 return self._stored.over_time(versions)
@@ -287,7 +287,7 @@ class ServedVersion:
         """End a call."""
         self._holding.leave(held)
 
-    def explain(self, version: str) -> None:
+    def raise_if_discarded(self, version: str) -> None:
         """Raise VersionDiscardedError where this version was discarded, which is why a file of it is missing."""
         self._stored.require_manifest().check_kept(version)
 
@@ -297,16 +297,20 @@ class ServedVersion:
         """Move on to the version that is served now; return whether it is another one."""
         with self._holding.moving:
             if self._closed:
-                raise self._was_closed()
-            if self._holding.held is not None and self._commit is not None and not self._moved_since(self._commit):
+                raise self._closed_error()
+            if (
+                self._holding.held is not None
+                and self._commit is not None
+                and not self._may_have_moved_since(self._commit)
+            ):
                 return False
             if self._fixed is not None:
-                self._or_end(lambda: self._stored.version(self._fixed or ""))
+                self._read_or_end(lambda: self._stored.version(self._fixed or ""))
                 return False
             for tried in range(_TRIES):
-                commit, reader = self._or_end(self._read_current)
+                commit, reader = self._read_or_end(self._read_current)
                 try:
-                    moved = self._follow(reader)
+                    moved = self._move_to_served(reader)
                 except VersionDiscardedError:  # replaced and discarded before it could be leased
                     if tried + 1 == _TRIES:
                         raise
@@ -319,7 +323,7 @@ class ServedVersion:
         """Let go of all versions once running calls have ended. Calls fail from now on."""
         with self._holding.moving:
             self._closed = True
-            self._holding.end(self._was_closed())
+            self._holding.end(self._closed_error())
             lent, self._lent = self._lent, []
             over_time, self._over_time = self._over_time, {}
         for held in lent:
@@ -327,7 +331,7 @@ class ServedVersion:
         for lease in over_time.values():
             lease.release()
 
-    def _keep(self, held: VersionInUse) -> None:
+    def _keep_until_close(self, held: VersionInUse) -> None:
         """Let this call go on until the dataset is closed; one call a version is enough."""
         with self._holding.moving:
             known = self._closed or any(other is held for other in self._lent)
@@ -336,7 +340,7 @@ class ServedVersion:
         if known:
             self.leave(held)
 
-    def _was_closed(self) -> DatasetError:
+    def _closed_error(self) -> DatasetError:
         name = self._stored.name
         return DatasetError(f"the reader of dataset {name!r} is closed.", "Open the dataset again.", dataset=name)
 
@@ -344,10 +348,10 @@ class ServedVersion:
         commit, manifest = self._stored.newest()
         served = self._stored.reader_of(manifest)
         if served is None:
-            raise self._stored.nothing_served(manifest)
+            raise self._stored.not_served_error(manifest)
         return commit, served
 
-    def _moved_since(self, commit: Commit) -> bool:
+    def _may_have_moved_since(self, commit: Commit) -> bool:
         """Whether CURRENT may be another than when it was read."""
         if redirect_of(commit) is not None:
             return True  # about to join a version set: the pointer that will count is not known yet
@@ -355,7 +359,7 @@ class ServedVersion:
         current = self._stored.log.lake.store.head(pointer)
         return current is None or current.etag != commit.etag
 
-    def _or_end(self, read: Callable[[], T]) -> T:
+    def _read_or_end(self, read: Callable[[], T]) -> T:
         """Return what is read; a DatasetError means that there is nothing to serve, until a refresh finds something."""
         try:
             return read()
@@ -363,10 +367,10 @@ class ServedVersion:
             self._holding.end(error)
             raise
 
-    def _follow(self, served: VersionReader) -> bool:
+    def _move_to_served(self, served: VersionReader) -> bool:
         """Move to the version that is served unless it is read already, or avoided; return whether it moved."""
         held = self._holding.held
-        if held is not None and (served.version == held.reader.version or self._stays_back(held, served)):
+        if held is not None and (served.version == held.reader.version or self._keeps_replacement(held, served)):
             return False
         self._holding.move_to(served)
         self._avoided = None
@@ -374,7 +378,7 @@ class ServedVersion:
 
     # -- damage
 
-    def take_another(self, held: VersionInUse, error: ManifestMismatchError) -> None:
+    def replace_damaged(self, held: VersionInUse, error: ManifestMismatchError) -> None:
         """Move to a version that takes the place of this one, which has a missing or damaged file, or raise."""
         with self._holding.moving:
             if held is not self._holding.held:
@@ -396,7 +400,7 @@ class ServedVersion:
             self._holding.move_to(other)
             self._avoided = served.version if served is not None and served.version != other.version else None
 
-    def _stays_back(self, held: VersionInUse, served: VersionReader) -> bool:
+    def _keeps_replacement(self, held: VersionInUse, served: VersionReader) -> bool:
         """Whether the version served is the one that was found damaged, and what is read instead may still be."""
         if served.version != self._avoided:
             return False
@@ -475,9 +479,9 @@ class Watch:
             try:
                 refresh()
             except AdjunctError as error:
-                self._failed(error)
+                self._record_failure(error)
             except Exception as error:
-                self._failed(error)
+                self._record_failure(error)
                 raise
             else:
                 self.error = self.failing_since = None
@@ -485,7 +489,7 @@ class Watch:
             finally:
                 del refresh  # or this thread would keep the reader while it waits
 
-    def _failed(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         if self.error is None or str(self.error) != str(error):
             _log.warning("dataset %s: can't look for a new version, the one held is read on: %s", self._name, error)
         self.error = error

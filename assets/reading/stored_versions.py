@@ -589,9 +589,9 @@ class StoredVersions(VersionOperations):
         manifest = self.manifest()
         if manifest is not None and manifest.version is not None:
             return self._reader(manifest.version)
-        raise self.nothing_served(manifest, systems)
+        raise self.not_served_error(manifest, systems)
 
-    def nothing_served(
+    def not_served_error(
         self, manifest: DatasetManifest | None, systems: Mapping[str, StreamSystem] | None = None
     ) -> NoSealedVersionError:
         """Return the error that says what a dataset without a version to read waits for; see `require_current`."""

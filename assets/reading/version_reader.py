@@ -62,9 +62,9 @@ class EntryIterator(Iterator[tuple[Any, "Entry"]]):
                 held = self._held
                 self.close()
                 if self._begun:
-                    self._served.explain(held.reader.version)
+                    self._served.raise_if_discarded(held.reader.version)
                     raise
-                self._served.take_another(held, error)
+                self._served.replace_damaged(held, error)
                 self._open()
             else:
                 self._begun = True
@@ -186,8 +186,8 @@ class VersionReader:
         ]
         self._names = sealed.columns.names
         self._plain = tuple(to_plain(field.type) for field in self._key)
-        self._bucketed_by = [sealed.key.index(name) for name in sealed.partition_by]
-        self._bucketer = bucketer(tuple(self._key[i].type for i in self._bucketed_by), self._layout.partitions)
+        self._bucket_columns = [sealed.key.index(name) for name in sealed.partition_by]
+        self._bucketer = bucketer(tuple(self._key[i].type for i in self._bucket_columns), self._layout.partitions)
 
     def __repr__(self) -> str:
         return f"VersionReader({self.dataset!r}, {self.version!r})"
@@ -228,7 +228,7 @@ class VersionReader:
         else:
             rows = self._scan_all(spark)
             if self.sealed.positioned:
-                rows = self._merged(rows)
+                rows = self._merge_deltas(rows)
         return rows.select(*[column(name) for name in self.schema.names])
 
     @translate_spark_errors()
@@ -263,7 +263,7 @@ class VersionReader:
 
         return bucketed_frame(spark, self._store, self._what, self._layout, self.sealed.generations)
 
-    def _merged(self, rows: DataFrame) -> DataFrame:
+    def _merge_deltas(self, rows: DataFrame) -> DataFrame:
         """Return the newest row of each key that is not deleted.
 
         A key is unique within a generation, so the generation of its newest row tells that row. The keys in deltas,
@@ -276,13 +276,13 @@ class VersionReader:
         changes = sum(delta.rows for delta in deltas)
         if changes:
             shared = F.broadcast if changes <= _BROADCAST_ROWS else _identity
-            newest = shared(self._newest(rows, base.id, shared))
+            newest = shared(self._newest_generations(rows, base.id, shared))
             rows = rows.join(newest, self._same_key() & (F.col(_GENERATION) != F.col(_NEWEST)), "left_anti")
         if any(_DELETED_COUNTER not in file.stats for file in base.files):
             rows = rows.where(~F.col(TOMBSTONE))
         return rows
 
-    def _newest(self, rows: DataFrame, base: int, shared: Callable[[DataFrame], DataFrame]) -> DataFrame:
+    def _newest_generations(self, rows: DataFrame, base: int, shared: Callable[[DataFrame], DataFrame]) -> DataFrame:
         """Return the keys in deltas, each with the generation of its newest row by (position, generation)."""
         from pyspark.sql import functions as F
 
@@ -312,11 +312,11 @@ class VersionReader:
         A key of several columns is a tuple in the order of the key, or a dict. Raises SchemaMismatchError for a
         value of another type than the key's, and ManifestMismatchError for a missing or damaged file.
         """
-        return self._find(self._stored(key))
+        return self._find(self._stored_key(key))
 
     def get_all(self, keys: Iterable[K]) -> dict[K, Entry]:
         """Return the entries of those keys that have one, under the keys as they were given."""
-        wanted = [(key, self._stored(key)) for key in keys]
+        wanted = [(key, self._stored_key(key)) for key in keys]
         # In the order of the files, so that each row group is read once.
         placed = sorted(((self._bucket(values), values, index) for index, (_, values) in enumerate(wanted)))
         entries = {index: self._find(values) for _, values, index in placed}
@@ -330,7 +330,7 @@ class VersionReader:
         """
         if self.sealed.history is None:
             raise no_history_error(self.dataset)
-        values = self._stored(key)
+        values = self._stored_key(key)
         edge = None if self.sealed.edge is None else moment_of(self.sealed.edge)
         told_by = self.sealed.history.valid_from
         return read_key_history(self._generations, self._bucket(values), values, self._names, edge, told_by)
@@ -351,12 +351,12 @@ class VersionReader:
             return ((key[0], entry) for key, entry in merged)
         return merged
 
-    def _stored(self, key: object) -> Key:
+    def _stored_key(self, key: object) -> Key:
         values = coerce_key(self._what, self._key, key)
         return tuple([plain(value) for plain, value in zip(self._plain, values, strict=True)])
 
     def _bucket(self, key: Key) -> int:
-        return self._bucketer([key[index] for index in self._bucketed_by]) if self._bucketed_by else 0
+        return self._bucketer([key[index] for index in self._bucket_columns]) if self._bucket_columns else 0
 
     def _find(self, key: Key) -> Entry | None:
         """Return the row with the highest (position, generation) in any generation, unless it is a tombstone."""

@@ -120,7 +120,7 @@ def forget(
         reason=reason,
         by=by,
         rewritten=work.rewritten(manifest),
-        redacted=past + work.reworded(manifest),
+        redacted=past + work.count_redacted(manifest),
         deleted=len(objects) + superseded,
         pending=tuple(judged for judged in (*spared, *work.leftovers.builds) if _has_found_keys(judged, proof)),
         proof=proof,
@@ -156,7 +156,7 @@ def _validate_request(manifest: DatasetManifest, keys: Iterable[object], reason:
             raise ConfigurationError(
                 f"an erasure in {what} does not say {lacking}.", "Pass reason=… and by=….", dataset=manifest.name
             )
-    if wanted.with_text().named_in(reason):
+    if wanted.with_text().is_named_in(reason):
         raise ConfigurationError(
             f"{what}: the reason of an erasure names a key that is to be forgotten, and would keep it.",
             "Name the request instead: its number or date.",

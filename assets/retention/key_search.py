@@ -63,13 +63,13 @@ def redact(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
     if value.keys() >= _FILE_FIELDS:
         return _clear_range(value) if all_ranges or _range_has_key(value, keys) else value
     if value.keys() >= _VERDICT_FIELDS:
-        named = keys.named_in(value["message"], value["facts"])
+        named = keys.is_named_in(value["message"], value["facts"])
         return {**value, "message": CLEARED, "facts": {}} if named else value
     action = value.get("action")
     wanted = keys.with_text() if action == ERASE_ACTION else keys
     return {
         name: CLEARED
-        if name in _REASONS and isinstance(field, str) and action != _DISCARD_ACTION and wanted.named_in(field)
+        if name in _REASONS and isinstance(field, str) and action != _DISCARD_ACTION and wanted.is_named_in(field)
         else redact(field, keys, all_ranges=all_ranges)
         for name, field in value.items()
     }
@@ -80,7 +80,9 @@ def _clear_range(file: dict[str, Any]) -> dict[str, Any]:
 
 
 def _range_has_key(file: dict[str, Any], keys: KeySet) -> bool:
-    return keys.listed_as(file.get("min_key")) or keys.listed_as(file.get("max_key")) or _footer_has_key(file, keys)
+    return (
+        keys.is_listed_as(file.get("min_key")) or keys.is_listed_as(file.get("max_key")) or _footer_has_key(file, keys)
+    )
 
 
 def _footer_has_key(file: dict[str, Any], keys: KeySet) -> bool:
@@ -94,7 +96,7 @@ def _footer_has_key(file: dict[str, Any], keys: KeySet) -> bool:
         metadata = pq.read_metadata(pa.BufferReader(unpack_footer(file["footer"])))
     except (MalformedDocumentError, pa.ArrowException, OSError):
         return True  # what can't be read can't be shown to be without them
-    if any(keys.listed_as(key) for key in json.loads((metadata.metadata or {}).get(GROUP_KEYS, b"[]"))):
+    if any(keys.is_listed_as(key) for key in json.loads((metadata.metadata or {}).get(GROUP_KEYS, b"[]"))):
         return True
     if len(keys.fields) > 1:
         return False  # statistics are of single columns: two of them do not make a key
@@ -415,14 +417,14 @@ class KeySet:
         likely: list[int] = pc.indices_nonzero(pc.is_in(columns[0], value_set=wanted)).to_pylist()
         return [row for row in likely if tuple(column[row].as_py() for column in columns) in self.keys]
 
-    def listed_as(self, stored: object) -> bool:
+    def is_listed_as(self, stored: object) -> bool:
         """Whether a value of a stored document is one of these keys as manifests write them, alone or with a moment."""
         if not isinstance(stored, list):
             return False
         own = stored[:-1] if len(stored) > len(self.fields) and _is_moment(stored[-1]) else stored
         return tuple(own) in _encoded_keys(self)
 
-    def named_in(self, *values: Any) -> bool:
+    def is_named_in(self, *values: Any) -> bool:
         """Whether words, or JSON-able values, name one of these keys: every part of it, as a word of its own."""
         text = "\n".join(_texts(values))
         return bool(text) and any(all(_is_named(forms, text) for forms in key) for key in _written_forms(self))

@@ -237,9 +237,9 @@ class GenerationErasure:
         try:
             current = self.log.rewrite(partial(self._commit_once, reason), slower="they can be searched for keys")
         except CommitConflictError:
-            self._tidy(None)
+            self._clean_up(None)
             raise
-        self._tidy(current)
+        self._clean_up(current)
         return current
 
     def _commit_once(self, reason: str) -> UnboundedManifest:
@@ -249,11 +249,13 @@ class GenerationErasure:
                 f"dataset {self.log.name!r} has no commit any more.", "Check the lake.", dataset=self.log.name
             )
         manifest = as_unbounded(manifest)
-        self.regenerated = {folder: made for folder, made in self.regenerated.items() if self._stands(manifest, made)}
-        self._look(manifest)
+        self.regenerated = {
+            folder: made for folder, made in self.regenerated.items() if self._is_usable(manifest, made)
+        }
+        self._search_generations(manifest)
         self.leftovers = find_leftovers(self.log, manifest, self.keys)
         commit_id = self.log.attempt().id
-        after = self._after(manifest, commit.number + 1, commit_id, reason)
+        after = self._manifest_without_keys(manifest, commit.number + 1, commit_id, reason)
         if after is not None:
             self.log.commit(commit, after, by=self.by, commit_id=commit_id)
         return after or manifest
@@ -268,26 +270,26 @@ class GenerationErasure:
             for made in self.regenerated.values()
         )
 
-    def reworded(self, manifest: DatasetManifest) -> int:
+    def count_redacted(self, manifest: DatasetManifest) -> int:
         """Return how many versions only got another document: versions of a change stream have none of their own."""
         return 0
 
     # -- looking
 
-    def _look(self, manifest: UnboundedManifest) -> None:
+    def _search_generations(self, manifest: UnboundedManifest) -> None:
         for layout, generation in _generations_in_use(manifest):
             folder = generation.folder
             if folder in self.clean or folder in self.regenerated:
                 continue
-            files = self._files(manifest, generation)
+            files = self._stored_files(manifest, generation)
             try:
                 affected = count_rows_by_file(files, layout, self.keys)
                 if affected:
-                    self.regenerated[folder] = self._without(files, layout, generation, affected)
+                    self.regenerated[folder] = self._rewrite(files, layout, generation, affected)
                 else:
                     self.clean.add(folder)
             except ManifestMismatchError as error:
-                if not self._in_use_now(folder):
+                if not self._is_in_use(folder):
                     continue  # compacted and discarded meanwhile: the commit fails, and is decided again
                 raise error.reworded(
                     f"{error.problem} So it can't be said whether it holds a key, and nothing was erased.",
@@ -302,13 +304,13 @@ class GenerationErasure:
         self.holding |= holding
         self.clean |= earlier - holding
 
-    def _files(self, manifest: UnboundedManifest, generation: Generation) -> list[StoredFile]:
+    def _stored_files(self, manifest: UnboundedManifest, generation: Generation) -> list[StoredFile]:
         version = manifest.version
         served = version is not None and generation in version.generations
         what = f"dataset {self.log.name!r}, {f'version {version.id}' if version and served else 'being built'}"
         return [StoredFile(self.log.lake.store, what, generation.folder, file) for file in generation.files]
 
-    def _without(
+    def _rewrite(
         self, files: Sequence[StoredFile], layout: BucketLayout, generation: Generation, affected: dict[str, int]
     ) -> RewrittenGeneration:
         attempt = self.log.attempt()
@@ -318,20 +320,22 @@ class GenerationErasure:
             new = rewrite_generation(files, layout, generation.id, self.keys, affected, attempt)
         return RewrittenGeneration(generation, new, attempt, sum(affected.values()), live)
 
-    def _in_use_now(self, folder: str) -> bool:
+    def _is_in_use(self, folder: str) -> bool:
         manifest = self.log.read()[1]
         now = () if manifest is None else _generations_in_use(as_unbounded(manifest))
         return any(folder == generation.folder for _, generation in now)
 
     # -- deciding
 
-    def _after(self, manifest: UnboundedManifest, number: int, commit_id: str, reason: str) -> UnboundedManifest | None:
+    def _manifest_without_keys(
+        self, manifest: UnboundedManifest, number: int, commit_id: str, reason: str
+    ) -> UnboundedManifest | None:
         """Return the manifest without the keys; None when there is nothing to do."""
         version, retired, retained_from = manifest.version, manifest.retired, manifest.retained_from
         served = version.generations if version is not None else ()
         hit = [self.regenerated[generation.folder] for generation in served if generation.folder in self.regenerated]
         if version is not None and hit:
-            version = self._version(version, hit, number, commit_id)
+            version = self._version_without_keys(version, hit, number, commit_id)
             retained_from = number
         else:
             retained_from = max(
@@ -357,7 +361,7 @@ class GenerationErasure:
         change = Change(action=ERASE_ACTION, version=version.id if version is not None and hit else None, reason=reason)
         return after.after(doomed=tuple(doomed), change=change)
 
-    def _version(
+    def _version_without_keys(
         self, version: SealedVersion, hit: Sequence[RewrittenGeneration], number: int, commit_id: str
     ) -> SealedVersion:
         """Return the served version with the new generations; those without a row left are not needed."""
@@ -380,7 +384,7 @@ class GenerationErasure:
         }
         return version.after(**facts)
 
-    def _stands(self, manifest: UnboundedManifest, made: RewrittenGeneration) -> bool:
+    def _is_usable(self, manifest: UnboundedManifest, made: RewrittenGeneration) -> bool:
         """Whether what was rewritten is needed still, and nobody has discarded it: with no grace, a discard may have.
 
         It dooms before it deletes, in a commit that we have read or that makes ours fail.
@@ -393,7 +397,7 @@ class GenerationErasure:
             self._drop(made)
         return stands
 
-    def _tidy(self, manifest: UnboundedManifest | None) -> None:
+    def _clean_up(self, manifest: UnboundedManifest | None) -> None:
         """Take the builds off record; without a manifest that holds them, delete them too."""
         for made in self.regenerated.values():
             if manifest is None:
@@ -460,46 +464,46 @@ class VersionErasure:
         when a damaged file can't be searched.
         """
         current = self.log.rewrite(partial(self._commit_once, reason), slower="they can be searched for keys")
-        self._tidy(current)
+        self._clean_up(current)
         return current
 
     def _commit_once(self, reason: str) -> BoundedManifest:
         commit, current = self.log.read()
         assert current is not None
         manifest = as_bounded(current)
-        self.replacements = {old: new for old, new in self.replacements.items() if self._stands(manifest, new)}
+        self.replacements = {old: new for old, new in self.replacements.items() if self._is_usable(manifest, new)}
         for ref in manifest.built:
-            self._look_at(ref)
+            self._search_version(ref)
         self.leftovers = find_leftovers(self.log, manifest, self.keys)
-        after = self._after(manifest, reason)
+        after = self._manifest_without_keys(manifest, reason)
         if after is not None:
             self.log.commit(commit, after, by=self.by)
         return after or manifest
 
     def rewritten(self, manifest: DatasetManifest) -> tuple[RewrittenVersion, ...]:
         """Return the versions that were rewritten, of those that this manifest holds."""
-        made = [replacement for replacement in self.made(manifest) if replacement.rows]
+        made = [replacement for replacement in self.committed_replacements(manifest) if replacement.rows]
         return tuple(RewrittenVersion(one.old.id, one.new.id, one.new.name, one.new.state, one.rows) for one in made)
 
-    def reworded(self, manifest: DatasetManifest) -> int:
+    def count_redacted(self, manifest: DatasetManifest) -> int:
         """Return how many versions only got another document."""
-        return sum(not replacement.rows for replacement in self.made(manifest))
+        return sum(not replacement.rows for replacement in self.committed_replacements(manifest))
 
-    def made(self, manifest: DatasetManifest) -> list[VersionReplacement]:
+    def committed_replacements(self, manifest: DatasetManifest) -> list[VersionReplacement]:
         """Return the replacements that this manifest holds."""
         documents = {ref.document for ref in manifest.listed}
         return [made for made in self.replacements.values() if made.new.document in documents]
 
     # -- looking
 
-    def _look_at(self, ref: VersionRef) -> None:
+    def _search_version(self, ref: VersionRef) -> None:
         assert ref.document is not None
         if ref.document in self.clean or ref.document in self.replacements:
             return
         try:
-            replacement = self._replacement(ref, self.log.read_version(ref))
+            replacement = self._replace(ref, self.log.read_version(ref))
         except (DatasetError, ManifestMismatchError) as error:
-            if not self._retained(ref):
+            if not self._is_retained(ref):
                 return  # discarded meanwhile, with its objects
             if isinstance(error, DatasetError):
                 raise
@@ -516,11 +520,11 @@ class VersionErasure:
             self.replacements[ref.document] = replacement
             self.clean.add(str(replacement.new.document))
 
-    def _retained(self, ref: VersionRef) -> bool:
+    def _is_retained(self, ref: VersionRef) -> bool:
         manifest = self.log.read()[1]
         return manifest is not None and any(listed.document == ref.document for listed in manifest.listed)
 
-    def _replacement(self, ref: VersionRef, sealed: SealedVersion) -> VersionReplacement | None:
+    def _replace(self, ref: VersionRef, sealed: SealedVersion) -> VersionReplacement | None:
         affected = count_rows_by_file(
             list_stored_files(self.log.lake.store, self.log.name, sealed), sealed.layout, self.keys
         )
@@ -545,7 +549,7 @@ class VersionErasure:
 
     # -- deciding
 
-    def _after(self, manifest: BoundedManifest, reason: str) -> BoundedManifest | None:
+    def _manifest_without_keys(self, manifest: BoundedManifest, reason: str) -> BoundedManifest | None:
         """Return the manifest without the keys; None when there is nothing to do."""
         old = {
             ref.id: self.replacements[str(ref.document)] for ref in manifest.built if ref.document in self.replacements
@@ -563,7 +567,7 @@ class VersionErasure:
         change = Change(action=ERASE_ACTION, version=served.new.id if served else None, reason=reason)
         return after.after(doomed=tuple(doomed), change=change)
 
-    def _stands(self, manifest: BoundedManifest, made: VersionReplacement) -> bool:
+    def _is_usable(self, manifest: BoundedManifest, made: VersionReplacement) -> bool:
         """Whether nobody has discarded what was rewritten: with a grace period of nothing, a discard may have.
 
         It dooms before it deletes, in a commit that we have read or that makes ours fail.
@@ -575,9 +579,9 @@ class VersionErasure:
         files = {f"{generation.folder}/{file.name}" for file in generation.files}
         return files <= there and store.head(str(made.new.document)) is not None
 
-    def _tidy(self, manifest: BoundedManifest) -> None:
+    def _clean_up(self, manifest: BoundedManifest) -> None:
         """Take the builds off record, and delete what was rewritten in vain: its version went meanwhile."""
-        store, used = self.log.lake.store, self.made(manifest)
+        store, used = self.log.lake.store, self.committed_replacements(manifest)
         for replacement in self.replacements.values():
             if replacement not in used:
                 store.delete(str(replacement.new.document))

@@ -284,20 +284,20 @@ def begin_table(advance: Advance, commit: Commit | None, applied: Mapping[str, s
     `commit` is the current one. Raises CommitConflictError where another writer was first, and what the loading of a
     bulk snapshot raises.
     """
-    seen = advance.seen
-    first = seen.manifest or UnboundedManifest(
-        name=seen.spec.name,
-        declaration=seen.source.declaration,
-        offsets=as_stored(seen.ends),
+    snapshot = advance.snapshot
+    first = snapshot.manifest or UnboundedManifest(
+        name=snapshot.spec.name,
+        declaration=snapshot.source.declaration,
+        offsets=as_stored(snapshot.ends),
         bootstrap=_NO_BOOTSTRAP,
     )
     attempt = advance.log.attempt()
-    before = AdvanceProgress(commit, first, seen.ends)
+    before = AdvanceProgress(commit, first, snapshot.ends)
     begin = _prepare_bootstrap if advance.decision.action == "bootstrap" else _prepare_empty_table
     before, after = begin(advance, before, attempt)
     after = after.after(applied=first.with_applied(applied))
     progress = commit_manifest(advance, before, after, commit_id=attempt.id)
-    forget_attempt(advance.context.lake, seen.spec.name, attempt.id)
+    forget_attempt(advance.context.lake, snapshot.spec.name, attempt.id)
     return progress
 
 
@@ -308,12 +308,12 @@ def _prepare_bootstrap(
 
     The target are the ends of the stream after the snapshot was loaded.
     """
-    seen, source, first = advance.seen, advance.source, before.manifest
+    snapshot, source, first = advance.snapshot, advance.source, before.manifest
     start: Offsets = source.system.oldest(source.ssps)
     number = first.next_generation
     building: tuple[Generation, ...] = ()
     samples = None
-    if seen.spec.following.initial is not None:
+    if snapshot.spec.following.initial is not None:
         with advance.stages("load"):
             loaded, start, samples = load_snapshot(advance.context, source, attempt, number)
             building, number = (loaded,) if loaded.files else (), number + 1
@@ -322,7 +322,7 @@ def _prepare_bootstrap(
         state="running",
         start=as_stored(start),
         target=as_stored(before.ends),
-        started_at=seen.at,
+        started_at=snapshot.at,
         building=building,
         columns=source.schema,
         loaded=bool(building),
@@ -342,15 +342,15 @@ def _prepare_empty_table(
     advance: Advance, before: AdvanceProgress, attempt: Attempt
 ) -> tuple[AdvanceProgress, UnboundedManifest]:
     """Return the manifest of an empty table that goes on from where the one before it, if any, has read."""
-    seen, source, first = advance.seen, advance.source, before.manifest
-    known = {} if seen.manifest is None else by_partition(seen.manifest.offsets)
-    start = as_stored(source.last_offsets(known, source.system.oldest(source.ssps), seen.ends))
+    snapshot, source, first = advance.snapshot, advance.source, before.manifest
+    known = {} if snapshot.manifest is None else by_partition(snapshot.manifest.offsets)
+    start = as_stored(source.last_offsets(known, source.system.oldest(source.ssps), snapshot.ends))
     bootstrap = Bootstrap(
         state="done",
         start=start,
         target=start,
-        started_at=seen.at,
-        finished_at=seen.at,
+        started_at=snapshot.at,
+        finished_at=snapshot.at,
         columns=source.schema,
         why=advance.decision.reason,
     )
@@ -402,9 +402,9 @@ def advance_unbounded(
         )
     stages = Stages(spec.name, on_stage)
     with stages("collect"):
-        seen = inspect_table(context, spec)
-        plan = plan_recovery(seen, rebuild=rebuild)
-    return execute_plan(Advance(context, seen, plan.decision, stages), plan)
+        snapshot = inspect_table(context, spec)
+        plan = plan_recovery(snapshot, rebuild=rebuild)
+    return execute_plan(Advance(context, snapshot, plan.decision, stages), plan)
 
 
 def execute_plan(advance: Advance, plan: RecoveryPlan, *, applied: Mapping[str, str] = _NONE) -> AdvanceReport:
@@ -429,9 +429,9 @@ def execute_plan(advance: Advance, plan: RecoveryPlan, *, applied: Mapping[str, 
 
 def resume_table(advance: Advance, plan: RecoveryPlan) -> AdvanceProgress:
     """Return where the table that was seen goes on, with the columns that are declared now."""
-    seen = advance.seen
-    assert seen.manifest is not None, "a table that is not there is begun"
-    progress = AdvanceProgress(_commit_repartitioned(advance), seen.manifest, seen.ends)
+    snapshot = advance.snapshot
+    assert snapshot.manifest is not None, "a table that is not there is begun"
+    progress = AdvanceProgress(_commit_repartitioned(advance), snapshot.manifest, snapshot.ends)
     return evolve_table(advance, progress) if plan.first == "evolve" else progress
 
 
@@ -447,10 +447,10 @@ def compact_if_due(advance: Advance, progress: AdvanceProgress) -> AdvanceProgre
 
 def _commit_repartitioned(advance: Advance) -> Commit | None:
     """Return the current commit, once one says that the table goes on in its stream as that was repartitioned."""
-    seen = advance.seen
-    if not seen.carried or seen.manifest is None:
-        return seen.commit
-    return advance.log.commit(seen.commit, seen.manifest, by=advance.context.by)
+    snapshot = advance.snapshot
+    if not snapshot.carried or snapshot.manifest is None:
+        return snapshot.commit
+    return advance.log.commit(snapshot.commit, snapshot.manifest, by=advance.context.by)
 
 
 @translate_spark_errors()

@@ -80,13 +80,13 @@ def write_changes(
     )
     store, version = advance.context.lake.store, manifest.version
     if rewinding is not None and spec.following.history is None:
-        changes, late = rewinding.onto(changes, engine.table, store, spec, manifest)
+        changes, late = rewinding.place_in_table(changes, engine.table, store, spec, manifest)
     else:
         # A table that is built anew has forgotten no deletion yet.
         horizon = None if progress.running else manifest.horizon
         changes, late = engine.decoder.without_late(changes, horizon, spec.following.on_bad_change)
         if rewinding is not None and version is not None:
-            changes = rewinding.onto_history(changes, engine.table, store, spec, version)
+            changes = rewinding.place_in_history(changes, engine.table, store, spec, version)
     layout, set_aside = table_layout(source), isinstance(spec.following.on_bad_change, DeadLetters)
     decoder = engine.decoder
     good = decoder.without_problems(changes) if set_aside else decoder.refuse_problems(changes, spec.name)
@@ -112,7 +112,7 @@ def write_changes(
     letters = decoder.letters(changes, spec, writer.incomplete) if set_aside else None
     if letters is not None:
         try:
-            told = (*(rewinding.told if rewinding is not None else ()), *sorted(writer.incomplete))
+            told = (*(rewinding.identity if rewinding is not None else ()), *sorted(writer.incomplete))
             again = rewinding is not None
             progress, counters["quarantined"] = _quarantine(advance, progress, letters, ranges, told, again=again)
         except CommitConflictError:
@@ -139,9 +139,9 @@ class _CollectingWriter:
         """Partition, offset and reason of each."""
 
     def __call__(self, *rows_and_place: Any, **how: Any) -> list[BucketFile]:
-        return [self._taken_out(file) for file in self._writer(*rows_and_place, **how)]
+        return [self._collect_incomplete(file) for file in self._writer(*rows_and_place, **how)]
 
-    def _taken_out(self, file: BucketFile) -> BucketFile:
+    def _collect_incomplete(self, file: BucketFile) -> BucketFile:
         stats = dict(file.stats)
         incomplete = stats.pop("incomplete", None)
         if incomplete is None:
@@ -346,13 +346,13 @@ def _manifest_with_changes(advance: Advance, progress: AdvanceProgress, written:
         counters=add(manifest.counters, written.counters),
         first_ordered=written.first_ordered,
         quarantining=None,
-        confirmed_at=advance.seen.at if offsets == as_stored(progress.ends) else manifest.confirmed_at,
+        confirmed_at=advance.snapshot.at if offsets == as_stored(progress.ends) else manifest.confirmed_at,
         decision=advance.decision,
         next_generation=manifest.next_generation + (1 if generation.files or running else 0),
         change=Change(action="bootstrap" if running else "apply"),
     )
     if written.rewinding is not None:
-        after = written.rewinding.recorded(after, source.system)
+        after = written.rewinding.record_in_manifest(after, source.system)
     if not running:
         if not generation.files:
             return after

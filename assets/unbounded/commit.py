@@ -115,7 +115,7 @@ def inspect_table(context: Runtime, spec: AdjunctDataset) -> TableSnapshot:
     manifest = carried or manifest
     at = context.now()
     ends = source.system.upcoming(source.ssps)
-    seen = TableSnapshot(
+    snapshot = TableSnapshot(
         source,
         at,
         commit,
@@ -127,9 +127,9 @@ def inspect_table(context: Runtime, spec: AdjunctDataset) -> TableSnapshot:
         missing=() if manifest is None or damage else _missing_objects(log, manifest),
     )
     if manifest is None and not damage:
-        return replace(seen, refusal=_lost_pointer_error(log))
-    state = assess_continuity(seen)
-    return replace(seen, refusal=_concurrent_commit_error(log, commit)) if state.store == "invalid" else seen
+        return replace(snapshot, refusal=_lost_pointer_error(log))
+    state = assess_continuity(snapshot)
+    return replace(snapshot, refusal=_concurrent_commit_error(log, commit)) if state.store == "invalid" else snapshot
 
 
 def require_matching_manifest(stored: DatasetManifest, declared: DatasetDeclaration) -> UnboundedManifest:
@@ -142,11 +142,11 @@ def require_matching_manifest(stored: DatasetManifest, declared: DatasetDeclarat
     return as_unbounded(stored)
 
 
-def assess_continuity(seen: TableSnapshot) -> TableContinuity:
+def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
     """Return whether the table that was seen can be continued."""
-    source, manifest = seen.source, seen.manifest
-    if seen.damage:
-        return TableContinuity("invalid", f"its manifest is damaged ({seen.damage})")
+    source, manifest = snapshot.source, snapshot.manifest
+    if snapshot.damage:
+        return TableContinuity("invalid", f"its manifest is damaged ({snapshot.damage})")
     if manifest is None:
         return TableContinuity("none")
     building = manifest.bootstrap.state == "running"
@@ -159,7 +159,7 @@ def assess_continuity(seen: TableSnapshot) -> TableContinuity:
         source.info,
         before=manifest.stream,
         read_to=offsets,
-        ends=seen.ends,
+        ends=snapshot.ends,
         compare=source.system.compare,
         deleted_next=rebuild,
         rewritten_next=f"R{rebuild[1:]}",
@@ -169,20 +169,20 @@ def assess_continuity(seen: TableSnapshot) -> TableContinuity:
     problem = _partition_changes(source, offsets)
     if problem:
         return TableContinuity("invalid", problem, building=building)
-    lost = [ssp for ssp, offset in offsets.items() if source.system.compare(offset, seen.oldest[ssp]) < 0]
+    lost = [ssp for ssp, offset in offsets.items() if source.system.compare(offset, snapshot.oldest[ssp]) < 0]
     if lost:
-        ssp, oldest = lost[0], seen.oldest[lost[0]]
+        ssp, oldest = lost[0], snapshot.oldest[lost[0]]
         problem = f"it goes on at offset {offsets[ssp]} of {ssp}, and the stream holds nothing before {oldest} any more"
         return TableContinuity("invalid", problem, lost=True, building=building)
-    if seen.missing:
-        problem = f"{len(seen.missing)} of its objects are missing or cut, first {seen.missing[0]}"
+    if snapshot.missing:
+        problem = f"{len(snapshot.missing)} of its objects are missing or cut, first {snapshot.missing[0]}"
         return TableContinuity("invalid", problem, building=building)
     if building:
-        problem = _bootstrap_problem(manifest, source, seen.at)
+        problem = _bootstrap_problem(manifest, source, snapshot.at)
         return TableContinuity("invalid", problem, building=True) if problem else TableContinuity("building")
-    behind = any(source.system.compare(offset, seen.ends[ssp]) < 0 for ssp, offset in offsets.items())
+    behind = any(source.system.compare(offset, snapshot.ends[ssp]) < 0 for ssp, offset in offsets.items())
     limit, confirmed = effective_max_age(source), manifest.confirmed_at
-    if behind and limit is not None and confirmed is not None and seen.at - confirmed > limit:
+    if behind and limit is not None and confirmed is not None and snapshot.at - confirmed > limit:
         return TableContinuity(
             "invalid",
             f"it was last confirmed caught up {confirmed:%Y-%m-%d %H:%M} UTC, longer than {limit} ago, and has not "
@@ -280,19 +280,19 @@ class Advance:
     """What stays the same during one advance: what was seen before it, and what was decided on that."""
 
     context: Runtime
-    seen: TableSnapshot
+    snapshot: TableSnapshot
     decision: Decision
     stages: Stages
 
     @property
     def source(self) -> Source:
         """The input stream, as it was opened."""
-        return self.seen.source
+        return self.snapshot.source
 
     @property
     def spec(self) -> AdjunctDataset:
         """The declaration."""
-        return self.seen.spec
+        return self.snapshot.spec
 
     @property
     def log(self) -> DatasetLog:
@@ -384,7 +384,7 @@ def commit_decision(advance: Advance, progress: AdvanceProgress) -> AdvanceProgr
 
 def confirm_caught_up(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
     """Commit that the table was found caught up, where its age counts, and not at each look."""
-    limit, confirmed, now = effective_max_age(advance.source), progress.manifest.confirmed_at, advance.seen.at
+    limit, confirmed, now = effective_max_age(advance.source), progress.manifest.confirmed_at, advance.snapshot.at
     if progress.manifest.offsets != as_stored(progress.ends):
         return progress  # changes of a transaction that has not ended wait
     if limit is None or (confirmed is not None and now - confirmed < limit / 10):

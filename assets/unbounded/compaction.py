@@ -214,10 +214,10 @@ def merge_generations(
     forgotten = max((at for at in (manifest.horizon, horizon) if at is not None), default=None)
     observed: Callable[[], dict[str, int]] | None = None
     if ordered:
-        rows, observed = engine.table.without_forgotten(rows, version.key, forgotten)
+        rows, observed = engine.table.drop_forgotten(rows, version.key, forgotten)
     expires, written = manifest.declaration.expires, manifest.written
     if expires is not None and written is not None and written.watermark is not None:
-        rows = engine.table.not_expired(rows, expires, written.watermark)
+        rows = engine.table.drop_expired(rows, expires, written.watermark)
     generation, counters = write_generation(
         context.lake,
         attempt,

@@ -88,10 +88,10 @@ class BucketCompletion:
         if sum(rows.num_rows for rows in self._waiting) < ROWS_PER_GROUP:  # stored rows are read once for so many
             return batch.slice(0, 0).drop_columns([KEPT])
         rows = pa.concat_tables(self._waiting)
-        new = np.append(True, self._differs(rows))
+        new = np.append(True, self._key_changes(rows))
         last = int(np.flatnonzero(new)[-1])
         self._waiting = [rows.slice(last)]
-        return self._completed(rows.slice(0, last), new[:last])
+        return self._complete(rows.slice(0, last), new[:last])
 
     def rest(self) -> pa.Table | None:
         """Return the rows that wait, None where there are none."""
@@ -101,9 +101,9 @@ class BucketCompletion:
         if not self._waiting:
             return None
         rows, self._waiting = pa.concat_tables(self._waiting), []
-        return self._completed(rows, np.append(True, self._differs(rows)))
+        return self._complete(rows, np.append(True, self._key_changes(rows)))
 
-    def _differs(self, rows: pa.Table) -> Any:
+    def _key_changes(self, rows: pa.Table) -> Any:
         """Return for each row but the first whether its key is another one than that of the row before."""
         import numpy as np
         import pyarrow.compute as pc
@@ -115,7 +115,7 @@ class BucketCompletion:
             differs |= pc.not_equal(column.slice(1), column.slice(0, count)).to_numpy()
         return differs
 
-    def _completed(self, rows: pa.Table, new: Any) -> pa.Table:
+    def _complete(self, rows: pa.Table, new: Any) -> pa.Table:
         """Return the rows of these keys; `new` says which one is the first of its key."""
         import numpy as np
 
@@ -128,10 +128,12 @@ class BucketCompletion:
         # Snapshots' rows are below all streamed changes, wherever they came.
         places = np.lexsort((rows.column(OFFSET).to_numpy(), key))
         back = np.argsort(places)
-        done, stays = self._in_turn(rows.take(places), key, np.flatnonzero(new), deleted[places], kept[places])
+        done, stays = self._complete_in_order(
+            rows.take(places), key, np.flatnonzero(new), deleted[places], kept[places]
+        )
         return done.take(back[stays[back]])
 
-    def _in_turn(self, rows: pa.Table, key: Any, first: Any, deleted: Any, kept: Any) -> tuple[pa.Table, Any]:
+    def _complete_in_order(self, rows: pa.Table, key: Any, first: Any, deleted: Any, kept: Any) -> tuple[pa.Table, Any]:
         """Return the rows, completed in the order in which they came, and which of them can be applied."""
         import numpy as np
         import pyarrow as pa
@@ -139,7 +141,7 @@ class BucketCompletion:
         row, some, position = np.arange(len(key)), kept.any(axis=1), rows.column(POSITION).to_numpy()
         names, begins = self._layout.schema.names, first[key]
         columns = np.flatnonzero(kept.any(axis=0)).tolist()
-        stored, lowest, values = self._stored(rows, key, first, some, [names[index] for index in columns])
+        stored, lowest, values = self._read_stored(rows, key, first, some, [names[index] for index in columns])
         below, follows = position < lowest[key], _stream_order(position) >= _stream_order(lowest)[key]
         late = below
         while True:  # once, but for rows of a snapshot among streamed changes
@@ -160,10 +162,10 @@ class BucketCompletion:
             both = pa.chunked_array([*column.chunks, *values.column(name).cast(column.type).chunks], column.type)
             completed[name] = both.take(pa.array(np.where(incomplete | late, row, source)))
         if incomplete.any():
-            self._tell(incomplete & self._counts(~some, first, key), rows, kept)
+            self._report_incomplete(incomplete & self._is_effective(~some, first, key), rows, kept)
         return pa.table(completed), ~incomplete
 
-    def _counts(self, whole: Any, first: Any, key: Any) -> Any:
+    def _is_effective(self, whole: Any, first: Any, key: Any) -> Any:
         """Return which rows say something of their key that no later whole row or deletion takes the place of."""
         import numpy as np
 
@@ -172,7 +174,7 @@ class BucketCompletion:
         last = np.append(first[1:], len(whole)) - 1
         return _last_marked(whole)[last][key] < np.arange(len(whole))
 
-    def _tell(self, rows: Any, places: pa.Table, kept: Any) -> None:
+    def _report_incomplete(self, rows: Any, places: pa.Table, kept: Any) -> None:
         """Set these changes aside, or raise BadChangeError for the first."""
         import numpy as np
 
@@ -187,7 +189,7 @@ class BucketCompletion:
 
     # -- stored rows
 
-    def _stored(
+    def _read_stored(
         self, rows: pa.Table, key: Any, first: Any, some: Any, columns: Sequence[str]
     ) -> tuple[Any, Any, pa.Table]:
         """Return what is stored of the keys whose rows leave out columns.
@@ -211,7 +213,7 @@ class BucketCompletion:
                     continue
                 assert self._store is not None, "there are generations in a store only"
                 opened = StoredFile(self._store, f"dataset {self._declared.dataset!r}", generation.folder, file)
-                places, found = opened.reading(partial(self._found, opened, keys.take(asked), schema))
+                places, found = opened.reading(partial(self._find_in_file, opened, keys.take(asked), schema))
                 of, position = asked[places], found.column(POSITION).to_numpy()
                 newer = position > highest[of]  # of equal ones the newer generation has been read
                 at = np.where(found.column(TOMBSTONE).to_numpy(), -1, np.arange(count, count + len(of)))
@@ -222,7 +224,7 @@ class BucketCompletion:
                     asked = np.delete(asked, places)
         return stored, highest, pa.concat_tables(tables)
 
-    def _found(self, stored: StoredFile, keys: pa.Table, schema: pa.Schema) -> tuple[Any, pa.Table]:
+    def _find_in_file(self, stored: StoredFile, keys: pa.Table, schema: pa.Schema) -> tuple[Any, pa.Table]:
         """Return which of the keys a file has; and their rows, with these columns, the position and the mark."""
         import numpy as np
         import pyarrow as pa
@@ -237,7 +239,7 @@ class BucketCompletion:
         read = [name for name in whole.names if name not in told]
         numbers, tables = [np.zeros(0, int)], [whole.empty_table()]
         for group in range(file.num_row_groups):
-            maybe = self._within(file.metadata, group, keys)
+            maybe = self._keys_in_range(file.metadata, group, keys)
             if not len(maybe):
                 continue
             head = file.read_row_group(group, columns=self._key, use_threads=False)
@@ -255,7 +257,7 @@ class BucketCompletion:
             tables.append(pa.table(columns, schema=whole))
         return np.concatenate(numbers), pa.concat_tables(tables)
 
-    def _within(self, metadata: pq.FileMetaData, group: int, keys: pa.Table) -> Any:
+    def _keys_in_range(self, metadata: pq.FileMetaData, group: int, keys: pa.Table) -> Any:
         """Return which of the keys a row group may have, by the range of its first key column."""
         import numpy as np
         import pyarrow as pa

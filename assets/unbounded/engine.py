@@ -47,7 +47,7 @@ class TableRows(Protocol[Rows]):
         """Return the lowest and the highest position of these rows, None where there are none."""
         ...
 
-    def without_forgotten(
+    def drop_forgotten(
         self, rows: Rows, key: tuple[str, ...], horizon: int | None
     ) -> tuple[Rows, Callable[[], dict[str, int]]]:
         """Return the winner of each key but for tombstones up to the horizon, and what counts them once written.
@@ -56,15 +56,15 @@ class TableRows(Protocol[Rows]):
         """
         ...
 
-    def not_expired(self, rows: Rows, expires: str, watermark: datetime) -> Rows:
+    def drop_expired(self, rows: Rows, expires: str, watermark: datetime) -> Rows:
         """Return the rows whose time, in the column `expires`, the watermark has not reached."""
         ...
 
-    def at_stored_positions(self, changes: Rows, stored: Rows, key: tuple[str, ...]) -> Rows:
+    def raise_to_stored_positions(self, changes: Rows, stored: Rows, key: tuple[str, ...]) -> Rows:
         """Return the changes with positions no lower than those that the table holds of their keys."""
         ...
 
-    def late_beside(self, changes: Rows, stored: Rows, key: tuple[str, ...], horizon: int) -> tuple[Rows, Rows, int]:
+    def split_late(self, changes: Rows, stored: Rows, key: tuple[str, ...], horizon: int) -> tuple[Rows, Rows, int]:
         """Return the changes that a forgotten deletion can't beat; all, with such a problem on the others; how many.
 
         Beaten may be all changes of a key that the table does not hold, where the newest is not above the horizon.
@@ -99,7 +99,7 @@ class SparkRows:
         lowest, highest = rows.agg(F.min(POSITION), F.max(POSITION)).collect()[0]
         return lowest, highest
 
-    def without_forgotten(
+    def drop_forgotten(
         self, rows: DataFrame, key: tuple[str, ...], horizon: int | None
     ) -> tuple[DataFrame, Callable[[], dict[str, int]]]:
         from pyspark.sql import Observation, Window
@@ -122,12 +122,12 @@ class SparkRows:
         )
         return watched.where(~gone), lambda: {name: int(value) for name, value in observed.get.items()}
 
-    def not_expired(self, rows: DataFrame, expires: str, watermark: datetime) -> DataFrame:
+    def drop_expired(self, rows: DataFrame, expires: str, watermark: datetime) -> DataFrame:
         from pyspark.sql import functions as F
 
         return rows.where(column(expires) > F.lit(watermark))
 
-    def at_stored_positions(self, changes: DataFrame, stored: DataFrame, key: tuple[str, ...]) -> DataFrame:
+    def raise_to_stored_positions(self, changes: DataFrame, stored: DataFrame, key: tuple[str, ...]) -> DataFrame:
         from pyspark.sql import functions as F
 
         return (
@@ -136,7 +136,7 @@ class SparkRows:
             .drop(_STORED)
         )
 
-    def late_beside(
+    def split_late(
         self, changes: DataFrame, stored: DataFrame, key: tuple[str, ...], horizon: int
     ) -> tuple[DataFrame, DataFrame, int]:
         from pyspark.sql import functions as F
@@ -196,7 +196,7 @@ class ArrowRows:
         bounds = pc.min_max(rows.column(POSITION)).as_py()
         return bounds["min"], bounds["max"]
 
-    def without_forgotten(
+    def drop_forgotten(
         self, rows: pa.Table, key: tuple[str, ...], horizon: int | None
     ) -> tuple[pa.Table, Callable[[], dict[str, int]]]:
         order = [(name, "ascending") for name in (*key, POSITION, _GENERATION)]
@@ -211,12 +211,12 @@ class ArrowRows:
         counts = {"keys": len(last), "forgotten": sum(gone), "tombstones": sum(deleted) - sum(gone)}
         return _filter_rows(winners, [not mark for mark in gone]), lambda: counts
 
-    def not_expired(self, rows: pa.Table, expires: str, watermark: datetime) -> pa.Table:
+    def drop_expired(self, rows: pa.Table, expires: str, watermark: datetime) -> pa.Table:
         import pyarrow.compute as pc
 
         return rows.filter(pc.greater(rows.column(expires).cast("int64"), to_microseconds(watermark)))
 
-    def at_stored_positions(self, changes: pa.Table, stored: pa.Table, key: tuple[str, ...]) -> pa.Table:
+    def raise_to_stored_positions(self, changes: pa.Table, stored: pa.Table, key: tuple[str, ...]) -> pa.Table:
         import pyarrow as pa
 
         held = _highest_positions(stored, key)
@@ -224,7 +224,7 @@ class ArrowRows:
         positions = [max(position, held.get(own, position)) for own, position in rows]
         return changes.set_column(changes.column_names.index(POSITION), POSITION, pa.array(positions, pa.int64()))
 
-    def late_beside(
+    def split_late(
         self, changes: pa.Table, stored: pa.Table, key: tuple[str, ...], horizon: int
     ) -> tuple[pa.Table, pa.Table, int]:
         held, own = _highest_positions(stored, key), list(_iterate_keys(changes, key))

@@ -372,7 +372,7 @@ class LocalTableWriter:
         self._layout: BucketLayout = layout_of(
             self._schema, spec.key, spec.partition_by, spec.partitions, positioned=True
         )
-        self._begun: CurrentTable | None = None
+        self._start: CurrentTable | None = None
         self._generations: list[Generation] = []
         self._sends: list[SentToTable] = []
         self._stack = ExitStack()
@@ -397,7 +397,7 @@ class LocalTableWriter:
         `rows` have the table's columns, `__tombstone`, and those of `order_by`, by which the last one of a key wins.
         `partitioned` says that partition i holds bucket i already. Raises NullKeyError.
         """
-        begun = self._begin()
+        begun = self._read_start()
         number = begun.next_generation + len(self._sends)
         attempt = self._log.attempt()
         self._stack.enter_context(build_on_record(self._lake, self._spec.name, attempt.id, self._batch.by))
@@ -410,7 +410,7 @@ class LocalTableWriter:
             self._writer,
             what=f"local table {self._spec.name!r}",
             order_by=(*self._spec.key, *order_by),
-            keep_tombstones=bool(self._on_top_of()),
+            keep_tombstones=bool(self._stacked_generations()),
             partitioned=partitioned,
             range_of=expiry_column(self._spec),
         )
@@ -429,7 +429,7 @@ class LocalTableWriter:
 
         Without `sends` it is the version alone, with the columns that are declared now.
         """
-        generations = self._on_top_of(sends=sends) or [self._log.attempt().generation(1)]
+        generations = self._stacked_generations(sends=sends) or [self._log.attempt().generation(1)]
         shown = self._pinned.id if self._pinned is not None else "v000000-begun"
         number = self._pinned.number if self._pinned is not None else 1
         version = version_from_generations(
@@ -437,7 +437,7 @@ class LocalTableWriter:
         )
         return VersionReader(self._lake.store, self._spec.name, version)
 
-    def _on_top_of(self, *, sends: bool = True) -> list[Generation]:
+    def _stacked_generations(self, *, sends: bool = True) -> list[Generation]:
         """Return the generations with rows of the pinned version and of the batch, oldest first."""
         before = self._pinned.generations if self._pinned is not None else ()
         mine = self._generations if sends else ()
@@ -462,15 +462,15 @@ class LocalTableWriter:
         ProducerConflictError where the batch has committed something else, and CommitConflictError where a later batch
         has committed, or the table was changed by more than a compaction.
         """
-        begun = self._begin()
+        begun = self._read_start()
         commit_id = self._log.attempt().id
 
         def decided(seen: CurrentTable) -> Callable[[], tuple[str | None, bool]]:
-            if self._is_in(seen.manifest):
+            if self._is_committed(seen.manifest):
                 assert seen.manifest is not None
                 served = seen.manifest.version
                 return lambda: (None if served is None else served.id, True)
-            after = self._after(begun, seen, commit_id, watermark)
+            after = self._manifest_with_batch(begun, seen, commit_id, watermark)
 
             def commit() -> tuple[str | None, bool]:
                 self._committed = True  # or it is not known: then the files may be needed
@@ -485,16 +485,16 @@ class LocalTableWriter:
 
         return commit_upon(decided(begun), lambda commit: commit(), lambda _: decided(self._read()), attempts=_TRIES)
 
-    def _begin(self) -> CurrentTable:
-        if self._begun is None:
-            self._begun = self._read()
-        return self._begun
+    def _read_start(self) -> CurrentTable:
+        if self._start is None:
+            self._start = self._read()
+        return self._start
 
     def _read(self) -> CurrentTable:
         commit, stored = self._log.read()
         return CurrentTable(commit, None if stored is None else require_local_manifest(stored, self._spec))
 
-    def _is_in(self, manifest: UnboundedManifest | None) -> bool:
+    def _is_committed(self, manifest: UnboundedManifest | None) -> bool:
         """Whether this batch is in the table; what it says now has to be what it said then."""
         written = None if manifest is None else manifest.written
         if written is None or written.batch < self._batch.number:
@@ -520,7 +520,7 @@ class LocalTableWriter:
             )
         return True
 
-    def _after(
+    def _manifest_with_batch(
         self, begun: CurrentTable, seen: CurrentTable, commit_id: str, watermark: datetime | None
     ) -> UnboundedManifest:
         """Return the manifest with this batch in it; one that has sent nothing leaves the version as it is."""

@@ -158,15 +158,15 @@ class StreamPosition:
 
     def lags(self, now: datetime) -> dict[SystemStreamPartition, PartitionLag]:
         """Return how far what is served is behind, by partition; reads no records."""
-        return {ssp: self._lag(ssp, now) for ssp in self.offsets}
+        return {ssp: self._partition_lag(ssp, now) for ssp in self.offsets}
 
-    def stale(self, max_staleness: timedelta, now: datetime) -> list[SystemStreamPartition]:
+    def stale_partitions(self, max_staleness: timedelta, now: datetime) -> list[SystemStreamPartition]:
         """Return the partitions of which the table lacks something older than `max_staleness`."""
         limit = subtract_span(now, max_staleness)
         behind = [ssp for ssp, offset in self.offsets.items() if self.system.compare(offset, self.ends[ssp]) < 0]
-        return [ssp for ssp in behind if self._unread_before(ssp, limit)]
+        return [ssp for ssp in behind if self._has_unread_before(ssp, limit)]
 
-    def _lag(self, ssp: SystemStreamPartition, now: datetime) -> PartitionLag:
+    def _partition_lag(self, ssp: SystemStreamPartition, now: datetime) -> PartitionLag:
         offset, oldest, end = self.offsets[ssp], self.oldest[ssp], self.ends[ssp]
         behind, lost = self.system.distance(ssp, offset, end), self.system.distance(ssp, offset, oldest)
         records = max(behind - lost, 0)
@@ -180,17 +180,17 @@ class StreamPosition:
         if self.confirmed_at is None:
             return None
         oldest, youngest = max((now - self.confirmed_at).total_seconds(), 0.0), _MEASURED_FROM.total_seconds()
-        if oldest <= youngest or not self._unread_before(ssp, now - _MEASURED_FROM):
+        if oldest <= youngest or not self._has_unread_before(ssp, now - _MEASURED_FROM):
             return min(oldest, youngest)
         while oldest / youngest > _STEP:
             middle = (oldest * youngest) ** 0.5
-            if self._unread_before(ssp, now - timedelta(seconds=middle)):
+            if self._has_unread_before(ssp, now - timedelta(seconds=middle)):
                 youngest = middle
             else:
                 oldest = middle
         return oldest
 
-    def _unread_before(self, ssp: SystemStreamPartition, moment: datetime) -> bool:
+    def _has_unread_before(self, ssp: SystemStreamPartition, moment: datetime) -> bool:
         """Whether the first unread record of a partition that is behind is older than `moment`."""
         first = self.system.offset_for_timestamp(ssp, int(moment.timestamp() * 1000))
         return self.system.compare(self.offsets[ssp], first) < 0
@@ -208,7 +208,7 @@ def raise_if_stale(
     A table that is behind by younger changes, or idle because its stream is, is fresh.
     """
     at = StreamPosition.of(systems, manifest)
-    stale = at.stale(max_staleness, now)
+    stale = at.stale_partitions(max_staleness, now)
     if not stale:
         return
     lags = at.lags(now)

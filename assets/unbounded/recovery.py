@@ -39,7 +39,7 @@ class RecoveryPlan:
     decision: Decision
 
 
-def plan_recovery(seen: TableSnapshot, *, rebuild: str | None = None, forced: bool = False) -> RecoveryPlan:
+def plan_recovery(snapshot: TableSnapshot, *, rebuild: str | None = None, forced: bool = False) -> RecoveryPlan:
     """Return what to do with the table that was seen; `rebuild` is the reason to build it anew.
 
     `forced` begins a bootstrap even from a stream that does not tell of every key any more. Raises DatasetError for
@@ -48,33 +48,33 @@ def plan_recovery(seen: TableSnapshot, *, rebuild: str | None = None, forced: bo
     meanwhile.
     """
     if rebuild is None:
-        _check_columns(seen)
-        _check_order(seen)
-    if rebuild is not None and seen.manifest is not None:
-        decision = Decision(action="bootstrap", store="invalid", reason=f"rebuild: {rebuild}", at=seen.at)
+        _check_columns(snapshot)
+        _check_order(snapshot)
+    if rebuild is not None and snapshot.manifest is not None:
+        decision = Decision(action="bootstrap", store="invalid", reason=f"rebuild: {rebuild}", at=snapshot.at)
         if not forced:
-            require_complete_stream(seen, rebuild)
+            require_complete_stream(snapshot, rebuild)
         return RecoveryPlan("begin", decision)
-    decision = decide_recovery(seen)
+    decision = decide_recovery(snapshot)
     if rebuild is not None:  # there is no table yet, and it is asked for from the oldest offset
         reason = f"rebuild: {rebuild}"
-        decision = Decision(action="bootstrap", store=decision.store, reason=reason, at=seen.at)
+        decision = Decision(action="bootstrap", store=decision.store, reason=reason, at=snapshot.at)
     if decision.action == "bootstrap" and not forced:
-        require_complete_stream(seen, decision.reason)
+        require_complete_stream(snapshot, decision.reason)
     if decision.action == "serve-stale":
         return RecoveryPlan("leave", decision)
     if decision.action != "continue":
         return RecoveryPlan("begin", decision)
-    return RecoveryPlan("evolve" if _needs_evolution(seen) else "apply", decision)
+    return RecoveryPlan("evolve" if _needs_evolution(snapshot) else "apply", decision)
 
 
-def decide_recovery(seen: TableSnapshot) -> Decision:
+def decide_recovery(snapshot: TableSnapshot) -> Decision:
     """Return the decision of the recovery table. Raises OffsetOutOfRangeError where that is declared."""
-    state = assess_continuity(seen)
-    for refusal in (state.refusal, seen.refusal):
+    state = assess_continuity(snapshot)
+    for refusal in (state.refusal, snapshot.refusal):
         if refusal is not None:
             raise refusal
-    return _apply_recovery_table(seen.spec, state, seen.at)
+    return _apply_recovery_table(snapshot.spec, state, snapshot.at)
 
 
 def _apply_recovery_table(spec: AdjunctDataset, state: TableContinuity, now: datetime) -> Decision:
@@ -102,10 +102,10 @@ def _apply_recovery_table(spec: AdjunctDataset, state: TableContinuity, now: dat
     return Decision(action=action, store=state.store, reason=reason, at=now)
 
 
-def require_complete_stream(seen: TableSnapshot, why: str) -> None:
+def require_complete_stream(snapshot: TableSnapshot, why: str) -> None:
     """Refuse to bootstrap from a stream that does not tell of every key any more."""
-    spec = seen.spec
-    if spec.following.initial is not None or seen.tells_all:
+    spec = snapshot.spec
+    if spec.following.initial is not None or snapshot.tells_all:
         return
     raise DatasetError(
         f"dataset {spec.name!r} has to be bootstrapped ({why}), and its input {spec.input} does not hold all changes: "
@@ -116,40 +116,41 @@ def require_complete_stream(seen: TableSnapshot, why: str) -> None:
     )
 
 
-def _needs_evolution(seen: TableSnapshot) -> bool:
+def _needs_evolution(snapshot: TableSnapshot) -> bool:
     """Whether other columns are served than are declared now, or a history of another length.
 
     What is being built has its own.
     """
-    manifest = seen.manifest
+    manifest = snapshot.manifest
     if manifest is None or manifest.version is None:
         return False
-    kept = manifest.version.history, kept_history(seen.spec)
-    other = manifest.version.columns != seen.source.schema or length_of(kept[0]) != length_of(kept[1])
+    kept = manifest.version.history, kept_history(snapshot.spec)
+    other = manifest.version.columns != snapshot.source.schema or length_of(kept[0]) != length_of(kept[1])
     return manifest.bootstrap.state == "done" and other
 
 
-def _check_columns(seen: TableSnapshot) -> None:
+def _check_columns(snapshot: TableSnapshot) -> None:
     """Refuse columns that what is served can't be read with; a table that is being built anew may have any."""
-    manifest = seen.manifest
+    manifest = snapshot.manifest
     if manifest is not None and manifest.version is not None and manifest.bootstrap.state != "running":
-        check_evolution(seen.spec.name, manifest.version.columns, seen.source.schema, seen.spec.key)
+        check_evolution(snapshot.spec.name, manifest.version.columns, snapshot.source.schema, snapshot.spec.key)
 
 
-def _check_order(seen: TableSnapshot) -> None:
+def _check_order(snapshot: TableSnapshot) -> None:
     """Refuse another order than that of the stored positions; a table that is being built anew may have any."""
-    manifest, declared = seen.manifest, seen.source.declaration
+    manifest, declared = snapshot.manifest, snapshot.source.declaration
     if manifest is None or manifest.version is None or manifest.bootstrap.state == "running":
         return
     version = manifest.version
     if (version.order_by, version.position_type) != (declared.order_by, declared.position_type):
         was, wanted = order_in_words(version.order_by), order_in_words(declared.order_by)
+        name = snapshot.spec.name
         raise DatasetError(
-            f"dataset {seen.spec.name!r} is ordered by {was}, and declared to be ordered by {wanted}: what is newer in "
-            "the one order may be older in the other.",
-            f"Restore the order, or build it anew: adjunct dataset rebuild {seen.spec.name} MODULE:APP --reason …; the "
-            "old table is served until that is done.",
-            dataset=seen.spec.name,
+            f"dataset {name!r} is ordered by {was}, and declared to be ordered by {wanted}: positions of "
+            "different orders can't be compared.",
+            f"Restore the order, or rebuild the dataset: adjunct dataset rebuild {name} MODULE:APP --reason …. The old "
+            "table is served until the rebuild is done.",
+            dataset=name,
         )
 
 

@@ -79,11 +79,11 @@ class ActiveRewind:
         return {partition.ssp: (partition.start, str(partition.taken)) for partition in rewound}
 
     @property
-    def told(self) -> tuple[object, ...]:
+    def identity(self) -> tuple[object, ...]:
         """What tells this rewind from others."""
         return sorted(self.ids.items()), sorted((str(ssp), span) for ssp, span in self.ranges.items())
 
-    def onto(
+    def place_in_table(
         self,
         changes: Rows,
         table: TableRows[Rows],
@@ -103,8 +103,8 @@ class ActiveRewind:
         what = f"dataset {spec.name!r}, version {version.id}"
         stored = table.stored(store, what, version.layout, version.generations)
         if by_offset or horizon is None:
-            return table.at_stored_positions(changes, stored, spec.key), None
-        in_time, with_reasons, late = table.late_beside(changes, stored, spec.key, horizon)
+            return table.raise_to_stored_positions(changes, stored, spec.key), None
+        in_time, with_reasons, late = table.split_late(changes, stored, spec.key, horizon)
         if late and not self.forced:
             raise DatasetError(
                 f"dataset {spec.name!r}: {late:,} of the changes to apply again are at or below position {horizon}, up "
@@ -117,7 +117,7 @@ class ActiveRewind:
             return with_reasons, None
         return in_time, lambda: late
 
-    def onto_history(
+    def place_in_history(
         self, changes: Rows, table: TableRows[Rows], store: ObjectStore, spec: AdjunctDataset, version: SealedVersion
     ) -> Rows:
         """Return the changes as they are written over rows over time: in the place of what has their key and moment."""
@@ -125,9 +125,9 @@ class ActiveRewind:
             return changes
         what = f"dataset {spec.name!r}, version {version.id}"
         stored = table.stored(store, what, version.layout, version.generations)
-        return table.at_stored_positions(changes, stored, version.layout.key)
+        return table.raise_to_stored_positions(changes, stored, version.layout.key)
 
-    def recorded(self, after: UnboundedManifest, system: StreamSystem) -> UnboundedManifest:
+    def record_in_manifest(self, after: UnboundedManifest, system: StreamSystem) -> UnboundedManifest:
         """Return the manifest with this rewind in it: its startpoints, and from and up to where the table has read."""
         bootstrap = after.bootstrap
         begins, offsets = dict(bootstrap.start), dict(after.offsets)
@@ -219,12 +219,12 @@ def plan_rewind(
     OffsetOutOfRangeError for a startpoint that the stream does not hold.
     """
     require_rewindable(spec)
-    seen = inspect_table(Runtime(lake, systems, _no_session, "plan"), spec)
-    plan = resolve_rewind(seen, positions, force)
+    snapshot = inspect_table(Runtime(lake, systems, _no_session, "plan"), spec)
+    plan = resolve_rewind(snapshot, positions, force)
     if plan.action != "rewind" or plan.refusal is not None:
         return plan
-    decision = plan_recovery(seen).decision
-    return plan if decision.action == "continue" else replace(plan, refusal=not_continuable_error(seen, decision))
+    decision = plan_recovery(snapshot).decision
+    return plan if decision.action == "continue" else replace(plan, refusal=not_continuable_error(snapshot, decision))
 
 
 def require_rewindable(spec: AdjunctDataset) -> None:
@@ -244,13 +244,13 @@ def require_rewindable(spec: AdjunctDataset) -> None:
         )
 
 
-def resolve_rewind(seen: TableSnapshot, positions: Positions, force: Force) -> RewindPlan:
+def resolve_rewind(snapshot: TableSnapshot, positions: Positions, force: Force) -> RewindPlan:
     """Return what these startpoints come to for the table that was seen.
 
     Those that are applied already, by their ids, do not count. Raises DatasetError for partitions of other streams, and
     OffsetOutOfRangeError for a startpoint that the stream does not hold.
     """
-    source, manifest, spec = seen.source, seen.manifest, seen.spec
+    source, manifest, spec = snapshot.source, snapshot.manifest, snapshot.spec
     foreign = sorted(set(positions) - set(source.ssps))
     if foreign or not positions:
         named = f"{foreign[0]} is none of them" if foreign else "no partition is named"
@@ -264,9 +264,9 @@ def resolve_rewind(seen: TableSnapshot, positions: Positions, force: Force) -> R
         return RewindPlan(spec.name, "applied")
     forced = frozenset(pending if force is True else force or ())
     oldest = all(isinstance(startpoint, StartpointOldest) for startpoint in pending.values())
-    partitions = tuple(_plan_partition(seen, ssp, pending[ssp]) for ssp in sorted(pending))
+    partitions = tuple(_plan_partition(snapshot, ssp, pending[ssp]) for ssp in sorted(pending))
     if oldest and len(pending) == len(source.ssps):
-        return RewindPlan(spec.name, "rebuild", partitions, _incomplete_stream_error(seen, forced))
+        return RewindPlan(spec.name, "rebuild", partitions, _incomplete_stream_error(snapshot, forced))
     return RewindPlan(spec.name, "rewind", partitions, _refusal_error(source, manifest, pending, partitions, forced))
 
 
@@ -281,14 +281,14 @@ def pending_startpoints(
     }
 
 
-def _plan_partition(seen: TableSnapshot, ssp: SystemStreamPartition, startpoint: Startpoint) -> PartitionRewind:
-    system, name = seen.source.system, seen.spec.name
+def _plan_partition(snapshot: TableSnapshot, ssp: SystemStreamPartition, startpoint: Startpoint) -> PartitionRewind:
+    system, name = snapshot.source.system, snapshot.spec.name
     try:
         start = resolve_startpoint_to_offset(system, ssp, startpoint)
     except (ConfigurationError, OffsetOutOfRangeError) as error:
         raise error.reworded(f"dataset {name!r}: {error.problem}", error.next_step) from error
-    taken = _next_offsets(seen.manifest).get(ssp)
-    end = seen.ends[ssp] if taken is None else taken
+    taken = _next_offsets(snapshot.manifest).get(ssp)
+    end = snapshot.ends[ssp] if taken is None else taken
     later = system.compare(start, end) > 0
     return PartitionRewind(
         ssp,
@@ -308,12 +308,12 @@ def _next_offsets(manifest: UnboundedManifest | None) -> dict[SystemStreamPartit
     return by_partition(manifest.bootstrap.target if running else manifest.offsets)
 
 
-def _incomplete_stream_error(seen: TableSnapshot, forced: frozenset[SystemStreamPartition]) -> DatasetError | None:
+def _incomplete_stream_error(snapshot: TableSnapshot, forced: frozenset[SystemStreamPartition]) -> DatasetError | None:
     try:
-        require_complete_stream(seen, "a startpoint at the oldest offset of every partition")
+        require_complete_stream(snapshot, "a startpoint at the oldest offset of every partition")
     except DatasetError as error:
         step = f"{error.next_step} Forced, the rebuild keeps only the keys that the stream still tells of."
-        return None if forced >= set(seen.source.ssps) else error.reworded(error.problem, step)
+        return None if forced >= set(snapshot.source.ssps) else error.reworded(error.problem, step)
     return None
 
 
@@ -364,9 +364,9 @@ def _refusal_error(
     return None
 
 
-def not_continuable_error(seen: TableSnapshot, decision: Decision) -> DatasetError:
+def not_continuable_error(snapshot: TableSnapshot, decision: Decision) -> DatasetError:
     """Return the refusal to rewind a table that the next advance would not continue."""
-    spec = seen.spec
+    spec = snapshot.spec
     return DatasetError(
         f"dataset {spec.name!r} can't be rewound, for its table is not valid ({decision.reason}): the next advance "
         f"would {_NEXT_ADVANCE[decision.action]}.",
@@ -435,36 +435,36 @@ def rewind_table(
     try:
         return _rewind(runtime, spec, positions, reason, force, stages)
     except CommitConflictError:
-        seen = inspect_table(runtime, spec)
-        if pending_startpoints(seen.manifest, positions):
+        snapshot = inspect_table(runtime, spec)
+        if pending_startpoints(snapshot.manifest, positions):
             raise
-        return _already_applied_report(runtime, seen, Stages(spec.name, on_stage))
+        return _already_applied_report(runtime, snapshot, Stages(spec.name, on_stage))
 
 
 def _rewind(
     context: Runtime, spec: AdjunctDataset, positions: Positions, reason: str, force: Force, stages: Stages
 ) -> AdvanceReport:
     with stages("collect"):
-        seen = inspect_table(context, spec)
-        rewind = resolve_rewind(seen, positions, force)
+        snapshot = inspect_table(context, spec)
+        rewind = resolve_rewind(snapshot, positions, force)
         if rewind.action == "applied":
-            return _already_applied_report(context, seen, stages)
+            return _already_applied_report(context, snapshot, stages)
         forced = force if isinstance(force, bool) else all(partition.ssp in force for partition in rewind.partitions)
         ids = {str(partition.ssp): positions[partition.ssp].id for partition in rewind.partitions}
         rebuilt = rewind.action == "rebuild"
         if rebuilt:
             _raise_refusal(rewind)
-        plan = plan_recovery(seen, rebuild=reason, forced=forced) if rebuilt else plan_recovery(seen)
-    advance = Advance(context, seen, plan.decision, stages)
+        plan = plan_recovery(snapshot, rebuild=reason, forced=forced) if rebuilt else plan_recovery(snapshot)
+    advance = Advance(context, snapshot, plan.decision, stages)
     if rebuilt:
         return execute_plan(advance, plan, applied=ids)
-    if seen.manifest is None or plan.decision.action != "continue":
+    if snapshot.manifest is None or plan.decision.action != "continue":
         _raise_refusal(rewind)
-        raise not_continuable_error(seen, plan.decision)
+        raise not_continuable_error(snapshot, plan.decision)
     progress = resume_table(advance, plan)
     if progress.running or progress.manifest.quarantining is not None:
         progress = _finish_pending_work(advance, progress)
-        rewind = resolve_rewind(replace(seen, manifest=progress.manifest), positions, force)
+        rewind = resolve_rewind(replace(snapshot, manifest=progress.manifest), positions, force)
     _raise_refusal(rewind)
     rewinding = ActiveRewind(rewind, ids, reason, forced)
     version = progress.manifest.version
@@ -490,13 +490,14 @@ def _finish_pending_work(advance: Advance, progress: AdvanceProgress) -> Advance
     return progress
 
 
-def _already_applied_report(context: Runtime, seen: TableSnapshot, stages: Stages) -> AdvanceReport:
-    assert seen.manifest is not None
+def _already_applied_report(context: Runtime, snapshot: TableSnapshot, stages: Stages) -> AdvanceReport:
+    assert snapshot.manifest is not None
     reason = "its startpoints were applied already"
-    decision = Decision(action="continue", store="valid", reason=reason, at=seen.at)
-    advance = Advance(context, seen, decision, stages)
+    decision = Decision(action="continue", store="valid", reason=reason, at=snapshot.at)
+    advance = Advance(context, snapshot, decision, stages)
     return replace(
-        build_report(advance, AdvanceProgress(seen.commit, seen.manifest, seen.ends), "up-to-date"), note=reason
+        build_report(advance, AdvanceProgress(snapshot.commit, snapshot.manifest, snapshot.ends), "up-to-date"),
+        note=reason,
     )
 
 

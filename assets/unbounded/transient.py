@@ -145,10 +145,12 @@ class TransientTable:
         with stages("collect"):
             upcoming = source.system.upcoming(source.ssps)
             starts, decision = (
-                self._starts(upcoming) if before is None else (_end_offsets(before.ranges), _decision_to_continue())
+                self._start_offsets(upcoming)
+                if before is None
+                else (_end_offsets(before.ranges), _decision_to_continue())
             )
-            self._check_not_made_anew(starts, upcoming)
-            fresh = self._whole(starts, upcoming, spark)
+            self._raise_if_recreated(starts, upcoming)
+            fresh = self._next_ranges(starts, upcoming, spark)
             records = source.count(fresh) if fresh else 0
         action: Action = "up-to-date"
         if before is None or fresh:
@@ -179,7 +181,7 @@ class TransientTable:
             note=f"{decision.action}: {decision.reason}" if before is None else "",
         )
 
-    def view_of(self, version: str, spark: Callable[[], SparkSession]) -> TransientVersion:
+    def restore(self, version: str, spark: Callable[[], SparkSession]) -> TransientVersion:
         """Return the view of this version, from the ranges that it names; the table goes on from there.
 
         Where the stream does not hold them any more, that is the version of what is left, if the table is declared to
@@ -228,12 +230,12 @@ class TransientTable:
             before.release()
         return self.view
 
-    def check_fresh(self, max_staleness: timedelta) -> None:
+    def raise_if_stale(self, max_staleness: timedelta) -> None:
         """Raise StaleDatasetError where the table lacks something older: changes of a transaction that is not whole."""
         assert self.view is not None
         system, ssps = self._source.system, self._source.ssps
         at = StreamPosition(system, _end_offsets(self.view.ranges), system.oldest(ssps), system.upcoming(ssps), None)
-        stale = at.stale(max_staleness, utc_now())
+        stale = at.stale_partitions(max_staleness, utc_now())
         if stale:
             ssp = stale[0]
             raise StaleDatasetError(
@@ -250,7 +252,7 @@ class TransientTable:
             self.view.release()
             self.view = None
 
-    def _starts(
+    def _start_offsets(
         self, upcoming: Mapping[SystemStreamPartition, str]
     ) -> tuple[dict[SystemStreamPartition, str], Decision]:
         """Return where a new table begins, and why."""
@@ -267,7 +269,7 @@ class TransientTable:
                     dataset=self.spec.name,
                 )
             return oldest, _decision_for_new("bootstrap", "it lives for one run, and is built anew in each")
-        last = self._last_ends()
+        last = self._last_end_offsets()
         lost = [ssp for ssp, end in last.items() if source.system.compare(end, oldest[ssp]) < 0]
         reason = "it lives for one run, and goes on from " + ("the last offset" if last else "the default offset")
         if lost:
@@ -283,7 +285,7 @@ class TransientTable:
             reason += f"; {problem}"
         return source.last_offsets(last, oldest, upcoming), _decision_for_new("create", reason)
 
-    def _check_not_made_anew(
+    def _raise_if_recreated(
         self, starts: Mapping[SystemStreamPartition, str], upcoming: Mapping[SystemStreamPartition, str]
     ) -> None:
         refusal = made_anew(
@@ -300,14 +302,14 @@ class TransientTable:
         if refusal is not None:
             raise refusal
 
-    def _last_ends(self) -> dict[SystemStreamPartition, str]:
+    def _last_end_offsets(self) -> dict[SystemStreamPartition, str]:
         """Return up to where the application has read, of the partitions that there are."""
         if self._last is None or not is_transient(self._last):
             return {}
         ends = _end_offsets(ranges_from_version(self.spec.name, self._last))
         return {ssp: ends[ssp] for ssp in self._source.ssps if ssp in ends}
 
-    def _whole(
+    def _next_ranges(
         self,
         starts: Mapping[SystemStreamPartition, str],
         upcoming: Mapping[SystemStreamPartition, str],
@@ -327,17 +329,17 @@ class TransientTable:
     ) -> TransientVersion:
         """Return the view of `ranges`, which are those of the view before and the fresh ones."""
         schema = self._source.schema
-        rows = self._changes(spark, fresh)
+        rows = self._read_changes(spark, fresh)
         if before is not None:
             rows = before.kept.unionByName(rows, allowMissingColumns=True)  # what is kept are whole rows
         if self.spec.following.completes:
-            rows = self._completed(rows)
+            rows = self._complete(rows)
         # What was read from a stream can be planned only while its table is in the session's catalogue, which keeps
         # the newest. What is checkpointed is rows alone, however many batches it lives through.
-        kept = self._newest(rows).localCheckpoint()
+        kept = self._keep_newest(rows).localCheckpoint()
         return TransientVersion(self.spec.name, schema, ranges, kept, kept.where(f"NOT {TOMBSTONE}").count())
 
-    def _changes(self, spark: SparkSession, ranges: Ranges) -> DataFrame:
+    def _read_changes(self, spark: SparkSession, ranges: Ranges) -> DataFrame:
         source = self._source
         names = (*source.schema.names, *_HIDDEN)
         if not ranges:
@@ -350,7 +352,7 @@ class TransientTable:
         kept = [KEPT] if self.spec.following.completes else []
         return changes.select(*[column(name) for name in (*names, *kept)])
 
-    def _completed(self, rows: DataFrame) -> DataFrame:
+    def _complete(self, rows: DataFrame) -> DataFrame:
         """Return rows of which some leave out columns, completed from those before them."""
         spec = self.spec
         if KEPT not in rows.columns:
@@ -358,21 +360,21 @@ class TransientTable:
         layout = layout_of(self._source.schema, spec.key, spec.partition_by, spec.partitions, positioned=True)
         completion = RowCompletion(spec.name, layout, (), spec.following.order is None, set_aside=False)
         order = [column(name) for name in (*spec.key, POSITION, OFFSET, PARTITION)]
-        return complete_frame(self._spread(rows).sortWithinPartitions(*order), completion)
+        return complete_frame(self._repartition(rows).sortWithinPartitions(*order), completion)
 
-    def _spread(self, rows: DataFrame) -> DataFrame:
+    def _repartition(self, rows: DataFrame) -> DataFrame:
         """Return the rows in the dataset's buckets."""
         spec = self.spec
         if spec.partitions is None:
             return rows.repartition(1)
         return rows.repartition(spec.partitions, *[column(name) for name in spec.partition_by])
 
-    def _newest(self, rows: DataFrame) -> DataFrame:
+    def _keep_newest(self, rows: DataFrame) -> DataFrame:
         """Return the newest change of each key, in the dataset's buckets; by offset, without those that delete."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        spec, rows = self.spec, self._spread(rows)
+        spec, rows = self.spec, self._repartition(rows)
         newest_first = [F.col(name).desc() for name in (POSITION, OFFSET, PARTITION)]
         same_key = Window.partitionBy(*[column(name) for name in spec.key]).orderBy(*newest_first)
         newest = rows.withColumn("__rank", F.row_number().over(same_key)).where("__rank = 1").drop("__rank")

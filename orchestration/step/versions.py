@@ -116,7 +116,7 @@ def _read_on(step: OpenedStep, state: ApplicationState) -> dict[str, str | None]
             if report.action != "up-to-date":
                 context.on_event(StepEvent("table", state.batch + 1, {"report": report}))
             if dataset.name in context.app.max_staleness:
-                table.check_fresh(context.app.max_staleness[dataset.name])
+                table.raise_if_stale(context.app.max_staleness[dataset.name])
             versions[dataset.name] = report.version
     return versions
 
@@ -233,7 +233,7 @@ class OpenedVersions:
         if version is None:
             return None
         if is_transient(version):
-            return self.table(name, state).view_of(version, self._context.spark)
+            return self.table(name, state).restore(version, self._context.spark)
         if (name, version) not in self._readers:
             self._readers[(name, version)] = self.stored(name).version_of_batch(version)
         return self._readers[(name, version)]

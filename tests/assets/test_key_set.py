@@ -37,20 +37,20 @@ def test_keys_of_every_type_are_found_in_rows_documents_and_words(kind: str, val
     keys = keys_of(kind, value)
     table = pa.table({"k": pa.array([other, value, None, other, value], arrow_type(kind))})
     assert keys.rows_in(table) == [1, 4]
-    assert keys.listed_as(json.loads(json.dumps(encode_key([value]))))
-    assert not keys.listed_as(json.loads(json.dumps(encode_key([other]))))
+    assert keys.is_listed_as(json.loads(json.dumps(encode_key([value]))))
+    assert not keys.is_listed_as(json.loads(json.dumps(encode_key([other]))))
     for text in (str(value), repr(value), json.dumps(encode_key([value])), f"{value!r} is missing", [[value]]):
-        assert keys.named_in(text), text
-    assert not keys.named_in(str(other))
-    assert not keys.named_in("", None, {})
+        assert keys.is_named_in(text), text
+    assert not keys.is_named_in(str(other))
+    assert not keys.is_named_in("", None, {})
 
 
 def test_a_key_of_several_columns_is_named_where_all_of_its_parts_are() -> None:
     keys = KeySet.of("d", [Field("origin", "string"), Field("hour", "int")], [("JFK", 7), ("LGA", 9)])
-    assert keys.named_in({"sample": [["JFK", 7]]})
-    assert keys.named_in("('LGA', 9)")
-    assert not keys.named_in("JFK at 70, LGA at 8 o'clock")
-    assert keys.named_in("JFK and LGA at 7 o'clock"), "rather too much is cleared than too little"
+    assert keys.is_named_in({"sample": [["JFK", 7]]})
+    assert keys.is_named_in("('LGA', 9)")
+    assert not keys.is_named_in("JFK at 70, LGA at 8 o'clock")
+    assert keys.is_named_in("JFK and LGA at 7 o'clock"), "rather too much is cleared than too little"
 
 
 def test_numbers_are_not_looked_for_in_the_reasons_of_erasures_and_texts_are() -> None:
@@ -70,9 +70,9 @@ def test_numbers_are_not_looked_for_in_the_reasons_of_erasures_and_texts_are() -
 def test_only_whole_words_name_a_key_and_marks_around_it_do_not_hide_it() -> None:
     keys = keys_of("string", "N1", "*")
     for text in ("N1", "N1,", "'N1'", "(N1)", "N1 and N2", "x=N1", "a*b"):
-        assert keys.named_in(text), text
+        assert keys.is_named_in(text), text
     for text in ("N10", "XN1", "N1_", "n1"):
-        assert not keys.named_in(text), text
+        assert not keys.is_named_in(text), text
 
 
 def test_documents_keep_what_does_not_name_a_key() -> None:

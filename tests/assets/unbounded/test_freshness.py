@@ -52,7 +52,7 @@ def lag(table: Table, number: int = 0, now: datetime = NOW):
 
 
 def stale(systems: Mapping[str, Any], table: Table, limit: timedelta, now: datetime) -> list[SystemStreamPartition]:
-    return StreamPosition.of(systems, table.manifest).stale(limit, now)
+    return StreamPosition.of(systems, table.manifest).stale_partitions(limit, now)
 
 
 def test_a_table_that_has_read_all_is_not_behind_however_long_its_stream_is_idle(world: World) -> None:

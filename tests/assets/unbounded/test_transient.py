@@ -186,7 +186,7 @@ def test_a_last_offset_beyond_the_streams_end_is_of_another_stream(runs: Runs) -
         runs.start().advance(runs.world.spark)
     assert "declare the dataset under a new name" in caught.value.next_step
     with pytest.raises(OffsetOutOfRangeError, match=r"'table': an open batch was begun with the offsets 0 to 99 of"):
-        runs.start().view_of(str(runs.last), runs.world.spark)
+        runs.start().restore(str(runs.last), runs.world.spark)
     runs.spec = declared()
     runs.start()
     assert runs.batch() == {"a": 1}, "marked for bootstrap, it is built of what is there"
@@ -254,7 +254,7 @@ def test_by_the_order_of_a_column_what_comes_late_loses_also_against_a_deletion(
     _ordered(send, 2, ("a", 9, 4, False), ("b", 8, 5, False), ("c", 7, 8, False))
     assert runs.batch() == {"a": 1, "b": 8}
     again = TransientTable(runs.world.systems, runs.spec)
-    again.view_of(str(runs.last), runs.world.spark)
+    again.restore(str(runs.last), runs.world.spark)
     assert entries(runs.world, again) == {"a": 1, "b": 8}
     again.release()
 
@@ -286,9 +286,9 @@ def test_a_version_read_again_gives_the_same_table_whatever_has_come_since(runs:
     version = str(runs.last)
     runs.send(a=9, b=9, d=9)
     table = runs.start()
-    assert table.view_of(version, runs.world.spark).version == version
+    assert table.restore(version, runs.world.spark).version == version
     assert entries(runs.world, table) == met == {"a": 3, "b": 2}
-    assert table.view_of(version, runs.world.spark) is table.view
+    assert table.restore(version, runs.world.spark) is table.view
     assert runs.batch() == {"a": 9, "b": 9, "d": 9}, "the run goes on from there"
     assert (runs.report.action, runs.report.counters["read"]) == ("applied", 3)
 
@@ -300,7 +300,7 @@ def test_a_version_that_the_stream_does_not_hold_any_more_is_named(runs: Runs) -
     runs.send(a=2)
     runs.drop_the_front()
     with pytest.raises(OffsetOutOfRangeError, match=r"'table': an open batch was begun with the offsets 0 to 1 of"):
-        runs.start().view_of(str(runs.last), runs.world.spark)
+        runs.start().restore(str(runs.last), runs.world.spark)
 
 
 def test_a_version_of_which_changes_are_lost_is_met_as_it_is_left_where_that_is_declared(runs: Runs) -> None:
@@ -312,19 +312,19 @@ def test_a_version_of_which_changes_are_lost_is_met_as_it_is_left_where_that_is_
     runs.last = version_from_ranges({ssp: ("0", end) for ssp, end in ends.items()})
     runs.drop_the_front()
     table = runs.start()
-    view = table.view_of(str(runs.last), runs.world.spark)
+    view = table.restore(str(runs.last), runs.world.spark)
     assert view.version != runs.last
     assert entries(runs.world, table) == {"b": 2}
     runs.spec = declared(bootstrap=False, on_lost_offset="fail")
     with pytest.raises(OffsetOutOfRangeError) as refused:
-        runs.start().view_of(str(runs.last), runs.world.spark)
+        runs.start().restore(str(runs.last), runs.world.spark)
     assert "adjunct checkpoint abandon APPLICATION" in refused.value.next_step
 
 
 def test_a_version_of_another_stream_is_refused(runs: Runs) -> None:
     version = version_from_ranges({SystemStreamPartition("lake", "other", 0): ("0", "1")})
     with pytest.raises(DatasetError, match=r"begun with the offsets of lake\.other\.0, and its input is lake\.table"):
-        runs.start().view_of(version, runs.world.spark)
+        runs.start().restore(version, runs.world.spark)
 
 
 @pytest.mark.parametrize("text", ["offsets-2:{}", "offsets-1:{", 'offsets-1:{"x":["0","1"]}', "v000001-a"])
@@ -401,10 +401,10 @@ def test_a_transaction_that_is_not_whole_waits_and_makes_the_table_stale_in_the_
     table = runs.start()
     assert runs.batch() == {"a": 1}
     assert runs.report.lag == {"lake.single.0": 1}
-    table.check_fresh(timedelta(minutes=10))
-    table.check_fresh(timedelta.max)
+    table.raise_if_stale(timedelta(minutes=10))
+    table.raise_if_stale(timedelta.max)
     with pytest.raises(StaleDatasetError, match=r"it has read lake\.single\.0 up to offset 1 of 2"):
-        table.check_fresh(timedelta(0))
+        table.raise_if_stale(timedelta(0))
 
 
 # -- what can be declared
