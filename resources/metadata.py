@@ -35,7 +35,7 @@ from dagster_adjunct.resources.objects.commit_log import (
     retry_conflicts,
     write_page,
 )
-from dagster_adjunct.resources.objects.store import Stored
+from dagster_adjunct.resources.objects.store import StoredObject
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.commit_log import Commit
@@ -320,7 +320,7 @@ class SharedValue:
     def __init__(self, lake: Lake, namespace: str, scope: str, name: str) -> None:
         checked = check_name("namespace", namespace), check_name("scope", scope), check_name("value", name)
         self._store, self._key = lake.store, f"metadata/{'/'.join(checked)}.json"
-        self._seen: Stored | None = None
+        self._seen: StoredObject | None = None
 
     def forget(self) -> None:
         """Read it before the next change: somebody else is likely to have made one."""
@@ -345,14 +345,14 @@ class SharedValue:
 
         return commit
 
-    def _read(self) -> Stored | None:
+    def _read(self) -> StoredObject | None:
         try:
             self._seen = self._store.get(self._key)
         except ObjectNotFoundError:
             self._seen = None
         return self._seen
 
-    def _write(self, value: bytes, seen: Stored | None) -> None:
+    def _write(self, value: bytes, seen: StoredObject | None) -> None:
         self._seen = None  # whatever comes of it, unless it is written
         try:
             if seen is None:
@@ -365,4 +365,4 @@ class SharedValue:
                 "It is read and decided again.",
                 prefix=self._key,
             ) from error
-        self._seen = Stored(value, etag)
+        self._seen = StoredObject(value, etag)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore, Stored, StoreDescriptor
+    from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore, StoreDescriptor, StoredObject
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ class FaultyStore:
     def descriptor(self) -> StoreDescriptor:
         return self.inner.descriptor
 
-    def get(self, key: str) -> Stored:
+    def get(self, key: str) -> StoredObject:
         return self._do("get", key, lambda: self.inner.get(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:

@@ -31,7 +31,7 @@ from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, as
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, OnStage, Stages, ignore
 from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, MarkerConflictError, ValidatorError
-from dagster_adjunct.resources.objects.commit_log import is_deleted, retry_conflicts
+from dagster_adjunct.resources.objects.commit_log import is_deletion_commit, retry_conflicts
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import session_factory
 
@@ -275,7 +275,7 @@ def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | 
         if own is not None and there == name:
             kept: dict[str, object] | None = own.body["manifest"]
             return lambda: kept
-        manifest = own.body if own and not is_deleted(own) else None
+        manifest = own.body if own and not is_deletion_commit(own) else None
 
         def fence() -> dict[str, object] | None:
             log.redirect(own, name, manifest, by=by)

@@ -16,7 +16,7 @@ from dagster_adjunct.assets.versions.reports import REJECT
 from dagster_adjunct.assets.versions.version import VersionRef
 from dagster_adjunct.assets.writing.write_generation import add
 from dagster_adjunct.resources.errors import AdjunctError, CommitConflictError
-from dagster_adjunct.resources.objects.commit_log import commit_upon
+from dagster_adjunct.resources.objects.commit_log import commit_with_rebase
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.bounded.advance import Answers
@@ -169,7 +169,7 @@ def _commit_waits(unit: Unit, waits: Mapping[str, Wait]) -> Unit:
                 members.append(member.at(after))
         return unit.committed(members) if members else unit
 
-    return commit_upon(unit, commit, moved, attempts=_TRIES)
+    return commit_with_rebase(unit, commit, moved, attempts=_TRIES)
 
 
 def _told(unit: Unit, answers: Answers, waits: Mapping[str, Wait], begun: str | None) -> Unit:
@@ -355,4 +355,4 @@ def _commit_candidates(unit: Unit, built: Sequence[Built], refused: Built | None
                 store.delete_many([candidate.document for candidate in built if candidate.document is not None])
             raise
 
-    return commit_upon(unit, commit, catch_up, attempts=_TRIES)
+    return commit_with_rebase(unit, commit, catch_up, attempts=_TRIES)

@@ -29,10 +29,10 @@ from dagster_adjunct.resources.bucketing.files import attempt_of
 from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM, VALID_TO
 from dagster_adjunct.resources.common import unqualify_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
-from dagster_adjunct.resources.objects.arrow_files import arrow_filesystem, location
+from dagster_adjunct.resources.objects.arrow_files import arrow_filesystem, object_location
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
-from dagster_adjunct.resources.streams.lake.lineage import WithoutPosition, replaced_results
-from dagster_adjunct.resources.streams.lake.manifest import HIDDEN, Superseded, all_segments
+from dagster_adjunct.resources.streams.lake.lineage import WithoutPosition, find_replaced_results
+from dagster_adjunct.resources.streams.lake.manifest import HIDDEN_COLUMNS, SupersededRange, list_segments
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
@@ -43,7 +43,7 @@ from dagster_adjunct.resources.streams.system import (
     SOURCE_EPOCH,
     SOURCE_OFFSET,
     Epochs,
-    check_epochs,
+    wants_latest_epochs,
 )
 from dagster_adjunct.resources.streams.system import TOMBSTONE as STREAM_TOMBSTONE
 
@@ -152,7 +152,7 @@ class TimedFiles:
         ]
         fragments = [
             parquet.make_fragment(
-                location(stored.store, stored.key).removeprefix("s3://"),
+                object_location(stored.store, stored.key).removeprefix("s3://"),
                 filesystem=filesystem,
                 file_size=stored.file.size,
                 partition_expression=None if span is None else _told_of(span),
@@ -287,7 +287,7 @@ class StreamView:
     version: str
     schema: Schema
     files: tuple[StoredFile, ...]
-    replaced: tuple[Superseded, ...] = ()
+    replaced: tuple[SupersededRange, ...] = ()
 
     @property
     def dataset(self) -> str:
@@ -307,7 +307,7 @@ class StreamView:
     @property
     def hidden(self) -> dict[str, str]:
         """The columns that files may have beside these, with their types."""
-        return {name: kind for name, kind in HIDDEN if name not in SHOWN}
+        return {name: kind for name, kind in HIDDEN_COLUMNS if name not in SHOWN}
 
 
 def stream_view(
@@ -319,17 +319,17 @@ def stream_view(
     in use before an hour later (or as `maintain` was told): take a new view before that. Raises StreamNotFoundError,
     ConfigurationError as a read does, and DatasetError where too many ranges are replaced.
     """
-    latest = check_epochs(epochs)
+    latest = wants_latest_epochs(epochs)
     streams, name = LakeStreams(lake), unqualify_stream_name(LAKE, stream)
     commit, state = streams.state(name)
-    segments = all_segments(state, streams.pages_of(name))
+    segments = list_segments(state, streams.pages_of(name))
     prefix, what = lake.stream_prefix(name), f"stream {name!r} at commit {commit.number}"
     files = tuple(
         StoredFile(lake.store, what, segment.folder(prefix), file)
         for number, segment in enumerate(segments)
         for file in segment.generation(number, prefix).files
     )
-    replaced = replaced_results(streams, name, state, segments, without_position) if latest else []
+    replaced = find_replaced_results(streams, name, state, segments, without_position) if latest else []
     if len(replaced) > _MOST_CONDITIONS:
         raise DatasetError(
             f"stream {name!r}: what is replaced lies in {len(replaced):,} ranges, more than other engines take as "
@@ -436,7 +436,7 @@ def _files(view: Held) -> list[str]:
 
 
 def _paths(view: Held) -> list[str]:
-    return [location(stored.store, stored.key) for stored in whole_files(view)]
+    return [object_location(stored.store, stored.key) for stored in whole_files(view)]
 
 
 def pyarrow_dataset(view: View) -> pyarrow.dataset.Dataset:

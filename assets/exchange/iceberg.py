@@ -41,7 +41,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.streams.lake import maintenance as stream_holds
-from dagster_adjunct.resources.streams.lake.manifest import HIDDEN
+from dagster_adjunct.resources.streams.lake.manifest import HIDDEN_COLUMNS
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -57,7 +57,7 @@ GARBAGE = "gc.enabled"
 _COMPACTIONS = 3
 _HIDDEN = {
     name: 2_147_000_000 + place
-    for place, name in enumerate(dict.fromkeys((POSITION, TOMBSTONE, *(name for name, _ in HIDDEN), FIRST)))
+    for place, name in enumerate(dict.fromkeys((POSITION, TOMBSTONE, *(name for name, _ in HIDDEN_COLUMNS), FIRST)))
 }
 """Field ids that no table comes to by itself, below those that Iceberg keeps for its own."""
 _TYPES = {"tinyint": "int", "smallint": "int", "bigint": "long", "timestamp": "timestamptz"}
@@ -193,7 +193,7 @@ def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str
 
 def _hold(lake: Lake, view: Held, holder: str) -> None:
     if isinstance(view, StreamView):
-        stream_holds.hold(lake, view.stream, view.stream_id, view.version, view.attempts, holder=holder)
+        stream_holds.retain_files(lake, view.stream, view.stream_id, view.version, view.attempts, holder=holder)
     else:
         hold(lake, view.dataset, view.version, holder=holder)
 
@@ -201,7 +201,7 @@ def _hold(lake: Lake, view: Held, holder: str) -> None:
 def _let_go(lake: Lake, name: str, holder: str, keep: Collection[str]) -> tuple[str, ...]:
     """Let go of a dataset's versions, or of a stream's where the name is that of one ("lake.enriched")."""
     if "." in name:
-        return stream_holds.let_go(lake, split_stream_name(name)[1], holder=holder, keep=keep)
+        return stream_holds.release_files(lake, split_stream_name(name)[1], holder=holder, keep=keep)
     return let_go(lake, name, holder=holder, keep=keep)
 
 

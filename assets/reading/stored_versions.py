@@ -50,7 +50,7 @@ from dagster_adjunct.resources.errors import (
     ObjectNotFoundError,
     VersionDiscardedError,
 )
-from dagster_adjunct.resources.objects.commit_log import is_deleted
+from dagster_adjunct.resources.objects.commit_log import is_deletion_commit
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -324,7 +324,7 @@ def _has_commit(lake: Lake, name: str) -> bool:
         own = DatasetLog(lake, name).log.current()
         set_name = redirect_of(own) if own is not None else None
         if own is None or set_name is None:
-            return own is not None and not is_deleted(own)
+            return own is not None and not is_deletion_commit(own)
         shared = set_log(lake, set_name).current()
         members = members_of(shared) if shared is not None else {}
         return members.get(name, own.body.get("manifest")) is not None

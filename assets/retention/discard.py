@@ -35,12 +35,12 @@ from dagster_adjunct.assets.versions.version import version_number
 from dagster_adjunct.resources.common import subtract_span
 from dagster_adjunct.resources.errors import DatasetError, DatasetNotFoundError, ObjectNotFoundError
 from dagster_adjunct.resources.objects.commit_log import (
-    Swept,
+    DeletedObjects,
     commit_deletion,
-    deletion,
-    is_deleted,
-    objects_of,
-    older_than,
+    deletion_record,
+    exclude_newer_manifests,
+    is_deletion_commit,
+    list_log_objects,
 )
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def check_deletable(dataset: str, seen: Commit) -> None:
         )
 
 
-def delete_dataset_objects(lake: Lake, dataset: str, seen: Commit, *, reason: str, by: str) -> Swept:
+def delete_dataset_objects(lake: Lake, dataset: str, seen: Commit, *, reason: str, by: str) -> DeletedObjects:
     """Delete the dataset as it was `seen`, or what an interrupted deletion has left; return what went.
 
     Raises CommitConflictError where it has changed since, and DatasetError while somebody who began to read before
@@ -77,9 +77,9 @@ def delete_dataset_objects(lake: Lake, dataset: str, seen: Commit, *, reason: st
     check_deletable(dataset, seen)
     log = DatasetLog(lake, dataset).log
     last = seen
-    if not is_deleted(seen):
+    if not is_deletion_commit(seen):
         key = f"{log.prefix}/deleting-{uuid.uuid4().hex}.json"
-        lake.store.put_if_absent(key, json.dumps(objects_of(log, {f"{log.prefix}/clock"})).encode())
+        lake.store.put_if_absent(key, json.dumps(list_log_objects(log, {f"{log.prefix}/clock"})).encode())
         last = commit_deletion(log, seen, reason=reason, by=by, listed=key)
     held = live_leases(lake, dataset, store_now(lake, dataset))
     if held:
@@ -88,15 +88,15 @@ def delete_dataset_objects(lake: Lake, dataset: str, seen: Commit, *, reason: st
             f"Its objects stay until then: repeat adjunct dataset delete {dataset} after {held[0].expires_at}.",
             dataset=dataset,
         )
-    listed = str(deletion(last)["listed"])
+    listed = str(deletion_record(last)["listed"])
     try:
         sizes = dict(json.loads(lake.store.get(listed).data))
     except ObjectNotFoundError:
-        return Swept(0, 0)
-    keys = older_than(log, last, sizes)
+        return DeletedObjects(0, 0)
+    keys = exclude_newer_manifests(log, last, sizes)
     lake.store.delete_many(keys)
     lake.store.delete(listed)  # the last one: without it there is nothing to repeat
-    return Swept(len(keys), sum(sizes[key] for key in keys))
+    return DeletedObjects(len(keys), sum(sizes[key] for key in keys))
 
 
 # Which generations of an unbounded dataset go: those that only versions read which the policy lets go.

@@ -53,7 +53,7 @@ from dagster_adjunct.resources.errors import (
     ManifestMismatchError,
     ObjectExistsError,
 )
-from dagster_adjunct.resources.objects.store import telling_of_staged
+from dagster_adjunct.resources.objects.store import staged_file_errors
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.retention.key_search import KeySet
@@ -190,7 +190,7 @@ def _copy_file(stored: StoredFile, folder: str) -> BucketFile:
     name = bucket_file_name(stored.file.bucket, attempt_of(folder))
     try:
         stored.reading(lambda: stored.store.download(stored.key, path))
-        with telling_of_staged(stored.store, path, stored.what), path.open("rb") as file:
+        with staged_file_errors(stored.store, path, stored.what), path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         if sha256 != stored.file.sha256:
             raise stored.damaged(f"its SHA-256 is {sha256}, the manifest lists {stored.file.sha256}")

@@ -34,7 +34,12 @@ from dagster_adjunct.resources.files.formats import DeclaredFiles, count_records
 from dagster_adjunct.resources.files.tree import FoundFile, open_tree
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
-from dagster_adjunct.resources.streams.checksum import NOTHING, checksum_in_arrow, promised_checksum, records_checksum
+from dagster_adjunct.resources.streams.checksum import (
+    EMPTY_CHECKSUM,
+    arrow_checksum,
+    parse_records_checksum,
+    records_checksum,
+)
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
@@ -256,9 +261,9 @@ class FolderRecords:
 
     def check_checksum(self, expected: str, spark: Callable[[], SparkSession] | None) -> None:
         """Raise MarkerConflictError where the records have another checksum; without `spark` there are none."""
-        schema, checksum = self.declared.schema, NOTHING
+        schema, checksum = self.declared.schema, EMPTY_CHECKSUM
         if spark is IN_PROCESS:
-            checksum = checksum_in_arrow(self.table(), schema)
+            checksum = arrow_checksum(self.table(), schema)
         elif spark is not None:
             checksum = records_checksum(self.frame(spark()), schema)
         if checksum != expected:
@@ -362,7 +367,7 @@ class FileVersions(VersionsOfNoStream):
                 dataset=self._spec.name,
                 version=delivery.version,
             )
-        checksum = promised_checksum(promise.checksum)
+        checksum = parse_records_checksum(promise.checksum)
         records = self._records(what, folder)
         rows = records.count(spark, must=promise.rows is not None)
         if promise.rows is not None and rows != promise.rows:

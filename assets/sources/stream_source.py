@@ -31,10 +31,10 @@ from dagster_adjunct.resources.errors import MarkerConflictError, SchemaMismatch
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.checksum import (
-    NOTHING,
+    EMPTY_CHECKSUM,
+    arrow_checksums_by_partition,
     checksums_by_partition,
-    checksums_in_arrow,
-    promised_checksum,
+    parse_records_checksum,
 )
 from dagster_adjunct.resources.streams.system import (
     FIRST_OFFSET,
@@ -181,13 +181,13 @@ class StreamSource:
         complete: Complete = delivery.content
         records = self._stream.counts(_ranges(delivery))
         check_counts(self.spec.name, complete, records)
-        promised = {cut: promised_checksum(cut.marker.checksum) for cut in complete.segments}
+        promised = {cut: parse_records_checksum(cut.marker.checksum) for cut in complete.segments}
         if any(promised.values()):
             schema = self._stream.info.schema
             assert schema is not None
             checksums = self._checksums(delivery, spark, schema) if any(records.values()) else {}
             for cut, checksum in promised.items():
-                held = checksums.get(cut.ssp.partition, NOTHING)
+                held = checksums.get(cut.ssp.partition, EMPTY_CHECKSUM)
                 if checksum is not None and checksum != held:
                     raise MarkerConflictError(
                         f"{self._place_of(delivery.version, cut.marker)} expects records with the checksum {checksum}, "
@@ -241,7 +241,7 @@ class StreamSource:
     def _checksums(self, delivery: Delivery, spark: Callable[[], SparkSession], schema: Schema) -> dict[int, str]:
         if spark is IN_PROCESS:
             refuse_in_process(self.spec, what_needs_spark(self._stream))
-            return checksums_in_arrow(self._stream.read_arrow(_ranges(delivery)), schema)
+            return arrow_checksums_by_partition(self._stream.read_arrow(_ranges(delivery)), schema)
         return checksums_by_partition(self._records(delivery, spark()), schema)
 
     def _place_of(self, version: str, marker: Marker) -> str:

@@ -40,7 +40,7 @@ from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.assets.writing.write_generation import SPARK, Runtime, write_generation
 from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM, OverTimeWrite
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
-from dagster_adjunct.resources.objects.store import telling_of_staged
+from dagster_adjunct.resources.objects.store import staged_file_errors
 from dagster_adjunct.resources.schemas.schema import repeated, widens
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import session_factory
@@ -242,7 +242,7 @@ def _stage_tables(lake: Lake, folder: str, tables: Iterable[pa.Table], spark: Sp
     number, writer = 0, None
     try:
         for table in tables:
-            with telling_of_staged(lake.store, path, _SNAPSHOT):
+            with staged_file_errors(lake.store, path, _SNAPSHOT):
                 writer = writer or pq.ParquetWriter(path, table.schema)
                 writer.write_table(table)
                 size = path.stat().st_size
@@ -260,7 +260,7 @@ def _stage_tables(lake: Lake, folder: str, tables: Iterable[pa.Table], spark: Sp
 
 
 def _upload_part(lake: Lake, folder: str, path: Any, number: int, writer: Any) -> int:
-    with telling_of_staged(lake.store, path, _SNAPSHOT):
+    with staged_file_errors(lake.store, path, _SNAPSHOT):
         writer.close()
     lake.store.upload(path, f"{folder}/rows-{number:05d}.parquet")
     path.unlink(missing_ok=True)

@@ -37,7 +37,7 @@ from dagster_adjunct.assets.versions.version import (
     version_id,
 )
 from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError, OffsetOutOfRangeError
-from dagster_adjunct.resources.objects.commit_log import commit_upon, is_deleted
+from dagster_adjunct.resources.objects.commit_log import commit_with_rebase, is_deletion_commit
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def _missing_objects(log: DatasetLog, manifest: UnboundedManifest) -> tuple[str,
 
 def _lost_pointer_error(log: DatasetLog) -> CommitConflictError | MalformedDocumentError | None:
     """Refuse to begin at number 1 where a pointer was lost: the commits that it led to would be passed over."""
-    if is_deleted(log.log.current()):
+    if is_deletion_commit(log.log.current()):
         return None
     newest = next(log.log.before(sys.maxsize), None)
     if newest is None or newest.number <= 1:
@@ -361,7 +361,7 @@ def commit_with_retries(
             return None
         return replace(seen, commit=commit, manifest=fresh)
 
-    return commit_upon(
+    return commit_with_rebase(
         progress,
         lambda seen: commit_manifest(advance, seen, decide(seen), commit_id=commit_id),
         catch_up,

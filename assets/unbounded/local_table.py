@@ -49,7 +49,7 @@ from dagster_adjunct.resources.errors import (
     ProducerConflictError,
     VersionDiscardedError,
 )
-from dagster_adjunct.resources.objects.commit_log import commit_upon, retry_conflicts
+from dagster_adjunct.resources.objects.commit_log import commit_with_rebase, retry_conflicts
 from dagster_adjunct.resources.schemas.schema import refused_changes
 
 if TYPE_CHECKING:
@@ -483,7 +483,9 @@ class LocalTableWriter:
 
             return commit
 
-        return commit_upon(decided(begun), lambda commit: commit(), lambda _: decided(self._read()), attempts=_TRIES)
+        return commit_with_rebase(
+            decided(begun), lambda commit: commit(), lambda _: decided(self._read()), attempts=_TRIES
+        )
 
     def _read_start(self) -> CurrentTable:
         if self._start is None:

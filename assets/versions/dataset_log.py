@@ -37,7 +37,7 @@ from dagster_adjunct.resources.errors import (
     ObjectExistsError,
     ObjectNotFoundError,
 )
-from dagster_adjunct.resources.objects.commit_log import is_deleted, retry_conflicts
+from dagster_adjunct.resources.objects.commit_log import is_deletion_commit, retry_conflicts
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
@@ -352,7 +352,7 @@ class DatasetLog:
                 raise
             problem = error.problem.rstrip(".")
         for commit in self.log.before(head.number):
-            if is_deleted(commit):
+            if is_deletion_commit(commit):
                 break
             if redirect_of(commit) is None:
                 with contextlib.suppress(MalformedDocumentError):
@@ -364,7 +364,7 @@ class DatasetLog:
         own = self.log.current()
         if own is None:
             return None, {}
-        if is_deleted(own):
+        if is_deletion_commit(own):
             return own, {}
         set_name = redirect_of(own)
         if set_name is None:
@@ -428,7 +428,7 @@ class DatasetLog:
         newest = True
         try:
             for commit in self.log.history():
-                if is_deleted(commit):
+                if is_deletion_commit(commit):
                     return  # what was there before it was another one
                 if redirect_of(commit) is None:
                     yield commit, parse_manifest(self.name, commit)

@@ -29,8 +29,8 @@ from dagster_adjunct.resources.errors import (
     LeaseLostError,
     ObjectNotFoundError,
 )
-from dagster_adjunct.resources.objects.holds import Renewal, delete_holds, holder_prefix
-from dagster_adjunct.resources.objects.store import time_of_store
+from dagster_adjunct.resources.objects.holds import Heartbeat, delete_holds, holder_prefix
+from dagster_adjunct.resources.objects.store import read_store_clock
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
@@ -159,7 +159,7 @@ class Lease:
         self.dataset, self.versions, self.holder, self.ttl = dataset, tuple(versions), holder, TTL
         self._lake, self._key = lake, f"{lease_folder(lake, dataset)}/{uuid.uuid4().hex}.json"
         # Nobody else writes it, so what is found there is a renewal of ours whose reply was lost.
-        self._renewal = Renewal(lake.store, self._key, self._body, TTL, not_ours=lambda data: "", log=_log)
+        self._renewal = Heartbeat(lake.store, self._key, self._body, TTL, not_ours=lambda data: "", log=_log)
 
     @classmethod
     def acquire(cls, lake: Lake, dataset: str, versions: Sequence[str], *, holder: str) -> Lease:
@@ -256,7 +256,7 @@ def _parse(item: ObjectInfo, data: bytes) -> LeaseInfo:
 
 def store_now(lake: Lake, dataset: str) -> datetime:
     """Return the time by the store's clock: that of an object written just now."""
-    return time_of_store(lake.store, f"{lake.dataset_prefix(dataset)}/clock")
+    return read_store_clock(lake.store, f"{lake.dataset_prefix(dataset)}/clock")
 
 
 def check_retained(lake: Lake, dataset: str, versions: Sequence[str]) -> None:

@@ -36,8 +36,8 @@ from dagster_adjunct.resources.errors import (
     RunLeaseLostError,
     TransientError,
 )
-from dagster_adjunct.resources.objects.holds import Renewal
-from dagster_adjunct.resources.objects.store import time_of_store
+from dagster_adjunct.resources.objects.holds import Heartbeat
+from dagster_adjunct.resources.objects.store import read_store_clock
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
@@ -184,14 +184,14 @@ class RunLease:
             ttl=TTL.total_seconds(),
             dagster=claim.dagster,
         )
-        self._renewal = Renewal(lake.store, self._key, self._body, TTL, not_ours=self._not_ours, log=_log)
+        self._renewal = Heartbeat(lake.store, self._key, self._body, TTL, not_ours=self._not_ours, log=_log)
 
     def __enter__(self) -> Self:
         began, pause, waits_for = time.monotonic(), 0.25, ""
         while True:
             stored = read_lease(self._store, self._key)
             why = (
-                over(stored, partial(time_of_store, self._store, self._clock_key), self._claim.finished)
+                over(stored, partial(read_store_clock, self._store, self._clock_key), self._claim.finished)
                 if stored
                 else ""
             )

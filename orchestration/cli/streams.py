@@ -101,9 +101,9 @@ def export(
     Each has its partition, offset, timestamp and epoch. A part of the stream is in memory at a time. The file, or the
     folder, is there only when it is whole.
     """
-    from dagster_adjunct.resources.streams.lake.export import check_target, export_records
+    from dagster_adjunct.resources.streams.lake.export import check_export_target, export_records
 
-    check_target(target, records_per_file)
+    check_export_target(target, records_per_file)
     streams = _streams(lake_url)
     parts = streams.read_parts(
         streams.whole(_lake_stream(name)),

@@ -18,7 +18,12 @@ from dagster_adjunct.resources.errors import (
     StillReadError,
     StreamNotFoundError,
 )
-from dagster_adjunct.resources.objects.commit_log import Swept, is_deleted, objects_of, retry_conflicts
+from dagster_adjunct.resources.objects.commit_log import (
+    DeletedObjects,
+    is_deletion_commit,
+    list_log_objects,
+    retry_conflicts,
+)
 from dagster_adjunct.resources.streams.lake import streams as streams_deleting
 from dagster_adjunct.resources.streams.lake.readers import list_readers
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
@@ -55,7 +60,7 @@ def find_stream_readers(lake: Lake, name: str) -> Readers:
     told: list[str] = []
     streams = LakeStreams(lake)
     commit = streams.log(name).current()
-    there = commit is not None and not is_deleted(commit)
+    there = commit is not None and not is_deletion_commit(commit)
     producers = tuple(streams.state(name)[1].producers) if there else ()
     told += [f"reader {reader.name} has a position in it" for reader in (list_readers(lake, name) if there else ())]
     for application, state in _application_states(lake):
@@ -172,8 +177,8 @@ def delete_stream(
         name,
         look,
         lambda: find_stream_readers(lake, name),
-        lambda: streams_deleting.objects_in(streams, name),
-        lambda seen: streams_deleting.delete(streams, name, seen, reason=reason, by=by),
+        lambda: streams_deleting.list_deletable_objects(streams, name),
+        lambda seen: streams_deleting.delete_stream(streams, name, seen, reason=reason, by=by),
         reason=reason,
         force=force,
         dry_run=dry_run,
@@ -208,7 +213,7 @@ def delete_dataset(
         name,
         look,
         lambda: find_dataset_readers(lake, name),
-        lambda: objects_of(log),
+        lambda: list_log_objects(log),
         lambda seen: datasets.delete_dataset_objects(lake, name, seen, reason=reason, by=by),
         reason=reason,
         force=force,
@@ -222,7 +227,7 @@ def _delete(
     look: Callable[[], Commit],
     readers: Callable[[], Readers],
     objects: Callable[[], dict[str, int]],
-    delete: Callable[[Commit], Swept],
+    delete: Callable[[Commit], DeletedObjects],
     *,
     reason: str,
     force: bool,
@@ -235,7 +240,7 @@ def _delete(
 
     def decide() -> Callable[[], DeletionReport]:  # again after a conflict: who committed may be a new reader
         seen = look()
-        repeated = is_deleted(seen)
+        repeated = is_deletion_commit(seen)
         reading = Readers() if repeated else readers()
         if dry_run:
             there = objects()

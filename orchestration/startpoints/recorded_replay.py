@@ -33,7 +33,7 @@ from dagster_adjunct.resources.errors import (
     VersionDiscardedError,
 )
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.objects.store import time_of_store
+from dagster_adjunct.resources.objects.store import read_store_clock
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
@@ -249,7 +249,7 @@ def _live_plans(lake: Lake, application: str) -> list[RecordedPlan]:
     stored = _stored(lake, application)
     if not stored:
         return []
-    now = time_of_store(lake.store, f"{lake.application_prefix(application)}/clock")
+    now = read_store_clock(lake.store, f"{lake.application_prefix(application)}/clock")
     # In the order in which they go from one to the next, so that one that moves meanwhile is met where it comes to.
     startpoints = StartpointManager(MetadataStore(lake), application).read()
     replays = BatchLog(lake, application).read().state.offsets.replays.values()

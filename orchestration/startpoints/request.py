@@ -26,8 +26,8 @@ from dagster_adjunct.resources.errors import (
     StreamNotFoundError,
 )
 from dagster_adjunct.resources.streams.startpoint import (
-    GREATEST_MS,
-    LEAST_MS,
+    MAX_MS,
+    MIN_MS,
     VERSION,
     Startpoint,
     StartpointOldest,
@@ -36,7 +36,7 @@ from dagster_adjunct.resources.streams.startpoint import (
     StartpointUpcoming,
     check_id,
     check_startpoint,
-    check_version,
+    check_stored_version,
     startpoint_from_json,
 )
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
@@ -357,7 +357,7 @@ def _ms(text: str) -> int:
             argument="timestamp",
         )
     since_1970 = (moment - _EPOCH) // _MS
-    if not LEAST_MS <= since_1970 <= GREATEST_MS:
+    if not MIN_MS <= since_1970 <= MAX_MS:
         raise ConfigurationError(
             f"timestamp {text!r} lies outside the years 1 to 9999 in UTC.",
             "Name a time within; or say oldest.",
@@ -539,7 +539,7 @@ def request_from_json(value: object, where: str) -> StartpointRequest:
     """Return what `to_json` wrote. Raises MalformedDocumentError, which names `where` it was read from."""
     if not isinstance(value, Mapping):
         raise _malformed(where, f"{value!r:.80} is no object")
-    check_version(value, where)
+    check_stored_version(value, where)
     if set(value) != _FIELDS:
         raise _malformed(where, f"it has the fields {sorted(map(str, value))}, expected {sorted(_FIELDS)}")
     startpoint = startpoint_from_json(value["startpoint"], f"the startpoint of {where}")

@@ -28,7 +28,7 @@ from dagster_adjunct.resources.bucketing.files import (
 from dagster_adjunct.resources.bucketing.key_order import check_order
 from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM, OverTimeWrite, Timeline
 from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError, PermanentError
-from dagster_adjunct.resources.objects.store import telling_of_staged
+from dagster_adjunct.resources.objects.store import staged_file_errors
 from dagster_adjunct.resources.schemas.quoted_columns import quoted, row_hash
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.spark.errors import (
@@ -202,7 +202,7 @@ class BucketFileWriter:
             self._path.unlink(missing_ok=True)
 
     def _telling(self) -> AbstractContextManager[None]:
-        return telling_of_staged(self._store, self._path, self._options.what)
+        return staged_file_errors(self._store, self._path, self._options.what)
 
     def _check(self, batch: pa.Table) -> None:
         check_values(batch, self._layout.schema, self._options.what, self._layout.key)

@@ -26,7 +26,7 @@ from dagster_adjunct.resources.errors import (
     SourceChangedError,
 )
 from dagster_adjunct.resources.file_errors import file_error, translate_file_errors
-from dagster_adjunct.resources.objects.lake import check_address
+from dagster_adjunct.resources.objects.lake import check_store_url
 from dagster_adjunct.resources.objects.store import S3Options
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def open_tree(url: str) -> FileTree:
 
     S3 is reached like a lake's: by the ADJUNCT_S3_… settings, and credentials of boto3's own chain.
     """
-    check_address(url, "folder", ("s3", "s3a", "file"))
+    check_store_url(url, "folder", ("s3", "s3a", "file"))
     scheme, _, rest = url.partition("://")
     if scheme in ("s3", "s3a"):
         from dagster_adjunct.resources.objects.lake import LakeSettings
@@ -238,10 +238,10 @@ class S3Tree:
             raise changed(self, file, "is gone") from None
 
     def _ask(self, request: str, path: str, send: Callable[[], T]) -> T:
-        from dagster_adjunct.resources.objects.s3_store import S3Request, asking, repeated
+        from dagster_adjunct.resources.objects.s3_store import S3Request, retry_request, send_request
 
         what = S3Request(request, self.url, path)
-        return repeated(lambda: asking(what, send), self.options.attempts)
+        return retry_request(lambda: send_request(what, send), self.options.attempts)
 
     def _client(self) -> S3Client:
         return _client_of(os.getpid(), self.options)
@@ -250,9 +250,9 @@ class S3Tree:
 @lru_cache(maxsize=8)
 def _client_of(process: int, options: S3Options) -> S3Client:
     """Return this process's client: a forked worker must not share its parent's sockets."""
-    from dagster_adjunct.resources.objects.s3_store import S3Request, connect
+    from dagster_adjunct.resources.objects.s3_store import S3Request, create_s3_client
 
-    return connect(options, S3Request("opening S3"))
+    return create_s3_client(options, S3Request("opening S3"))
 
 
 def changed(tree: FileTree, file: FoundFile, what: str) -> SourceChangedError:

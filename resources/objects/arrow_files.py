@@ -30,7 +30,7 @@ def arrow_filesystem(store: ObjectStore) -> Any:
     return fs.LocalFileSystem()
 
 
-def location(store: ObjectStore, key: str) -> str:
+def object_location(store: ObjectStore, key: str) -> str:
     """Return where other engines find an object: a path, or an s3:// address.
 
     Raises ConfigurationError for a lake in memory.
@@ -66,12 +66,12 @@ def _s3_arguments(options: S3Options) -> dict[str, Any]:
         arguments |= {
             "scheme": endpoint.scheme,
             "endpoint_override": endpoint.netloc,
-            "force_virtual_addressing": not options.path_style and not _is_address(host),
+            "force_virtual_addressing": not options.path_style and not _is_ip_or_localhost(host),
         }
     return arguments
 
 
-def _is_address(host: str) -> bool:
+def _is_ip_or_localhost(host: str) -> bool:
     """Whether a host is an IP address or localhost, below which no bucket has a name of its own."""
     try:
         ipaddress.ip_address(host)
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     Buffer = bytes | memoryview
 
 
-_WHOLE = 4 * 1024 * 1024
+_MAX_IN_MEMORY = 4 * 1024 * 1024
 
 
 class RangedFile(io.RawIOBase):
@@ -122,6 +122,6 @@ def open_object(store: ObjectStore, key: str, size: int) -> Any:
     """Return what pyarrow opens to read this object: its bytes while it is small, else a file of ranges."""
     import pyarrow as pa
 
-    if size <= _WHOLE:
+    if size <= _MAX_IN_MEMORY:
         return pa.BufferReader(store.get(key).data)
     return pa.PythonFile(io.BufferedReader(RangedFile(size, partial(store.get_range, key)), 1024 * 1024), mode="r")

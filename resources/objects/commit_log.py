@@ -42,49 +42,49 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.store import ObjectStore
 
 FORMAT: Final = 1
-Text = Annotated[str, Field(min_length=1)]
+NonEmptyText = Annotated[str, Field(min_length=1)]
 
 
-class Document(StoredDocument):
+class VersionedDocument(StoredDocument):
     """A document of a format that is stored with it: `format` changes whenever the fields do."""
 
     format: Literal[1] = 1
 
 
-class Pointer(Document):
+class Pointer(VersionedDocument):
     """`CURRENT`: which commit is current. `nonce` keeps two pointers from ever having equal bytes."""
 
-    kind: Text
+    kind: NonEmptyText
     number: int = Field(ge=1)
-    commit: Text
-    manifest: Text
-    nonce: Text
+    commit: NonEmptyText
+    manifest: NonEmptyText
+    nonce: NonEmptyText
 
 
-class Manifest(Document):
+class Manifest(VersionedDocument):
     """One commit: who, when, after which commit (`parent` is its id), and the body, which `kind` defines."""
 
-    kind: Text
+    kind: NonEmptyText
     number: int = Field(ge=1)
-    commit: Text
-    parent: Text | None
+    commit: NonEmptyText
+    parent: NonEmptyText | None
     created_at: AwareDatetime
-    by: Text
+    by: NonEmptyText
     body: dict[str, Any]
 
 
-class LakeDocument(Document):
+class LakeDocument(VersionedDocument):
     """`_adjunct/lake.json`: that this is a lake, and when its store passed the probe."""
 
     kind: Literal["lake"] = "lake"
-    id: Text
+    id: NonEmptyText
     probed_at: AwareDatetime
 
 
 D = TypeVar("D", bound=StoredDocument)
 
 
-def encode(document: Document) -> bytes:
+def encode_document(document: VersionedDocument) -> bytes:
     """Return the document's bytes. A body that JSON can't hold exactly is a `ConfigurationError`."""
     fields = {name: v.isoformat() if isinstance(v, datetime) else v for name, v in document}
     try:
@@ -98,14 +98,14 @@ def encode(document: Document) -> bytes:
     return text.encode()
 
 
-def decode(cls: type[D], data: bytes, where: str, next_step: str) -> D:
+def decode_document(cls: type[D], data: bytes, where: str, next_step: str) -> D:
     """Return the document in `data`, or raise `MalformedDocumentError` saying what is wrong `where`."""
     try:
         return cls.model_validate_json(data)
     except ValidationError as error:
-        format_found = _format_of(data)
+        format_found = _stored_format(data)
         if isinstance(format_found, int) and format_found > FORMAT:
-            raise _of_newer_release(where, format_found) from None
+            raise _newer_format_error(where, format_found) from None
         raise MalformedDocumentError(
             f"{where} is no {cls.__name__.lower()} of format {FORMAT}: {first_validation_problem(error)} "
             f"({len(data)} bytes found).",
@@ -118,7 +118,7 @@ def decode_body(cls: type[D], body: object, where: str, problem: str, next_step:
     """Return the document that a commit holds as `body`, or raise `MalformedDocumentError`: it `problem`, and why."""
     stored_format = body.get("format") if isinstance(body, Mapping) else None
     if isinstance(stored_format, int) and stored_format > FORMAT:
-        raise _of_newer_release(where, stored_format)
+        raise _newer_format_error(where, stored_format)
     try:
         return cls.model_validate(body)
     except ValidationError as error:
@@ -127,7 +127,7 @@ def decode_body(cls: type[D], body: object, where: str, problem: str, next_step:
         ) from error
 
 
-def _of_newer_release(where: str, stored_format: int) -> MalformedDocumentError:
+def _newer_format_error(where: str, stored_format: int) -> MalformedDocumentError:
     return MalformedDocumentError(
         f"{where} has format {stored_format}; this release of Adjunct reads format {FORMAT}.",
         "Upgrade dagster-adjunct: a newer version wrote this.",
@@ -135,7 +135,7 @@ def _of_newer_release(where: str, stored_format: int) -> MalformedDocumentError:
     )
 
 
-def _format_of(data: bytes) -> object:
+def _stored_format(data: bytes) -> object:
     try:
         return json.loads(data)["format"]
     except (ValueError, TypeError, KeyError):
@@ -145,10 +145,10 @@ def _format_of(data: bytes) -> object:
 S = TypeVar("S")
 T = TypeVar("T")
 
-_ATTEMPTS = 6
+_SWAP_ATTEMPTS = 6
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
-_UNKNOWN = datetime.fromtimestamp(0, UTC)
+_UNKNOWN_TIME = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +174,10 @@ def retry_conflicts(decide: Callable[[], Callable[[], T]], *, attempts: int) -> 
     `decide` reads what is current, and does nothing that may not happen twice. What it raises passes at once, a
     `CommitConflictError` too: deciding again would not help. Raises the commit's after so many attempts (one at least).
     """
-    return commit_upon(decide(), lambda commit: commit(), lambda _: decide(), attempts=attempts)
+    return commit_with_rebase(decide(), lambda commit: commit(), lambda _: decide(), attempts=attempts)
 
 
-def commit_upon(seen: S, commit: Callable[[S], T], catch_up: Callable[[S], S | None], *, attempts: int) -> T:
+def commit_with_rebase(seen: S, commit: Callable[[S], T], catch_up: Callable[[S], S | None], *, attempts: int) -> T:
     """Return what `commit(seen)` gives; after a conflict, and a longer pause each time, upon what `catch_up` reads.
 
     `catch_up(seen)` gives None where what others committed leaves nothing to commit: the conflict passes then, as it
@@ -187,7 +187,7 @@ def commit_upon(seen: S, commit: Callable[[S], T], catch_up: Callable[[S], S | N
         try:
             return commit(seen)
         except CommitConflictError:
-            _pause(attempt)
+            _back_off(attempt)
             current = catch_up(seen)
             if current is None:
                 raise
@@ -226,7 +226,7 @@ class CommitLog:
         if standing is None:
             return None
         pointer, etag = standing
-        return Commit(pointer.number, pointer.commit, None, pointer.manifest, _UNKNOWN, "", {}, etag)
+        return Commit(pointer.number, pointer.commit, None, pointer.manifest, _UNKNOWN_TIME, "", {}, etag)
 
     def before(self, number: int) -> Iterator[Commit]:
         """Yield what can be read of the commits before this number, newest first, found by listing the manifests.
@@ -250,7 +250,7 @@ class CommitLog:
         Raises `ObjectNotFoundError` and `MalformedDocumentError`.
         """
         data = self.store.get(manifest_key).data
-        manifest = decode(
+        manifest = decode_document(
             Manifest,
             data,
             f"manifest {manifest_key!r} in {self.store.url}",
@@ -326,7 +326,7 @@ class CommitLog:
             body=body,
         )
         pointer = Pointer(kind=self.kind, number=number, commit=new_id, manifest=key, nonce=uuid.uuid4().hex)
-        data = encode(manifest)
+        data = encode_document(manifest)
         try:
             self.store.put_if_absent(key, data)
         except ObjectExistsError:
@@ -360,9 +360,9 @@ class CommitLog:
 
     def _swap(self, expected: str | None, pointer: Pointer) -> str | None:
         """Swap the pointer and return its new ETag (None if the winning reply was lost and history went on)."""
-        data = encode(pointer)
+        data = encode_document(pointer)
         problem: Exception | None = None
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(_SWAP_ATTEMPTS):
             try:
                 if expected is None:
                     return self.store.put_if_absent(self.pointer_key, data)
@@ -374,7 +374,7 @@ class CommitLog:
             won, etag = self._settle(expected, pointer, problem)
             if won:
                 return etag
-            _pause(attempt)  # the pointer still is our parent's: the identical request again
+            _back_off(attempt)  # the pointer still is our parent's: the identical request again
         raise self._unknown(pointer, problem)
 
     def _settle(self, expected: str | None, pointer: Pointer, problem: Exception) -> tuple[bool, str | None]:
@@ -434,7 +434,7 @@ class CommitLog:
             "Restore this object from a backup or an older object version. The commits under "
             f"{self.prefix}/manifests/ are intact: CommitLog.read(KEY) reads each of them."
         )
-        pointer = decode(Pointer, stored.data, where, next_step)
+        pointer = decode_document(Pointer, stored.data, where, next_step)
         expected = self.manifest_key(pointer.number, pointer.commit)
         if pointer.kind != self.kind or pointer.manifest != expected:
             raise MalformedDocumentError(
@@ -495,7 +495,7 @@ class CommitLog:
         return f"{self.prefix}/manifests/{number:012d}-{commit_id}.json"
 
 
-def _pause(attempt: int) -> None:
+def _back_off(attempt: int) -> None:
     # Jitter, so that writers who met once do not meet again.
     time.sleep(random.uniform(0.5, 1.0) * min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempt))
 
@@ -564,7 +564,7 @@ _DELETED = "deleted"
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class DeletedObjects:
     """What was deleted: objects, and their size in bytes. `left`: what is left lies beside something made anew."""
 
     objects: int
@@ -572,12 +572,12 @@ class Swept:
     left: bool = False
 
 
-def is_deleted(commit: Commit | None) -> bool:
+def is_deletion_commit(commit: Commit | None) -> bool:
     """Whether the last thing that was committed is that all of it is deleted."""
     return commit is not None and _DELETED in commit.body
 
 
-def deletion(commit: Commit) -> dict[str, Any]:
+def deletion_record(commit: Commit) -> dict[str, Any]:
     """Return what was said when it was deleted: when, by whom, why, and what the caller added."""
     return dict(commit.body[_DELETED])
 
@@ -588,13 +588,13 @@ def commit_deletion(log: CommitLog, parent: Commit, *, reason: str, by: str, **m
     return log.commit(parent, {_DELETED: record}, by=by)
 
 
-def objects_of(log: CommitLog, spared: Collection[str] = ()) -> dict[str, int]:
+def list_log_objects(log: CommitLog, spared: Collection[str] = ()) -> dict[str, int]:
     """Return the objects below the log's prefix and their sizes, without its pointer, and without those spared."""
     sizes = {item.key: item.size for item in log.store.list(f"{log.prefix}/")}
     return {key: size for key, size in sizes.items() if key != log.pointer_key and key not in spared}
 
 
-def older_than(log: CommitLog, commit: Commit, keys: Collection[str]) -> list[str]:
+def exclude_newer_manifests(log: CommitLog, commit: Commit, keys: Collection[str]) -> list[str]:
     """Return the keys without the manifests of this commit and of later ones, which may be about to be current."""
     manifests = f"{log.prefix}/manifests/"
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # What a hold says, and who looks for it before deleting, is up to what is held: versions of datasets, files of streams.
 
 
-_SETTLING = timedelta(hours=1)
+_RECENT = timedelta(hours=1)
 
 
 def holder_prefix(prefix: str, holder: str) -> str:
@@ -45,16 +45,16 @@ def delete_holds(store: ObjectStore, prefix: str, *, keep: Collection[str]) -> t
     let_go = [
         name
         for name, item in held.items()
-        if name not in keep and (not keep or newest is None or item.modified < newest - _SETTLING)
+        if name not in keep and (not keep or newest is None or item.modified < newest - _RECENT)
     ]
     store.delete_many(held[name].key for name in let_go)
     return tuple(let_go)
 
 
-_TRUSTED = 0.9
+_TRUSTED_SHARE = 0.9
 
 
-class Renewal:
+class Heartbeat:
     """Rewrites `key` with `body()`, by a thread of its own, from `start` to `end`.
 
     `not_ours(data)` says of what was found there instead whose it is, and "" of a write of ours whose reply was lost.
@@ -151,7 +151,7 @@ class Renewal:
     def _overdue(self) -> bool:
         """Whether it may have expired, with a margin: stores round the times that they tell to seconds."""
         passed = max(now - then for now, then in zip(_clock(), self._written, strict=True))
-        return passed >= _TRUSTED * self._ttl.total_seconds()
+        return passed >= _TRUSTED_SHARE * self._ttl.total_seconds()
 
     def _keep(self) -> None:
         while True:

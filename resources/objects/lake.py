@@ -27,8 +27,8 @@ from dagster_adjunct.resources.errors import (
     PreconditionFailedError,
     StoreUnavailableError,
 )
-from dagster_adjunct.resources.objects.commit_log import CommitLog, LakeDocument, decode, encode
-from dagster_adjunct.resources.objects.store import LAKE_DOCUMENT, PROBES, ObjectStore, S3Options, StoreDescriptor
+from dagster_adjunct.resources.objects.commit_log import CommitLog, LakeDocument, decode_document, encode_document
+from dagster_adjunct.resources.objects.store import LAKE_DOCUMENT, PROBE_PREFIX, ObjectStore, S3Options, StoreDescriptor
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -45,23 +45,23 @@ def probe_conditional_writes(store: ObjectStore) -> None:
     Nobody else writes to the probe's key. So what it holds says which writes were done, also where a reply was lost, or
     the store repeated a write by itself and answered the repeat. Leaves no object behind.
     """
-    key = f"{PROBES}{uuid.uuid4().hex}"
+    key = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
     try:
-        first = _done(store, key, b"first", lambda: store.put_if_absent(key, b"first"))
+        first = _write_and_verify(store, key, b"first", lambda: store.put_if_absent(key, b"first"))
         if first is None:
-            raise _refusal(store, "a put-if-absent (PUT with If-None-Match: *) of a new key was refused")
-        if _done(store, key, b"second", lambda: store.put_if_absent(key, b"second")):
-            raise _refusal(store, "a second put-if-absent (PUT with If-None-Match: *) replaced the first")
-        if not _done(store, key, b"third", lambda: store.put_if_match(key, b"third", first)):
-            raise _refusal(store, "a put-if-match (PUT with If-Match) with the current ETag was refused")
-        if _done(store, key, b"fourth", lambda: store.put_if_match(key, b"fourth", first)):
-            raise _refusal(store, "a put-if-match (PUT with If-Match) with a stale ETag was accepted")
+            raise _unsupported_error(store, "a put-if-absent (PUT with If-None-Match: *) of a new key was refused")
+        if _write_and_verify(store, key, b"second", lambda: store.put_if_absent(key, b"second")):
+            raise _unsupported_error(store, "a second put-if-absent (PUT with If-None-Match: *) replaced the first")
+        if not _write_and_verify(store, key, b"third", lambda: store.put_if_match(key, b"third", first)):
+            raise _unsupported_error(store, "a put-if-match (PUT with If-Match) with the current ETag was refused")
+        if _write_and_verify(store, key, b"fourth", lambda: store.put_if_match(key, b"fourth", first)):
+            raise _unsupported_error(store, "a put-if-match (PUT with If-Match) with a stale ETag was accepted")
     finally:
         with contextlib.suppress(AdjunctError):
             store.delete(key)
 
 
-def _done(store: ObjectStore, key: str, data: bytes, write: Callable[[], str]) -> str | None:
+def _write_and_verify(store: ObjectStore, key: str, data: bytes, write: Callable[[], str]) -> str | None:
     """Return the ETag that this write left, None where the store has refused it.
 
     Where the store does not say (StoreUnavailableError), and has not done it, it is asked once more.
@@ -81,7 +81,7 @@ def _done(store: ObjectStore, key: str, data: bytes, write: Callable[[], str]) -
     raise AssertionError("unreachable")
 
 
-def _refusal(store: ObjectStore, what: str) -> ConditionalWritesUnsupportedError:
+def _unsupported_error(store: ObjectStore, what: str) -> ConditionalWritesUnsupportedError:
     return ConditionalWritesUnsupportedError(
         f"store {store.url} does not honour conditional writes: {what}.", _INSTEAD, url=store.url
     )
@@ -130,20 +130,20 @@ class LakeSettings(BaseSettings):
         return S3Options(**self.model_dump(exclude={"shared"}))
 
 
-def store_at(url: str | os.PathLike[str] | None, settings: LakeSettings) -> ObjectStore:
+def open_store(url: str | os.PathLike[str] | None, settings: LakeSettings) -> ObjectStore:
     """Return the store at a lake's URL; without one at that of ADJUNCT_LAKE, else in `.adjunct/lake`."""
     named = os.fspath(url) if url is not None else os.environ.get("ADJUNCT_LAKE") or DEFAULT_LAKE
-    return StoreDescriptor(*_address(named, settings)).open()
+    return StoreDescriptor(*_parse_lake_url(named, settings)).open()
 
 
-def _address(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:
+def _parse_lake_url(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:
     if not isinstance(url, str) or not url.strip():
         raise ConfigurationError(
             f"lake {url!r} is no address: expected s3://BUCKET/PREFIX, a folder or file:///FOLDER.",
             "Leave it out for ADJUNCT_LAKE, else .adjunct/lake.",
             argument="url",
         )
-    check_address(url, "lake")
+    check_store_url(url, "lake")
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme in ("s3", "s3a"):
         if set(url.partition("://")[2].partition("/")[0]) & set("@:"):
@@ -161,7 +161,7 @@ def _address(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:
     return str(Path(url).expanduser().absolute()), None
 
 
-def check_address(url: str, what: str, schemes: Sequence[str] = _SCHEMES) -> None:
+def check_store_url(url: str, what: str, schemes: Sequence[str] = _SCHEMES) -> None:
     """Refuse what is neither a URL of these schemes nor plainly a folder; `what` says in the error what is there.
 
     A folder of any name can be written as ./NAME. Raises ConfigurationError.
@@ -207,7 +207,7 @@ def read_lake_document(store: ObjectStore) -> LakeDocument | None:
         data = store.get(LAKE_DOCUMENT).data
     except ObjectNotFoundError:
         return None
-    return decode(
+    return decode_document(
         LakeDocument,
         data,
         f"lake document {LAKE_DOCUMENT!r} in {store.url}",
@@ -220,10 +220,10 @@ _log = logging.getLogger("adjunct.lake")
 
 def lake_to_be_made(store: ObjectStore) -> ObjectStore:
     """Return the store at which no lake is yet, for whoever writes to it."""
-    return cast("ObjectStore", UnmadeLakeStore(store, _make))
+    return cast("ObjectStore", LazyLakeStore(store, _create_lake))
 
 
-class UnmadeLakeStore:
+class LazyLakeStore:
     """`inner`, whose first write is preceded by `make`. What reads passes through, and so does all once it is made."""
 
     def __init__(self, inner: ObjectStore, make: Callable[[ObjectStore], None]) -> None:
@@ -271,22 +271,22 @@ class UnmadeLakeStore:
         return self._inner
 
 
-def _make(store: ObjectStore) -> None:
+def _create_lake(store: ObjectStore) -> None:
     """Write the lake's document where there is none yet, and say so: a mistyped URL makes a new lake."""
-    if _is_made(store):
+    if _lake_exists(store):
         return
     probe_conditional_writes(store)
     try:
-        store.put_if_absent(LAKE_DOCUMENT, encode(new_lake_document()))
+        store.put_if_absent(LAKE_DOCUMENT, encode_document(new_lake_document()))
     except (ObjectExistsError, StoreUnavailableError):
-        if not _is_made(store):
+        if not _lake_exists(store):
             raise
         return
     if not store.url.startswith("memory:"):
         _log.warning("A new lake is made at %s.", store.url)
 
 
-def _is_made(store: ObjectStore) -> bool:
+def _lake_exists(store: ObjectStore) -> bool:
     """Whether the lake is there by now: by another process, or by us with a reply that was lost."""
     return read_lake_document(store) is not None
 
@@ -363,7 +363,7 @@ def open_lake(
     writes `_adjunct/lake.json`. With `create=False`, a lake that is not there is a LakeNotFoundError.
     """
     settings = settings or LakeSettings()
-    lake = lake_in(store_at(url, settings), shared=settings.shared)
+    lake = lake_in(open_store(url, settings), shared=settings.shared)
     if not create and not lake.exists():
         raise LakeNotFoundError(
             f"there is no lake at {lake.url}.",

@@ -29,10 +29,10 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.file_errors import DISK_FULL_ERRNOS, REFUSED_ERRNOS
 from dagster_adjunct.resources.objects.store import (
     LAKE_DOCUMENT,
-    PROBES,
+    PROBE_PREFIX,
     ObjectInfo,
-    Stored,
     StoreDescriptor,
+    StoredObject,
     check_key,
     check_prefix,
 )
@@ -52,7 +52,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _told(request: Callable[Concatenate[LocalStore, P], T]) -> Callable[Concatenate[LocalStore, P], T]:
+def _translates_os_errors(request: Callable[Concatenate[LocalStore, P], T]) -> Callable[Concatenate[LocalStore, P], T]:
     """Say what the file system refuses, or fails at, as an error of ours."""
 
     @functools.wraps(request)
@@ -101,21 +101,21 @@ class LocalStore:
 
     # -- reading
 
-    @_told
-    def get(self, key: str) -> Stored:
+    @_translates_os_errors
+    def get(self, key: str) -> StoredObject:
         with self._open(key) as file:
             data = file.read()
-            return Stored(data, _etag(data, os.fstat(file.fileno())))
+            return StoredObject(data, _etag(data, os.fstat(file.fileno())))
 
-    @_told
+    @_translates_os_errors
     def get_range(self, key: str, start: int, length: int) -> bytes:
         with self._open(key) as file:
             file.seek(start)
             return file.read(length)
 
-    @_told
+    @_translates_os_errors
     def head(self, key: str) -> ObjectInfo | None:
-        return _info(key, self._path(key))
+        return _object_info(key, self._path(key))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         for key in self._keys(check_prefix(prefix)):
@@ -123,9 +123,9 @@ class LocalStore:
             if info is not None:
                 yield info
 
-    @_told
+    @_translates_os_errors
     def _info(self, key: str) -> ObjectInfo | None:
-        return _info(key, self._root / key)
+        return _object_info(key, self._root / key)
 
     def _keys(self, prefix: str) -> tuple[str, ...]:
         folder = self._root / prefix.rpartition("/")[0]
@@ -137,7 +137,7 @@ class LocalStore:
             keys += [(base / name).as_posix() for name in files if not name.startswith(".")]
         return tuple(sorted(key for key in keys if key.startswith(prefix)))
 
-    @_told
+    @_translates_os_errors
     def download(self, key: str, path: Path) -> None:
         temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
         try:
@@ -149,23 +149,23 @@ class LocalStore:
 
     # -- writing
 
-    @_told
+    @_translates_os_errors
     def put(self, key: str, data: bytes) -> str:
         path = self._path(key)
         with self._temporary(key, data) as temporary, self._lock(key):
             return self._replace(temporary, path, key)
 
-    @_told
+    @_translates_os_errors
     def put_if_absent(self, key: str, data: bytes) -> str:
         path = self._path(key)
         with self._temporary(key, data) as temporary:
             return self._create(temporary, path, key)
 
-    @_told
+    @_translates_os_errors
     def put_if_match(self, key: str, data: bytes, etag: str) -> str:
         path = self._path(key)
         with self._temporary(key, data) as temporary, self._lock(key):
-            there = _info(key, path)
+            there = _object_info(key, path)
             if there is None or there.etag != etag:
                 raise PreconditionFailedError(
                     f"object {key!r} in {self.url} has ETag {there.etag if there else 'none'}, expected {etag}.",
@@ -174,7 +174,7 @@ class LocalStore:
                 )
             return self._replace(temporary, path, key)
 
-    @_told
+    @_translates_os_errors
     def upload(self, path: Path, key: str) -> str:
         target = self._path(key)
         staged = path.absolute().parent == self.staging_dir()
@@ -190,7 +190,7 @@ class LocalStore:
             if not staged:
                 copy.unlink(missing_ok=True)
 
-    @_told
+    @_translates_os_errors
     def delete(self, key: str) -> None:
         path = self._path(key)
         if not path.exists():  # nor are folders made, for a lock, where nothing is
@@ -270,7 +270,7 @@ class LocalStore:
     def _prepare(self, key: str) -> None:
         if self._ready and self._staging.is_dir():
             return
-        if self._ready and not key.startswith(PROBES) and not (self._root / LAKE_DOCUMENT).exists():
+        if self._ready and not key.startswith(PROBE_PREFIX) and not (self._root / LAKE_DOCUMENT).exists():
             raise LakeNotFoundError(
                 f"the lake at {self.url} was deleted since it was opened.",
                 "Open it again: the first write makes a new one.",
@@ -382,11 +382,11 @@ class LocalStore:
             os.fsync(folder)
         finally:
             os.close(folder)
-        info = _info("", path)
+        info = _object_info("", path)
         return info.etag if info else ""
 
 
-def _info(key: str, path: Path) -> ObjectInfo | None:
+def _object_info(key: str, path: Path) -> ObjectInfo | None:
     try:
         with path.open("rb") as file:
             stat = os.fstat(file.fileno())

@@ -30,8 +30,8 @@ from dagster_adjunct.resources.file_errors import translate_file_errors
 from dagster_adjunct.resources.objects.store import (
     ObjectInfo,
     S3Options,
-    Stored,
     StoreDescriptor,
+    StoredObject,
     check_endpoint,
     check_key,
     check_prefix,
@@ -80,31 +80,33 @@ class S3Request:
         return self.request if self.key is None else f"{self.request} of {self.key!r}{more} in {self.url}"
 
 
-def translate(error: Exception, what: S3Request) -> AdjunctError:
+def translate_s3_error(error: Exception, what: S3Request) -> AdjunctError:
     """Return the Adjunct error for a botocore error.
 
     `StoreBusyError` says that nothing was done; plain `StoreUnavailableError` that nobody knows.
     """
     if isinstance(error, ClientError):
-        return _translate_answer(error, what)
+        return _translate_response(error, what)
     if isinstance(error, EndpointError | HTTPClientError | IncompleteReadError):
         return StoreUnavailableError(
-            f"{what} got no answer: {_short(error)}",
+            f"{what} got no answer: {_describe_error(error)}",
             "Check the endpoint and the network, then run it again.",
             url=what.url,
             key=what.key,
         )
     if isinstance(error, BotoCoreError):
         return ConfigurationError(
-            f"{what} could not be sent: {_short(error)}",
+            f"{what} could not be sent: {_describe_error(error)}",
             "Check boto3's credentials, region and endpoint (AWS_PROFILE, AWS_REGION, ADJUNCT_S3_ENDPOINT, …).",
             url=what.url,
             key=what.key,
         )
-    return StoreUnavailableError(f"{what} failed: {_short(error)}", "Run it again.", url=what.url, key=what.key)
+    return StoreUnavailableError(
+        f"{what} failed: {_describe_error(error)}", "Run it again.", url=what.url, key=what.key
+    )
 
 
-def _translate_answer(error: ClientError, what: S3Request) -> AdjunctError:
+def _translate_response(error: ClientError, what: S3Request) -> AdjunctError:
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     answer = f"{what} was answered {status} {code}"
@@ -143,20 +145,22 @@ def _translate_answer(error: ClientError, what: S3Request) -> AdjunctError:
     )
 
 
-def ends_before(error: ClientError) -> bool:
+def is_range_past_end(error: ClientError) -> bool:
     """Whether a ranged GET failed because the object ends before the range."""
     return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 416
 
 
-def asking(what: S3Request, request: Callable[[], T]) -> T:
+def send_request(what: S3Request, request: Callable[[], T]) -> T:
     """Send one request and return its result, or raise what the answer means."""
     try:
         return request()
     except (ClientError, BotoCoreError) as error:
-        raise translate(error, what) from error
+        raise translate_s3_error(error, what) from error
 
 
-def repeated(request: Callable[[], T], attempts: int, on: type[StoreUnavailableError] = StoreUnavailableError) -> T:
+def retry_request(
+    request: Callable[[], T], attempts: int, on: type[StoreUnavailableError] = StoreUnavailableError
+) -> T:
     """Call `request` until it does not raise `on`, at most `attempts` times, with growing random pauses."""
     return Retrying(
         retry=retry_if_exception_type(on),
@@ -166,7 +170,7 @@ def repeated(request: Callable[[], T], attempts: int, on: type[StoreUnavailableE
     )(request)
 
 
-def _short(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -174,7 +178,7 @@ _MOST_PARTS = 10_000
 _THREADS = 4
 
 
-def multipart(
+def upload_multipart(
     client: S3Client, path: Path, at: dict[str, Any], extra: dict[str, Any], options: S3Options, what: S3Request
 ) -> str:
     """Send the file in parts, create the object if it is absent, and return its ETag.
@@ -185,12 +189,12 @@ def multipart(
     """
     size = path.stat().st_size
     part_size = max(options.part_size, -(-size // _MOST_PARTS))
-    upload_id = repeated(lambda: asking(what, lambda: client.create_multipart_upload(**at, **extra)), options.attempts)[
-        "UploadId"
-    ]
+    upload_id = retry_request(
+        lambda: send_request(what, lambda: client.create_multipart_upload(**at, **extra)), options.attempts
+    )["UploadId"]
     try:
         parts = _send_parts(client, path, size, part_size, {**at, "UploadId": upload_id}, options, what)
-        return asking(
+        return send_request(
             what,
             lambda: client.complete_multipart_upload(
                 **at, UploadId=upload_id, MultipartUpload={"Parts": parts}, IfNoneMatch="*"
@@ -200,7 +204,7 @@ def multipart(
         # After a lost reply to the last request this settles the matter: an upload that was completed can't be
         # aborted any more, and one that was not never will be.
         with suppress(AdjunctError):
-            asking(what, lambda: client.abort_multipart_upload(**at, UploadId=upload_id))
+            send_request(what, lambda: client.abort_multipart_upload(**at, UploadId=upload_id))
         raise
 
 
@@ -212,8 +216,8 @@ def _send_parts(
     def send(number: int) -> dict[str, Any]:
         # Read inside the thread, so that no more than the parts in flight are in memory.
         data = os.pread(file, part_size, (number - 1) * part_size)
-        answer = repeated(
-            lambda: asking(what, lambda: client.upload_part(**at, PartNumber=number, Body=data)), options.attempts
+        answer = retry_request(
+            lambda: send_request(what, lambda: client.upload_part(**at, PartNumber=number, Body=data)), options.attempts
         )
         return {"PartNumber": number, "ETag": answer["ETag"]}
 
@@ -267,10 +271,10 @@ class S3Store:
 
     # -- reading
 
-    def get(self, key: str) -> Stored:
-        def request() -> Stored:
+    def get(self, key: str) -> StoredObject:
+        def request() -> StoredObject:
             answer = self._client().get_object(**self._at(key))
-            return Stored(answer["Body"].read(), answer["ETag"])
+            return StoredObject(answer["Body"].read(), answer["ETag"])
 
         return self._repeated("GET", key, request)
 
@@ -279,7 +283,7 @@ class S3Store:
             try:
                 answer = self._client().get_object(**self._at(key), Range=f"bytes={start}-{start + length - 1}")
             except ClientError as error:
-                if ends_before(error):
+                if is_range_past_end(error):
                     return b""
                 raise
             return answer["Body"].read()[:length]
@@ -334,8 +338,8 @@ class S3Store:
     def put_if_match(self, key: str, data: bytes, etag: str) -> str:
         what = self._what("PUT with If-Match", key)
         try:
-            return repeated(
-                lambda: asking(what, lambda: self._put(key, data, IfMatch=etag)),
+            return retry_request(
+                lambda: send_request(what, lambda: self._put(key, data, IfMatch=etag)),
                 self._options.attempts,
                 on=StoreBusyError,
             )
@@ -361,7 +365,9 @@ class S3Store:
 
         def send_parts() -> str:
             extra = {**self._encryption(), "Metadata": {_TOKEN: token}}
-            return multipart(self._client(), path, self._at(key), extra, self._options, self._what("upload", key))
+            return upload_multipart(
+                self._client(), path, self._at(key), extra, self._options, self._what("upload", key)
+            )
 
         return self._create(key, token, send_parts)
 
@@ -374,7 +380,7 @@ class S3Store:
             some = all_of_them[start : start + 1000]
             objects = [{"Key": self._at(key)["Key"]} for key in some]
             what = replace(self._what("DELETE", some[0]), more=len(some) - 1)
-            repeated(partial(self._delete_objects, what, objects), self._options.attempts)
+            retry_request(partial(self._delete_objects, what, objects), self._options.attempts)
 
     # -- for Spark and writers
 
@@ -399,7 +405,7 @@ class S3Store:
 
         def attempt() -> str:
             try:
-                return asking(what, send)
+                return send_request(what, send)
             except StoreBusyError:
                 raise
             except (PreconditionFailedError, UploadGoneError, StoreUnavailableError) as error:
@@ -412,7 +418,7 @@ class S3Store:
                     raise StoreBusyError(error.problem, error.next_step, url=self.url, key=key) from error
                 raise
 
-        return repeated(attempt, self._options.attempts)
+        return retry_request(attempt, self._options.attempts)
 
     def _put(self, key: str, data: Any, **conditions: Any) -> str:
         return self._client().put_object(**self._at(key), Body=data, **self._encryption(), **conditions)["ETag"]
@@ -420,15 +426,15 @@ class S3Store:
     def _head(self, key: str, attempts: int | None = None) -> Any | None:
         what = self._what("HEAD", key)
         try:
-            return repeated(
-                lambda: asking(what, lambda: self._client().head_object(**self._at(key))),
+            return retry_request(
+                lambda: send_request(what, lambda: self._client().head_object(**self._at(key))),
                 attempts or self._options.attempts,
             )
         except ObjectNotFoundError:
             return None
 
     def _delete_objects(self, what: S3Request, objects: Sequence[Any]) -> None:
-        answer = asking(
+        answer = send_request(
             what,
             lambda: self._client().delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}),
         )
@@ -458,7 +464,7 @@ class S3Store:
 
     def _repeated(self, request: str, key: str, send: Callable[[], T]) -> T:
         what = self._what(request, key)
-        return repeated(lambda: asking(what, send), self._options.attempts)
+        return retry_request(lambda: send_request(what, send), self._options.attempts)
 
     def _client(self) -> S3Client:
         connected = self._connected
@@ -467,11 +473,14 @@ class S3Store:
         with self._lock:
             # Forked workers make their own: a shared socket would mix two processes' answers.
             if self._connected is None or self._connected[0] != os.getpid():
-                self._connected = (os.getpid(), connect(self._options, S3Request(f"opening {self.url}", self.url)))
+                self._connected = (
+                    os.getpid(),
+                    create_s3_client(self._options, S3Request(f"opening {self.url}", self.url)),
+                )
             return self._connected[1]
 
 
-def connect(options: S3Options, what: S3Request) -> S3Client:
+def create_s3_client(options: S3Options, what: S3Request) -> S3Client:
     """Return a new client without repeats of its own; `what` says in errors what it is for."""
     import boto3
     from botocore.config import Config
@@ -487,7 +496,7 @@ def connect(options: S3Options, what: S3Request) -> S3Client:
         response_checksum_validation="when_required",
     )
     try:
-        client = asking(
+        client = send_request(
             what,
             lambda: boto3.session.Session().client(
                 "s3", endpoint_url=options.endpoint, region_name=options.region, config=config

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 LAKE_DOCUMENT = "_adjunct/lake.json"
-PROBES = "_adjunct/probe/"
+PROBE_PREFIX = "_adjunct/probe/"
 """Where the probe of a new lake writes, before anything else is written to the lake."""
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+@-]{0,199}")
 _KEY_LENGTH = 900
@@ -47,7 +47,7 @@ class ObjectInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredObject:
     """The bytes of an object and the ETag that these bytes had."""
 
     data: bytes
@@ -73,7 +73,7 @@ class ObjectStore(Protocol):
         """Where the root is: `s3://bucket/prefix`, a folder, `memory://name`."""
         ...
 
-    def get(self, key: str) -> Stored:
+    def get(self, key: str) -> StoredObject:
         """Return the whole object. Raises `ObjectNotFoundError`."""
         ...
 
@@ -213,7 +213,7 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
-def telling_of_staged(store: ObjectStore, path: Path, what: str) -> AbstractContextManager[None]:
+def staged_file_errors(store: ObjectStore, path: Path, what: str) -> AbstractContextManager[None]:
     """Raise what the file system says of a file that is to be uploaded as `telling_file_errors` does.
 
     The place is the store where the file lies in it, else the folder of temporary files.
@@ -222,7 +222,7 @@ def telling_of_staged(store: ObjectStore, path: Path, what: str) -> AbstractCont
     return translate_file_errors(place, what)
 
 
-def time_of_store(store: ObjectStore, key: str) -> datetime:
+def read_store_clock(store: ObjectStore, key: str) -> datetime:
     """Return the time by the store's clock: that of an object written just now, under this key."""
     store.put(key, uuid.uuid4().hex.encode())
     written = store.head(key)
@@ -294,11 +294,11 @@ class InMemoryStore:
     def __repr__(self) -> str:
         return f"InMemoryStore({self._name!r})"
 
-    def get(self, key: str) -> Stored:
+    def get(self, key: str) -> StoredObject:
         stored = self._objects.get(check_key(key))
         if stored is None:
             raise ObjectNotFoundError(f"object {key!r} is not in {self.url}.", "Check whether it was deleted.", key=key)
-        return Stored(stored.data, stored.etag)
+        return StoredObject(stored.data, stored.etag)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self.get(key).data[start : start + length]

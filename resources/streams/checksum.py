@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.resources.schemas.schema import Schema
 
-_FORM = re.compile(r"r2-[0-9a-f]{16}", re.IGNORECASE)
-NOTHING = f"r2-{0:016x}"
+_PATTERN = re.compile(r"r2-[0-9a-f]{16}", re.IGNORECASE)
+EMPTY_CHECKSUM = f"r2-{0:016x}"
 
 
 def records_checksum(df: DataFrame, schema: Schema) -> str:
@@ -28,19 +28,19 @@ def records_checksum(df: DataFrame, schema: Schema) -> str:
     partitioning have equal checksums. Runs one Spark job.
     """
     with translate_spark_errors():
-        row = df.agg(*_halves(schema)).first()
+        row = df.agg(*_sum_hash_halves(schema)).first()
     assert row is not None
-    return _told(row[0], row[1])
+    return _format_checksum(row[0], row[1])
 
 
 def checksums_by_partition(df: DataFrame, schema: Schema) -> dict[int, str]:
     """Return the checksum of each partition's records, by the number in `__partition`; one Spark job."""
     with translate_spark_errors():
-        rows = df.groupBy(PARTITION).agg(*_halves(schema)).collect()
-    return {row[0]: _told(row[1], row[2]) for row in rows}
+        rows = df.groupBy(PARTITION).agg(*_sum_hash_halves(schema)).collect()
+    return {row[0]: _format_checksum(row[1], row[2]) for row in rows}
 
 
-def checksums_in_arrow(table: pa.Table, schema: Schema) -> dict[int, str]:
+def arrow_checksums_by_partition(table: pa.Table, schema: Schema) -> dict[int, str]:
     """Return what `checksums_by_partition` does, of records in Arrow."""
     sums: dict[int, int] = {}
     digests = row_digests(table, schema).to_pylist()
@@ -49,17 +49,17 @@ def checksums_in_arrow(table: pa.Table, schema: Schema) -> dict[int, str]:
     return {partition: f"r2-{total % 2**64:016x}" for partition, total in sums.items()}
 
 
-def checksum_in_arrow(table: pa.Table, schema: Schema) -> str:
+def arrow_checksum(table: pa.Table, schema: Schema) -> str:
     """Return what `records_checksum` does, of records in Arrow."""
     return f"r2-{sum(row_digests(table, schema).to_pylist()) % 2**64:016x}"
 
 
-def promised_checksum(text: str | None) -> str | None:
+def parse_records_checksum(text: str | None) -> str | None:
     """Return the checksum over records in `text`, None where there is none or one of its producer's own form."""
-    return text.lower() if text is not None and _FORM.fullmatch(text) else None
+    return text.lower() if text is not None and _PATTERN.fullmatch(text) else None
 
 
-def _halves(schema: Schema) -> tuple[Column, Column]:
+def _sum_hash_halves(schema: Schema) -> tuple[Column, Column]:
     """Return the sums of the hashes' upper and lower 32 bits: neither overflows below 2**31 records."""
     from pyspark.sql import functions as F
 
@@ -68,5 +68,5 @@ def _halves(schema: Schema) -> tuple[Column, Column]:
     return F.sum(high), F.sum(low)
 
 
-def _told(high: int | None, low: int | None) -> str:
+def _format_checksum(high: int | None, low: int | None) -> str:
     return f"r2-{(((high or 0) << 32) + (low or 0)) % 2**64:016x}"

@@ -9,7 +9,7 @@ from dagster_adjunct.resources.streams.system import LAKE, registered_systems
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.system import Factory, StreamSystem
+    from dagster_adjunct.resources.streams.system import StreamSystem, SystemFactory
 
 
 def open_system(name: str, lake: Lake) -> StreamSystem:
@@ -24,7 +24,7 @@ def open_system(name: str, lake: Lake) -> StreamSystem:
     return systems[name](lake)
 
 
-def _systems() -> dict[str, Factory]:
+def _systems() -> dict[str, SystemFactory]:
     return {LAKE: _lake, **registered_systems()}
 
 

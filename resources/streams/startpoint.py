@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 VERSION = 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The years 1 to 9999, which every system, file format and clock here can write as a date.
-LEAST_MS, GREATEST_MS = -62_135_596_800_000, 253_402_300_799_999
-_FINER = (("microseconds", 1_000), ("nanoseconds", 1_000_000))
+MIN_MS, MAX_MS = -62_135_596_800_000, 253_402_300_799_999
+_FINER_UNITS = (("microseconds", 1_000), ("nanoseconds", 1_000_000))
 _LIKELY_MS = 500_000_000_000  # a day in 1985: who writes an earlier one does not count in finer units
 _LIKELY_SECONDS = range(_LIKELY_MS // 1000, 10_000_000_000)  # of 1985 to 2286; in milliseconds January to April 1970
 ID_LENGTH = 200
@@ -64,7 +64,7 @@ class Startpoint(ABC):
     id: str = field(default_factory=_new_id)
 
     def __post_init__(self) -> None:
-        check_ms("creation_timestamp_ms", self.creation_timestamp_ms)
+        check_timestamp_ms("creation_timestamp_ms", self.creation_timestamp_ms)
         check_id("startpoint", self.id)
 
     @abstractmethod
@@ -119,7 +119,7 @@ class StartpointTimestamp(Startpoint):
 
     def __post_init__(self) -> None:
         Startpoint.__post_init__(self)
-        check_ms("timestamp_ms", self.timestamp_ms)
+        check_timestamp_ms("timestamp_ms", self.timestamp_ms)
 
     def apply(self, given: G, visitor: StartpointVisitor[G, T]) -> T:
         return visitor.visit_timestamp(given, self)
@@ -177,7 +177,7 @@ def startpoint_from_json(value: object, where: str = "startpoint") -> Startpoint
     """
     if not isinstance(value, Mapping):
         raise _malformed(where, f"is {value!r}", "an object with version and kind")
-    check_version(value, where)
+    check_stored_version(value, where)
     kind = value.get("kind")
     cls = KINDS.get(kind) if isinstance(kind, str) else None
     if cls is None:
@@ -185,7 +185,7 @@ def startpoint_from_json(value: object, where: str = "startpoint") -> Startpoint
     names = {field.name for field in fields(cls)}
     given = {str(name) for name in value} - {"version", "kind"}
     if given != names:
-        raise _malformed(where, f"of kind {kind!r} has the fields {_listed(given)}", _listed(names))
+        raise _malformed(where, f"of kind {kind!r} has the fields {_join_names(given)}", _join_names(names))
     try:
         return cls(**{name: value[name] for name in names})
     except ConfigurationError as error:
@@ -194,7 +194,7 @@ def startpoint_from_json(value: object, where: str = "startpoint") -> Startpoint
         ) from error
 
 
-def check_version(value: Mapping[Any, Any], where: str) -> None:
+def check_stored_version(value: Mapping[Any, Any], where: str) -> None:
     """Refuse a stored form of another version than this one. Raises MalformedDocumentError."""
     version = value.get("version")
     if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
@@ -308,7 +308,7 @@ def check_id(what: str, value: object) -> None:
         )
 
 
-def check_ms(name: str, value: object, what: str = "startpoint") -> None:
+def check_timestamp_ms(name: str, value: object, what: str = "startpoint") -> None:
     """Refuse what is no time in ms since 1970, or looks like one in another unit. Raises ConfigurationError."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise ConfigurationError(
@@ -323,22 +323,22 @@ def check_ms(name: str, value: object, what: str = "startpoint") -> None:
             f"Give milliseconds: {value * 1000}.",
             argument=name,
         )
-    if not LEAST_MS <= value <= GREATEST_MS:
+    if not MIN_MS <= value <= MAX_MS:
         looks, step = "", "Give milliseconds: int(moment.timestamp() * 1000)."
-        for unit, n in _FINER:
-            if _LIKELY_MS <= value // n <= GREATEST_MS:
+        for unit, n in _FINER_UNITS:
+            if _LIKELY_MS <= value // n <= MAX_MS:
                 moment = _EPOCH + timedelta(milliseconds=1) * (value // n)
                 looks = f": it looks like {unit} ({moment:%Y-%m-%d %H:%M} UTC)"
                 step = f"Give milliseconds: {value // n}."
                 break
         raise ConfigurationError(
-            f"{what} {name} {_short(value)} is no time of the years 1 to 9999 in milliseconds since 1970{looks}.",
+            f"{what} {name} {_format_int(value)} is no time of the years 1 to 9999 in milliseconds since 1970{looks}.",
             step,
             argument=name,
         )
 
 
-def _short(value: int) -> str:
+def _format_int(value: int) -> str:
     """Return a number for an error: Python refuses to write very long ones."""
     return str(value) if abs(value) < 10**30 else f"of {value.bit_length():,} bits"
 
@@ -348,7 +348,7 @@ def _is_text(value: str) -> bool:
     return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
 
 
-def _listed(names: set[str]) -> str:
+def _join_names(names: set[str]) -> str:
     return ", ".join(sorted(names)) or "(none)"
 
 

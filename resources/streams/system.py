@@ -57,7 +57,7 @@ class SystemStreamPartition:
     @classmethod
     def parse(cls, text: str) -> SystemStreamPartition:
         """Return what `str` wrote. Raises InvalidNameError for anything else."""
-        return _parsed(text) if isinstance(text, str) else cls._parse(text)
+        return _parse_cached(text) if isinstance(text, str) else cls._parse(text)
 
     @classmethod
     def _parse(cls, text: str) -> SystemStreamPartition:
@@ -81,7 +81,7 @@ class SystemStreamPartition:
 
 
 @lru_cache(maxsize=65_536)
-def _parsed(text: str) -> SystemStreamPartition:
+def _parse_cached(text: str) -> SystemStreamPartition:
     """The start of a run parses the same few thousand names again and again."""
     return SystemStreamPartition._parse(text)
 
@@ -89,7 +89,7 @@ def _parsed(text: str) -> SystemStreamPartition:
 _NAME_LENGTH = 300
 
 
-def one_stream(system: str, ssps: Iterable[SystemStreamPartition]) -> str:
+def require_one_stream(system: str, ssps: Iterable[SystemStreamPartition]) -> str:
     """Return the stream to which all these partitions belong."""
     streams = sorted({ssp.qualified_stream for ssp in ssps})
     if len(streams) != 1 or not streams[0].startswith(f"{system}."):
@@ -101,7 +101,7 @@ def one_stream(system: str, ssps: Iterable[SystemStreamPartition]) -> str:
     return split_stream_name(streams[0])[1]
 
 
-def no_partition(ssp: SystemStreamPartition, count: int) -> OffsetOutOfRangeError:
+def missing_partition_error(ssp: SystemStreamPartition, count: int) -> OffsetOutOfRangeError:
     return OffsetOutOfRangeError(
         f"{ssp} does not exist: the stream has {count} partitions, 0 to {count - 1}.",
         "Check the partition.",
@@ -110,7 +110,7 @@ def no_partition(ssp: SystemStreamPartition, count: int) -> OffsetOutOfRangeErro
     )
 
 
-def check_epochs(epochs: str) -> bool:
+def wants_latest_epochs(epochs: str) -> bool:
     """Return whether the latest results are asked for."""
     if epochs not in ("all", "latest"):
         raise ConfigurationError(
@@ -135,7 +135,7 @@ def check_producer(producer: str, sequence: int) -> None:
         )
 
 
-def counted_anew(stream: str, producer: str, sequence: int, newest: int) -> ProducerConflictError:
+def stale_sequence_error(stream: str, producer: str, sequence: int, newest: int) -> ProducerConflictError:
     """Return the refusal of a sequence far below the newest one of its producer."""
     return ProducerConflictError(
         f"sequence {sequence} of producer {producer!r} in {stream} is below those that are still known: the newest one "
@@ -159,7 +159,7 @@ class StreamDeclaration(StoredDocument):
     @field_validator("columns")
     @classmethod
     def _columns_are_a_schema(cls, value: Any) -> Schema:
-        return stored_schema(value)
+        return schema_from_stored(value)
 
     @field_serializer("columns")
     def _write_columns(self, value: Schema) -> list[dict[str, Any]]:
@@ -174,7 +174,9 @@ class StreamDeclaration(StoredDocument):
 D = TypeVar("D", bound=StreamDeclaration)
 
 
-def declared(kind: type[D], stream: str, schema: Schema, key: tuple[str, ...], partitions: int, **more: Any) -> D:
+def build_declaration(
+    kind: type[D], stream: str, schema: Schema, key: tuple[str, ...], partitions: int, **more: Any
+) -> D:
     """Return the declaration of `stream` ("lake.orders"); `more` is what only this kind of it has.
 
     Raises ConfigurationError or SchemaMismatchError saying what can't be.
@@ -203,17 +205,17 @@ def declared(kind: type[D], stream: str, schema: Schema, key: tuple[str, ...], p
         ) from None
 
 
-def check_equal(stream: str, stored: StreamDeclaration, wanted: StreamDeclaration) -> None:
+def check_same_declaration(stream: str, stored: StreamDeclaration, wanted: StreamDeclaration) -> None:
     """Raise StreamExistsError with the differences of two declarations of `stream`, if there are any."""
     columns = stored.schema_.difference(wanted.schema_)
-    refuse_differences(
+    raise_if_different(
         stream,
-        [*([f"columns: {columns}"] if columns else []), *differences_beside_columns(stored, wanted)],
+        [*([f"columns: {columns}"] if columns else []), *describe_differences(stored, wanted)],
         "Declare it as it is, or choose another name.",
     )
 
 
-def differences_beside_columns(stored: StreamDeclaration, wanted: StreamDeclaration) -> list[str]:
+def describe_differences(stored: StreamDeclaration, wanted: StreamDeclaration) -> list[str]:
     """Return in words how two declarations of a kind differ in all but their columns.
 
     What is left out asks for nothing: an application creates its output without knowing what somebody configured since.
@@ -223,7 +225,7 @@ def differences_beside_columns(stored: StreamDeclaration, wanted: StreamDeclarat
     return [f"{part} is {new!r}, expected {old!r}" for part, old, new in values if new is not None and old != new]
 
 
-def refuse_differences(stream: str, differences: list[str], next_step: str) -> None:
+def raise_if_different(stream: str, differences: list[str], next_step: str) -> None:
     """Raise StreamExistsError if there are any differences between what `stream` is and what it was declared to be."""
     if differences:
         raise StreamExistsError(
@@ -233,7 +235,7 @@ def refuse_differences(stream: str, differences: list[str], next_step: str) -> N
         )
 
 
-def stored_schema(value: Any) -> Schema:
+def schema_from_stored(value: Any) -> Schema:
     """Return the columns that are stored of a stream, for a field of a document: what they can't be is a ValueError."""
     try:
         return value if isinstance(value, Schema) else Schema.from_json(value)
@@ -241,10 +243,10 @@ def stored_schema(value: Any) -> Schema:
         raise ValueError(str(error)) from error
 
 
-_BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def micros_of_marker(version: str | None, valid_from: datetime | None) -> int | None:
+def micros_from_valid_from(version: str | None, valid_from: datetime | None) -> int | None:
     """Return what a marker stores of `valid_from`. Raises ConfigurationError for a time without zone or version."""
     if valid_from is None:
         return None
@@ -255,12 +257,12 @@ def micros_of_marker(version: str | None, valid_from: datetime | None) -> int | 
             "Give end_of_dataset, and a datetime with tzinfo=UTC.",
             argument="valid_from",
         )
-    return (valid_from - _BEGIN) // timedelta(microseconds=1)
+    return (valid_from - _UNIX_EPOCH) // timedelta(microseconds=1)
 
 
-def time_of_micros(micros: int) -> datetime:
+def time_from_micros(micros: int) -> datetime:
     """Return the moment that a marker stores."""
-    return _BEGIN + timedelta(microseconds=micros)
+    return _UNIX_EPOCH + timedelta(microseconds=micros)
 
 
 # Columns that a read adds to the record's own. Those of META go on with what is made of records: a dataset's entries
@@ -291,7 +293,7 @@ Partitioner = Literal["spark-murmur3", "kafka-murmur2", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
-class Repartitioned:
+class Repartitioning:
     """That a stream was rewritten into other partitions: those of the stream `identity` ended at the offsets `ended`,
     by number, and who had read to there goes on at `went_on` in these."""
 
@@ -320,7 +322,7 @@ class StreamInfo:
     compacted: bool = False
     tombstones_kept: timedelta | None = None
     identity: str | None = None
-    repartitioned: Repartitioned | None = None
+    repartitioned: Repartitioning | None = None
 
     def tells_all(self, oldest: Mapping[SystemStreamPartition, str]) -> bool:
         """Whether reading the stream from these oldest offsets gives the newest record of every key it ever held."""
@@ -600,7 +602,7 @@ def parse_offset(text: str, what: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOffsets:
+class OffsetRangeChecker:
     """The words in which a system says what it holds: of a "topic", say, up to its `upcoming` offset.
 
     `dropped` is what to do where records before the oldest are asked for, and `ahead` where the range ends too late.
@@ -637,12 +639,12 @@ def _out_of_range(
     )
 
 
-Factory = Callable[["Lake"], StreamSystem]
+SystemFactory = Callable[["Lake"], StreamSystem]
 LAKE = "lake"
-_registered: dict[str, Factory] = {}
+_registered: dict[str, SystemFactory] = {}
 
 
-def register_system(name: str, factory: Factory) -> None:
+def register_system(name: str, factory: SystemFactory) -> None:
     """Make `name` a system: `factory(lake)` gives its StreamSystem. The same factory may register again."""
     check_name("system", name)
     if name == LAKE or _registered.setdefault(name, factory) is not factory:
@@ -651,7 +653,7 @@ def register_system(name: str, factory: Factory) -> None:
         )
 
 
-def registered_systems() -> Mapping[str, Factory]:
+def registered_systems() -> Mapping[str, SystemFactory]:
     """Return what was registered."""
     return _registered
 

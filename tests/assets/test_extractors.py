@@ -24,7 +24,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import decode_error, encode_task_errors
-from dagster_adjunct.resources.streams.lake.read import meta_schema
+from dagster_adjunct.resources.streams.lake.read import with_meta_columns
 from dagster_adjunct.resources.streams.system import EPOCH
 from tests.assets.conftest import World
 
@@ -181,7 +181,7 @@ def test_a_dataset_of_projected_entries_is_keyed_and_stored_by_what_the_projecti
 
 def run(extractor: PythonExtractor, *rows: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """Return the entries of these records (tailnum, seats, model, partition, offset, tombstone), without Spark."""
-    schema = meta_schema(RECORDS.to_arrow())
+    schema = with_meta_columns(RECORDS.to_arrow())
     schema = schema.remove(schema.get_field_index(EPOCH))  # datasets pay no attention to epochs
     values = [(*row[:5], None, row[5]) for row in rows]
     batch = pa.RecordBatch.from_arrays(

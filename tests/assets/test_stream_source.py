@@ -32,9 +32,9 @@ from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.checksum import (
-    NOTHING,
+    EMPTY_CHECKSUM,
     checksums_by_partition,
-    promised_checksum,
+    parse_records_checksum,
     records_checksum,
 )
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
@@ -193,9 +193,9 @@ def test_a_checksum_does_not_depend_on_order_or_other_columns_and_sees_every_val
         return records_checksum(frame.selectExpr("rand() other", "seats", "tailnum"), SCHEMA)
 
     assert checksum(rows) == checksum(rows[::-1], 3)
-    assert promised_checksum(checksum(rows).upper()) == checksum(rows)
+    assert parse_records_checksum(checksum(rows).upper()) == checksum(rows)
     assert len({checksum(rows), checksum(rows[1:]), checksum([*rows[1:], ("N1", 2)]), checksum([])}) == 4
-    assert checksum([]) == NOTHING
+    assert checksum([]) == EMPTY_CHECKSUM
     # By hand: each value that is there behind the number of its column.
     hashes = spark.sql("SELECT xxhash64(0, 'N1', 1, 1), xxhash64(0, 'N2'), xxhash64(0, 'N2'), xxhash64(1, 3)").first()
     assert hashes is not None
@@ -253,7 +253,7 @@ def test_a_checksum_of_another_form_is_its_producers_own_and_costs_nothing(world
 
 def test_a_partition_without_records_has_a_checksum_too(world: World) -> None:
     planes(world)
-    for partition, checksum in ((0, NOTHING), (1, NOTHING[:-1] + "1")):
+    for partition, checksum in ((0, EMPTY_CHECKSUM), (1, EMPTY_CHECKSUM[:-1] + "1")):
         world.streams.append_markers(
             "planes", "v1", producer="p", sequence=partition + 1, partitions=[partition], checksum=checksum
         )

@@ -31,7 +31,7 @@ from dagster_adjunct.resources.errors import (
     StaleDatasetError,
 )
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.streams.lake.manifest import Retention, all_segments
+from dagster_adjunct.resources.streams.lake.manifest import Retention, list_segments
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.clocks import on_clock
 from tests.faulty_store import Fault, FaultyStore
@@ -377,7 +377,7 @@ def test_an_open_batch_meets_what_retention_left_of_a_table_of_one_run(world: St
     with pytest.raises(Crash):
         run(world, app, on_event=crash_at("outputs"))
     assert enriched(world) == [(1, 100), (2, 200)]
-    newest = list(all_segments(world.streams.state("planes")[1], world.streams.pages_of("planes")))[-1]
+    newest = list(list_segments(world.streams.state("planes")[1], world.streams.pages_of("planes")))[-1]
     world.streams.configure("planes", retention=Retention(max_bytes=newest.size), compaction=None)
     world.streams.maintain("planes")
     world.send("trips", ("N1", 3), ("N2", 4))

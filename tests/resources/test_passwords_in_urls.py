@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, StoreUnavailableError, redact_passwords
 from dagster_adjunct.resources.objects.lake import LakeSettings, open_lake
-from dagster_adjunct.resources.objects.s3_store import S3Request, asking
+from dagster_adjunct.resources.objects.s3_store import S3Request, send_request
 from dagster_adjunct.resources.objects.store import S3Options
 
 
@@ -37,7 +37,7 @@ def test_what_botocore_says_of_an_endpoint_out_of_reach_shows_no_login() -> None
         raise EndpointConnectionError(endpoint_url="http://me:hunter2@127.0.0.1:1/bucket")
 
     with pytest.raises(StoreUnavailableError, match=r"http://\*\*\*@127\.0\.0\.1:1") as error:
-        asking(S3Request("GET", "s3://b", "a"), request)
+        send_request(S3Request("GET", "s3://b", "a"), request)
     assert "hunter2" not in str(error.value)
     assert error.value.facts == {"url": "s3://b", "key": "a"}
 

@@ -43,7 +43,7 @@ from dagster_adjunct.resources.key_value_backends.objects.pointer import (
 )
 from dagster_adjunct.resources.key_value_backends.objects.segment_core import SegmentCore, SegmentUpkeep, now_in_ms
 from dagster_adjunct.resources.key_value_backends.objects.store import BlockCache, RunObjects, threads
-from dagster_adjunct.resources.objects.lake import Lake, LakeSettings, lake_in, store_at
+from dagster_adjunct.resources.objects.lake import Lake, LakeSettings, lake_in, open_store
 from dagster_adjunct.resources.objects.store import S3Options, StoreDescriptor
 
 T = TypeVar("T")
@@ -139,7 +139,7 @@ class ObjectSegments:
         if self._given is not None and self._s3 is not None:
             store = StoreDescriptor(self._given, S3Options(**self._s3)).open()
         else:
-            store = store_at(self._given, LakeSettings())
+            store = open_store(self._given, LakeSettings())
         return lake_in(store)
 
     def __reduce__(self) -> tuple[Callable[[Lake, int], ObjectSegments], tuple[Lake, int]]:

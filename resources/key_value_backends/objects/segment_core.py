@@ -62,7 +62,7 @@ from dagster_adjunct.resources.key_value_backends.objects.runs import (
     without_removed,
 )
 from dagster_adjunct.resources.key_value_backends.objects.store import BlockCache, RunObjects
-from dagster_adjunct.resources.objects.store import telling_of_staged
+from dagster_adjunct.resources.objects.store import staged_file_errors
 
 # Which runs of a segment are merged next. Pure.
 #
@@ -589,7 +589,7 @@ class SegmentUpkeep:
             return ref
         path = Path(store.staging_dir()) / f"{run}.run"
         try:
-            with telling_of_staged(store, path, f"run {run}"), path.open("wb") as file:
+            with staged_file_errors(store, path, f"run {run}"), path.open("wb") as file:
                 ref = write(file)
             store.upload(path, key)
         finally:

@@ -15,30 +15,35 @@ from uuid import UUID
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.streams.kafka.formats import (
+    CONVERSION_ERRORS,
     FAIL,
-    UNFIT,
-    Convert,
-    Problems,
-    Reader,
+    Converter,
+    FormatReader,
+    FormatWriter,
+    RowProblems,
     Unfit,
-    Writer,
+    build_columns,
     check_malformed,
-    columns_of,
-    rows_of,
+    parse_rows,
 )
-from dagster_adjunct.resources.streams.kafka.schema_registry import HEADER_BYTES, SchemaRegistry, header, number_of
+from dagster_adjunct.resources.streams.kafka.schema_registry import (
+    HEADER_BYTES,
+    SchemaRegistry,
+    encode_schema_id,
+    parse_schema_id,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_PLAIN = {
+_COLUMN_TYPES = {
     "int": "int", "long": "bigint", "float": "float", "double": "double", "boolean": "boolean", "string": "string",
     "bytes": "binary", "fixed": "binary", "enum": "string",
 }  # fmt: skip
 
 
-def parsed(text: str, references: Sequence[str] = ()) -> Any:
+def parse_avro_schema(text: str, references: Sequence[str] = ()) -> Any:
     """Return the schema as fastavro uses it. Raises ConfigurationError where it is none."""
     try:
         from fastavro import parse_schema
@@ -62,11 +67,11 @@ def parsed(text: str, references: Sequence[str] = ()) -> Any:
         ) from error
 
 
-def fields_of(text: str) -> list[tuple[str, Any]]:
+def avro_fields(text: str) -> list[tuple[str, Any]]:
     """Return the fields of a record schema: the name and the declared type of each."""
     from fastavro.schema import expand_schema
 
-    parsed(text)
+    parse_avro_schema(text)
     schema = expand_schema(json.loads(text))  # a type that is used again is there by its name only
     if not isinstance(schema, dict) or schema.get("type") != "record":
         raise ConfigurationError(
@@ -77,7 +82,7 @@ def fields_of(text: str) -> list[tuple[str, Any]]:
     return [(field["name"], field["type"]) for field in schema["fields"]]
 
 
-def _bare(declared: Any) -> Any:
+def _without_null(declared: Any) -> Any:
     """Return a type without null, where null is all that it can be besides."""
     if isinstance(declared, list):
         others = [branch for branch in declared if branch != "null"]
@@ -85,19 +90,19 @@ def _bare(declared: Any) -> Any:
     return declared
 
 
-def _named(declared: Any) -> tuple[str, str | None]:
+def _type_and_logical(declared: Any) -> tuple[str, str | None]:
     """Return the name of a type that is not a union, and its logical type."""
-    kind = _bare(declared)
+    kind = _without_null(declared)
     if isinstance(kind, dict):
         return str(kind["type"]), kind.get("logicalType")
     return ("union", None) if isinstance(kind, list) else (str(kind), None)
 
 
-def column_type(declared: Any) -> str:
+def avro_column_type(declared: Any) -> str:
     """Return the type of the column that a field of this Avro type becomes."""
-    name, logical = _named(declared)
+    name, logical = _type_and_logical(declared)
     if logical == "decimal":
-        kind = _bare(declared)
+        kind = _without_null(declared)
         return f"decimal({kind['precision']},{kind.get('scale', 0)})"
     if logical in ("timestamp-millis", "timestamp-micros"):
         return "timestamp"
@@ -105,33 +110,33 @@ def column_type(declared: Any) -> str:
         return "date"
     if logical in ("uuid", "time-millis", "time-micros", "local-timestamp-millis", "local-timestamp-micros"):
         return "string"
-    return _PLAIN.get(name, "string")
+    return _COLUMN_TYPES.get(name, "string")
 
 
-def is_mixed(declared: Any) -> bool:
+def is_json_column(declared: Any) -> bool:
     """Whether values are JSON text in the column: those of records, lists and maps, and of unions of several types."""
-    return _named(declared)[0] not in _PLAIN
+    return _type_and_logical(declared)[0] not in _COLUMN_TYPES
 
 
-def from_avro(declared: Any) -> Convert | None:
+def avro_converter(declared: Any) -> Converter | None:
     """Return how what fastavro read becomes a value of the column, None where it is one.
 
     fastavro reads by the writer's logical type, which an older schema may lack.
     """
-    logical = _named(declared)[1]
-    kind = column_type(declared)
+    logical = _type_and_logical(declared)[1]
+    kind = avro_column_type(declared)
     if kind == "timestamp":
-        return _moment(1000 if logical == "timestamp-millis" else 1)
+        return _timestamp_converter(1000 if logical == "timestamp-millis" else 1)
     if kind == "date":
-        return _day
+        return _to_date
     if kind.startswith("decimal"):
-        return _exact(int(kind.rstrip(")").split(",")[1]))
-    if kind in ("int", "bigint", "float", "double", "boolean", "binary") or is_mixed(declared):
+        return _decimal_converter(int(kind.rstrip(")").split(",")[1]))
+    if kind in ("int", "bigint", "float", "double", "boolean", "binary") or is_json_column(declared):
         return None
-    return _as_text
+    return _to_text
 
 
-def _moment(factor: int) -> Convert:
+def _timestamp_converter(factor: int) -> Converter:
     def convert(value: Any) -> dt.datetime:
         if isinstance(value, dt.datetime) and value.tzinfo is not None:
             return value
@@ -142,7 +147,7 @@ def _moment(factor: int) -> Convert:
     return convert
 
 
-def _day(value: Any) -> dt.date:
+def _to_date(value: Any) -> dt.date:
     if type(value) is int:
         return dt.date(1970, 1, 1) + dt.timedelta(days=value)
     if not isinstance(value, dt.date) or isinstance(value, dt.datetime):
@@ -150,7 +155,7 @@ def _day(value: Any) -> dt.date:
     return value
 
 
-def _exact(scale: int) -> Convert:
+def _decimal_converter(scale: int) -> Converter:
     def convert(value: Any) -> Decimal:
         if isinstance(value, bytes):
             return Decimal(int.from_bytes(value, "big", signed=True)).scaleb(-scale)
@@ -161,7 +166,7 @@ def _exact(scale: int) -> Convert:
     return convert
 
 
-def _as_text(value: Any) -> str:
+def _to_text(value: Any) -> str:
     if isinstance(value, dt.time | dt.datetime):
         return value.isoformat()
     if isinstance(value, str | UUID):
@@ -169,13 +174,13 @@ def _as_text(value: Any) -> str:
     raise Unfit("")
 
 
-def as_json(value: Any) -> str | None:
+def to_json_text(value: Any) -> str | None:
     if value is None:
         return None
-    return json.dumps(value, default=_in_json, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(value, default=_json_default, ensure_ascii=False, separators=(",", ":"))
 
 
-def _in_json(value: Any) -> Any:
+def _json_default(value: Any) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, dt.date | dt.time):
@@ -183,7 +188,7 @@ def _in_json(value: Any) -> Any:
     return str(value)
 
 
-def to_avro(column: pa.Array, declared: Any, name: str, what: str) -> list[Any]:
+def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> list[Any]:
     """Return the values of a column as fastavro takes them. Raises SchemaMismatchError."""
     import pyarrow as pa
 
@@ -194,7 +199,7 @@ def to_avro(column: pa.Array, declared: Any, name: str, what: str) -> list[Any]:
             "Fill it, or declare it as a union with null.",
             column=name,
         )
-    name, logical = _named(declared)
+    name, logical = _type_and_logical(declared)
     if logical == "timestamp-millis":  # fastavro would cut
         try:
             column = column.cast(pa.timestamp("ms", tz="UTC"), safe=True)
@@ -213,28 +218,30 @@ def to_avro(column: pa.Array, declared: Any, name: str, what: str) -> list[Any]:
         "local-timestamp-millis": dt.datetime.fromisoformat,
         "local-timestamp-micros": dt.datetime.fromisoformat,
     }
-    parse = read.get(logical, (lambda text: _from_json(json.loads(text), declared)) if is_mixed(declared) else None)
+    parse = read.get(
+        logical, (lambda text: _value_from_json(json.loads(text), declared)) if is_json_column(declared) else None
+    )
     if parse is None:
         return values
     try:
         return [None if value is None else parse(value) for value in values]
-    except (*UNFIT, AttributeError) as error:
-        form = "JSON of its Avro type" if is_mixed(declared) else "an ISO time"
+    except (*CONVERSION_ERRORS, AttributeError) as error:
+        form = "JSON of its Avro type" if is_json_column(declared) else "an ISO time"
         raise SchemaMismatchError(f"{what} holds a text that is not {form}.", "Correct it.", column=name) from error
 
 
-def _from_json(value: Any, declared: Any) -> Any:
+def _value_from_json(value: Any, declared: Any) -> Any:
     """Return a nested value as fastavro takes it, from the JSON that `_json` makes of it."""
-    kind = _bare(declared)
-    name, logical = _named(kind)
+    kind = _without_null(declared)
+    name, logical = _type_and_logical(kind)
     if value is None or isinstance(kind, list):
         return value
     if name == "record":
-        return {field["name"]: _from_json(value.get(field["name"]), field["type"]) for field in kind["fields"]}
+        return {field["name"]: _value_from_json(value.get(field["name"]), field["type"]) for field in kind["fields"]}
     if name == "array":
-        return [_from_json(item, kind["items"]) for item in value]
+        return [_value_from_json(item, kind["items"]) for item in value]
     if name == "map":
-        return {key: _from_json(item, kind["values"]) for key, item in value.items()}
+        return {key: _value_from_json(item, kind["values"]) for key, item in value.items()}
     if logical == "decimal":
         return Decimal(value)
     if logical is not None and isinstance(value, str) and logical != "uuid":
@@ -268,20 +275,24 @@ class Avro:
         check_malformed(self.malformed, self.columns(), "an Avro format")
 
     def columns(self) -> Schema:
-        return Schema(tuple(Field(name, column_type(declared)) for name, declared in fields_of(self.schema)))
+        return Schema(tuple(Field(name, avro_column_type(declared)) for name, declared in avro_fields(self.schema)))
 
-    def reader(self) -> Reader:
+    def reader(self) -> FormatReader:
         schema = self.columns()
-        declared = dict(fields_of(self.schema))
-        converts = {name: convert for name, kind in declared.items() if (convert := from_avro(kind)) is not None}
-        mixed = [name for name, kind in declared.items() if is_mixed(kind)]
-        read_one = _by_id(self.schema, self.registry) if self.registry else _whole(parsed(self.schema), None)
+        declared = dict(avro_fields(self.schema))
+        converts = {name: convert for name, kind in declared.items() if (convert := avro_converter(kind)) is not None}
+        mixed = [name for name, kind in declared.items() if is_json_column(kind)]
+        read_one = (
+            _registry_reader(self.schema, self.registry)
+            if self.registry
+            else _record_reader(parse_avro_schema(self.schema), None)
+        )
 
         def parse(datum: bytes) -> dict[str, Any]:
             try:
                 record = read_one(datum)
                 for name in mixed:
-                    record[name] = as_json(record[name])
+                    record[name] = to_json_text(record[name])
             except Unfit:
                 raise
             except _UNREADABLE as error:
@@ -289,21 +300,23 @@ class Avro:
                 raise Unfit(f"not Avro of its schema: {problem}") from error
             return record
 
-        def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
-            return columns_of(rows_of(data, problems, parse), schema, converts, problems)
+        def read(data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
+            return build_columns(parse_rows(data, problems, parse), schema, converts, problems)
 
         return read
 
-    def writer(self, what: str, subject: str) -> Writer:
+    def writer(self, what: str, subject: str) -> FormatWriter:
         from fastavro import schemaless_writer
 
-        schema, head = parsed(self.schema), b""
+        schema, head = parse_avro_schema(self.schema), b""
         if self.registry is not None:
-            head = header(self.registry.register(self.subject or _needed(subject, what), self.schema))
-        declared = fields_of(self.schema)
+            head = encode_schema_id(
+                self.registry.register(self.subject or _require_subject(subject, what), self.schema)
+            )
+        declared = avro_fields(self.schema)
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
-            given = [to_avro(column, kind, name, f"{what}: column {name!r}")
+            given = [convert_to_avro(column, kind, name, f"{what}: column {name!r}")
                      for column, (name, kind) in zip(columns, declared, strict=True)]  # fmt: skip
             names = [name for name, _ in declared]
             made: list[bytes] = []
@@ -327,7 +340,7 @@ class Avro:
         return "Avro" if self.registry is None else "Avro of a schema registry"
 
 
-def _needed(subject: str, what: str) -> str:
+def _require_subject(subject: str, what: str) -> str:
     if not subject:
         raise ConfigurationError(
             f"{what}: no subject is known for its Avro schema.", "Give it: Avro(subject=…).", argument="subject"
@@ -335,7 +348,7 @@ def _needed(subject: str, what: str) -> str:
     return subject
 
 
-def _whole(writer: Any, reader: Any) -> Callable[[bytes], dict[str, Any]]:
+def _record_reader(writer: Any, reader: Any) -> Callable[[bytes], dict[str, Any]]:
     from fastavro import schemaless_reader
     from fastavro.read import SchemaResolutionError
 
@@ -352,9 +365,9 @@ def _whole(writer: Any, reader: Any) -> Callable[[bytes], dict[str, Any]]:
     return read
 
 
-def _by_id(declared: str, registry: SchemaRegistry) -> Callable[[bytes], dict[str, Any]]:
+def _registry_reader(declared: str, registry: SchemaRegistry) -> Callable[[bytes], dict[str, Any]]:
     known: dict[int, Callable[[bytes], dict[str, Any]]] = {}
-    reader = parsed(declared)
+    reader = parse_avro_schema(declared)
 
     def made(number: int) -> Callable[[bytes], dict[str, Any]]:
         try:
@@ -364,14 +377,14 @@ def _by_id(declared: str, registry: SchemaRegistry) -> Callable[[bytes], dict[st
         if registered.kind != "AVRO":
             raise Unfit(f"schema {number} of the registry is {registered.kind}, not Avro")
         try:
-            writer = parsed(registered.text, registered.references)
+            writer = parse_avro_schema(registered.text, registered.references)
         except ConfigurationError as error:
             raise Unfit(f"schema {number} of the registry is no Avro schema") from error
         same = json.loads(registered.text) == json.loads(declared)
-        return _whole(writer, None if same else reader)
+        return _record_reader(writer, None if same else reader)
 
     def read(data: bytes) -> dict[str, Any]:
-        number = number_of(data)
+        number = parse_schema_id(data)
         if number is None:
             raise Unfit(f"not Avro with a schema id: it begins with {data[:HEADER_BYTES].hex() or 'nothing'}")
         if number not in known:

@@ -23,7 +23,7 @@ from dagster_adjunct.resources.errors import (
     StreamNotFoundError,
     StreamUnavailableError,
 )
-from dagster_adjunct.resources.streams.system import HeldOffsets
+from dagster_adjunct.resources.streams.system import OffsetRangeChecker
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings
 
-Value = str | int | float | bool
+SettingValue = str | int | float | bool
 _REFERENCE = "env:"
 _SECRET = re.compile(
     r"(^|[._])(password|passphrase|secret|pem|token|user\.info)$|^sasl\.oauthbearer\.config$",
     re.IGNORECASE,
 )
 # What reading and writing rest on; and what would load code that nobody looked at.
-_OURS = {
+_RESERVED_SETTINGS = {
     "bootstrap.servers": "give it as bootstrap_servers",
     "metadata.broker.list": "give it as bootstrap_servers",
     "group.id": "Adjunct keeps the positions itself",
@@ -55,7 +55,13 @@ _OURS = {
     "plugin.library.paths": "libraries are not loaded by a setting",
 }
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_REFUSED = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE")
+_REFUSED_CODES = (
+    "_AUTHENTICATION",
+    "SASL_AUTHENTICATION_FAILED",
+    "_SSL",
+    "UNSUPPORTED_SASL_MECHANISM",
+    "ILLEGAL_SASL_STATE",
+)
 _NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
 
 
@@ -67,20 +73,20 @@ class ClientSettings(Protocol):
     @property
     def bootstrap_servers(self) -> str: ...
     @property
-    def client(self) -> Mapping[str, Value]: ...
+    def client(self) -> Mapping[str, SettingValue]: ...
     @property
     def client_factory(self) -> str | None: ...
 
 
-def check_client(client: Mapping[str, Value], client_factory: str | None = None) -> None:
+def check_client_settings(client: Mapping[str, SettingValue], client_factory: str | None = None) -> None:
     """Refuse settings that hold a secret, can't be pickled, or contradict how Adjunct reads and writes.
 
     Raises ConfigurationError, which names the setting and never its value.
     """
     for key, value in client.items():
-        if key in _OURS:
+        if key in _RESERVED_SETTINGS:
             raise ConfigurationError(
-                f"client setting {key!r} can't be set: {_OURS[key]}.", "Leave it out.", setting=key
+                f"client setting {key!r} can't be set: {_RESERVED_SETTINGS[key]}.", "Leave it out.", setting=key
             )
         if not isinstance(value, str | int | float | bool):
             raise ConfigurationError(
@@ -88,7 +94,7 @@ def check_client(client: Mapping[str, Value], client_factory: str | None = None)
                 'Return callbacks from a function, and name it: client_factory="module:function".',
                 setting=key,
             )
-        if _SECRET.search(key) and not is_reference(value):
+        if _SECRET.search(key) and not is_env_reference(value):
             raise ConfigurationError(
                 f"client setting {key!r} is a secret in plain text, which would be stored, logged and sent around.",
                 f'Put it into an environment variable of every process, and give its name: "{_REFERENCE}NAME".',
@@ -102,21 +108,23 @@ def check_client(client: Mapping[str, Value], client_factory: str | None = None)
         )
 
 
-def resolved(settings: ClientSettings) -> dict[str, Any]:
+def resolve_client_settings(settings: ClientSettings) -> dict[str, Any]:
     """Return the librdkafka settings with secrets in place, for a client of this process. Never store or show them.
 
     What `client_factory` returns comes last. Raises ConfigurationError for a variable that is not set here, and for a
     factory that can't be used.
     """
-    client: dict[str, Any] = {key: secret(value, f"client setting {key!r}") for key, value in settings.client.items()}
+    client: dict[str, Any] = {
+        key: resolve_secret(value, f"client setting {key!r}") for key, value in settings.client.items()
+    }
     if settings.client_factory is not None:
-        client |= _made(settings.client_factory)
+        client |= _call_factory(settings.client_factory)
     return {**client, "bootstrap.servers": settings.bootstrap_servers}
 
 
-def secret(value: Any, what: str) -> Any:
+def resolve_secret(value: Any, what: str) -> Any:
     """Return a setting's value, from the environment where it is an "env:NAME"; `what` names it in errors."""
-    if not is_reference(value):
+    if not is_env_reference(value):
         return value
     name = value.removeprefix(_REFERENCE)
     if name not in os.environ:
@@ -140,7 +148,7 @@ class BrokerRefusals:
         self._heard: Any = None
 
     def __call__(self, error: Any) -> None:
-        if error.name() in _REFUSED:
+        if error.name() in _REFUSED_CODES:
             self._heard = error
 
     def check(self) -> None:
@@ -162,11 +170,11 @@ class BrokerRefusals:
 
 
 _log = logging.getLogger("adjunct.kafka")
-_SAID_AGAIN = 600.0  # seconds
-_said: dict[tuple[str, str, str], float] = {}
+_LOG_INTERVAL = 600.0  # seconds
+_logged_at: dict[tuple[str, str, str], float] = {}
 _THREAD = re.compile(r"^\[thrd:[^]]*\]: ")
 # What differs between lines of one cause: how long it took, which of a broker's addresses, which of a client's names.
-_CHANGING = re.compile(r"\s*\([^()]*\)|ipv[46]#\S+|\b\d+\b")
+_VARYING_PARTS = re.compile(r"\s*\([^()]*\)|ipv[46]#\S+|\b\d+\b")
 
 
 class ClientLog:
@@ -182,21 +190,21 @@ class ClientLog:
         """Log a line: `facility` is librdkafka's name of what it is about, "FAIL", `client` that of a client."""
         text = _THREAD.sub("", line)
         broker = text.partition(": ")[0]
-        cause = (self._system, facility, broker + _CHANGING.sub("", text.removeprefix(broker)))
+        cause = (self._system, facility, broker + _VARYING_PARTS.sub("", text.removeprefix(broker)))
         now = time.monotonic()
-        if now - _said.get(cause, -_SAID_AGAIN) >= _SAID_AGAIN:
-            _said[cause] = now
+        if now - _logged_at.get(cause, -_LOG_INTERVAL) >= _LOG_INTERVAL:
+            _logged_at[cause] = now
             _log.log(level, "Kafka system %r: %s", self._system, text)
 
 
-Kind = Literal["admin", "consumer", "producer"]
+ClientKind = Literal["admin", "consumer", "producer"]
 
 
 # A broker that is away is asked again ten times a second otherwise, and each time a line is logged.
 _DEFAULTS: Mapping[str, Any] = {"reconnect.backoff.ms": 500}
 
 
-def new_client(kind: Kind, settings: ClientSettings, own: Mapping[str, Any], refusals: BrokerRefusals) -> Any:
+def new_client(kind: ClientKind, settings: ClientSettings, own: Mapping[str, Any], refusals: BrokerRefusals) -> Any:
     """Return a new client with the system's settings and the caller's `own`, which win.
 
     Raises ConfigurationError for settings that librdkafka does not take, and StreamUnavailableError where the token
@@ -205,11 +213,13 @@ def new_client(kind: Kind, settings: ClientSettings, own: Mapping[str, Any], ref
     from confluent_kafka import Consumer, KafkaException, Producer
     from confluent_kafka.admin import AdminClient
 
-    made: Mapping[Kind, Callable[[dict[str, Any]], Any]]
+    made: Mapping[ClientKind, Callable[[dict[str, Any]], Any]]
     made = {"admin": AdminClient, "consumer": Consumer, "producer": Producer}
     always = {**_DEFAULTS, "logger": ClientLog(settings.name)}
     try:
-        return made[kind]({**always, **_with_token(resolved(settings), settings), **own, "error_cb": refusals})
+        return made[kind](
+            {**always, **_with_token(resolve_client_settings(settings), settings), **own, "error_cb": refusals}
+        )
     except (KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
         raise ConfigurationError(
@@ -238,7 +248,7 @@ def _with_token(client: dict[str, Any], settings: ClientSettings) -> dict[str, A
     return {**client, "oauth_cb": lambda config: first.pop() if first else callback(config)}
 
 
-def _made(place: str) -> Mapping[str, Any]:
+def _call_factory(place: str) -> Mapping[str, Any]:
     """Return what a client factory makes, without anything that is not its to say."""
     module, _, name = place.partition(":")
     try:
@@ -265,7 +275,7 @@ def _made(place: str) -> Mapping[str, Any]:
             "Return only settings, with their librdkafka names.",
             argument="client_factory",
         )
-    taken = sorted(set(made) & (_OURS.keys() | {"error_cb"}))
+    taken = sorted(set(made) & (_RESERVED_SETTINGS.keys() | {"error_cb"}))
     if taken:
         raise ConfigurationError(
             f"client_factory {place!r} returned {', '.join(taken)}, which Adjunct sets itself.",
@@ -275,12 +285,12 @@ def _made(place: str) -> Mapping[str, Any]:
     return made
 
 
-def is_reference(value: object) -> bool:
+def is_env_reference(value: object) -> bool:
     return isinstance(value, str) and re.fullmatch(r"env:[A-Za-z_]\w*", value) is not None
 
 
 T = TypeVar("T")
-_LOOK = 0.05
+_POLL_SECONDS = 0.05
 _WARNINGS = 4
 _GREATEST = 2**63 - 1
 _LEADER_SECONDS = 0.2
@@ -313,7 +323,7 @@ class KafkaAdmin:
         """Return the names of all topics."""
         from confluent_kafka import KafkaException
 
-        deadline, part = time.monotonic() + patience(self.settings), 1.0
+        deadline, part = time.monotonic() + response_timeout(self.settings), 1.0
         while True:
             # In parts, each longer than the one before: while it waits, the client does not tell that we are refused.
             left = max(deadline - time.monotonic(), 0.1)
@@ -372,7 +382,7 @@ class KafkaAdmin:
                     "Try again in a moment.",
                     system=self.settings.name,
                 )
-            time.sleep(_LOOK)
+            time.sleep(_POLL_SECONDS)
         self.upcoming(topic, range(partitions))
 
     def oldest(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
@@ -398,14 +408,14 @@ class KafkaAdmin:
         wanted = {TopicPartition(topic, partition): spec for partition in partitions}
         if not wanted:
             return {}
-        what, deadline = f"the offsets of topic {topic!r}", time.monotonic() + patience(self.settings)
+        what, deadline = f"the offsets of topic {topic!r}", time.monotonic() + response_timeout(self.settings)
         while True:
             asked = self._connected().list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED)
             try:
                 return {at.partition: answer.offset for at, answer in self._answers(asked, what).items()}
             except KafkaException as error:
                 # While a partition gets another leader, the client does not ask again by itself.
-                if error.args[0].code() not in _moving(error.args[0]) or time.monotonic() > deadline:
+                if error.args[0].code() not in _leader_change_codes(error.args[0]) or time.monotonic() > deadline:
                     raise self._explained(error.args[0], what) from error
                 time.sleep(_LEADER_SECONDS)
 
@@ -418,15 +428,15 @@ class KafkaAdmin:
 
     def _answers(self, asked: Mapping[Any, Future[T]], what: str) -> dict[Any, T]:
         """Return what was answered; raises as soon as a broker is known to refuse us, or an answer is an error."""
-        deadline = time.monotonic() + patience(self.settings) + 1
+        deadline = time.monotonic() + response_timeout(self.settings) + 1
         pending = set(asked.values())
         while pending:
-            _, pending = wait(pending, timeout=_LOOK)
+            _, pending = wait(pending, timeout=_POLL_SECONDS)
             if pending:
                 self._connected().poll(0)
                 self._check()
             if pending and time.monotonic() > deadline:
-                raise no_answer(self.settings, what, "no answer")
+                raise no_answer_error(self.settings, what, "no answer")
         return {key: future.result() for key, future in asked.items()}
 
     def _check(self) -> None:
@@ -444,7 +454,7 @@ class KafkaAdmin:
             self._check()
         except AdjunctError as refused:
             return refused
-        return failure(error, self.settings, what)
+        return translate_kafka_error(error, self.settings, what)
 
 
 def _api() -> Any:
@@ -454,12 +464,12 @@ def _api() -> Any:
     return confluent_kafka.admin
 
 
-def patience(settings: KafkaSettings) -> float:
+def response_timeout(settings: KafkaSettings) -> float:
     """Return for how many seconds brokers may leave us without an answer: the client's own `socket.timeout.ms`."""
     return float(settings.client.get("socket.timeout.ms", 60_000)) / 1000
 
 
-def no_answer(settings: KafkaSettings, what: str, reason: str) -> StreamUnavailableError:
+def no_answer_error(settings: KafkaSettings, what: str, reason: str) -> StreamUnavailableError:
     return StreamUnavailableError(
         f"{settings.where} did not tell of {what}: {reason}.",
         "See whether its brokers are up and can be reached from here, then try again.",
@@ -467,7 +477,7 @@ def no_answer(settings: KafkaSettings, what: str, reason: str) -> StreamUnavaila
     )
 
 
-def failure(error: KafkaError, settings: KafkaSettings, what: str) -> AdjunctError:
+def translate_kafka_error(error: KafkaError, settings: KafkaSettings, what: str) -> AdjunctError:
     """Return the error of ours that says what Kafka's means when we ask for something, or read it."""
     code, reason = error.code(), f"{error.name()}: {error.str()}"
     if code in (error.UNKNOWN_TOPIC_OR_PART, error._UNKNOWN_TOPIC, error._UNKNOWN_PARTITION):
@@ -476,8 +486,8 @@ def failure(error: KafkaError, settings: KafkaSettings, what: str) -> AdjunctErr
             "See whether the topic was deleted.",
             system=settings.name,
         )
-    if error.retriable() or code in _passing(error):
-        return no_answer(settings, what, reason)
+    if error.retriable() or code in _transient_codes(error):
+        return no_answer_error(settings, what, reason)
     return ConfigurationError(
         f"{settings.where} refused {what} ({reason}).",
         "See the settings and the access rules of the cluster.",
@@ -485,15 +495,15 @@ def failure(error: KafkaError, settings: KafkaSettings, what: str) -> AdjunctErr
     )
 
 
-def _passing(error: KafkaError) -> frozenset[int]:
+def _transient_codes(error: KafkaError) -> frozenset[int]:
     """Return the codes of what passes: nobody answers, or not the right one."""
-    return _moving(error) | {
+    return _leader_change_codes(error) | {
         error._TRANSPORT, error._TIMED_OUT, error._TIMED_OUT_QUEUE, error._ALL_BROKERS_DOWN, error._RESOLVE,
         error._WAIT_COORD, error._RETRY, error.REQUEST_TIMED_OUT, error.NETWORK_EXCEPTION, error.BROKER_NOT_AVAILABLE,
     }  # fmt: skip
 
 
-def _moving(error: KafkaError) -> frozenset[int]:
+def _leader_change_codes(error: KafkaError) -> frozenset[int]:
     """Return the codes of partitions that just get another leader."""
     return frozenset(
         {
@@ -503,7 +513,7 @@ def _moving(error: KafkaError) -> frozenset[int]:
     )  # fmt: skip
 
 
-TOPIC = HeldOffsets(
+TOPIC_RANGES = OffsetRangeChecker(
     of="topic",
     upcoming="the topic's upcoming one (the last stable offset)",
     dropped="Records before it were deleted by retention. Go on without them by a startpoint (oldest) for this "

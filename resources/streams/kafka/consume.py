@@ -23,16 +23,16 @@ from dagster_adjunct.resources.errors import AdjunctError, OffsetOutOfRangeError
 from dagster_adjunct.resources.schemas.values import MICROS
 from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.streams.kafka.client import (
-    TOPIC,
+    TOPIC_RANGES,
     BrokerRefusals,
     KafkaAdmin,
-    failure,
     new_client,
-    no_answer,
-    patience,
+    no_answer_error,
+    response_timeout,
+    translate_kafka_error,
 )
 from dagster_adjunct.resources.streams.kafka.formats import Raw
-from dagster_adjunct.resources.streams.kafka.record_formats import HEADERS, KEY, VALUE, decoder, schema_of
+from dagster_adjunct.resources.streams.kafka.record_formats import HEADERS, KEY, VALUE, create_decoder, topic_schema
 from dagster_adjunct.resources.streams.kafka.task_producer import END_OF_DATASET, RESERVED
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaTopic
 
-BATCH = 10_000
-_WAIT = 0.1
+MAX_MESSAGES = 10_000
+_POLL_SECONDS = 0.1
 # What the user's own client settings may change.
 _DEFAULTS: Mapping[str, Any] = {
     "queued.min.messages": 500_000,
@@ -65,7 +65,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "fetch.queue.backoff.ms": 20,
 }
 # For a look at the first messages only.
-_A_LITTLE: Mapping[str, Any] = {"queued.min.messages": 1, "fetch.message.max.bytes": 262_144}
+_SMALL_FETCH: Mapping[str, Any] = {"queued.min.messages": 1, "fetch.message.max.bytes": 262_144}
 # What Adjunct's promises rest on.
 _FIXED: Mapping[str, Any] = {
     "group.id": "adjunct-reads",  # the client asks for one; no group of this name ever forms
@@ -94,10 +94,10 @@ class TopicRange:
         return f"{self.stream}.{self.partition}"
 
 
-Share = tuple[TopicRange, list["Message"]]
+PartitionMessages = tuple[TopicRange, list["Message"]]
 
 
-def read_ranges(settings: KafkaSettings, ranges: Sequence[TopicRange]) -> Iterator[Share]:
+def read_ranges(settings: KafkaSettings, ranges: Sequence[TopicRange]) -> Iterator[PartitionMessages]:
     """Yield exactly the messages of ranges of one topic, in lists of up to BATCH, those of each partition in order.
 
     Each range is of another partition. After the last message, makes sure that the topic still is the one that the
@@ -106,10 +106,10 @@ def read_ranges(settings: KafkaSettings, ranges: Sequence[TopicRange]) -> Iterat
     """
     if any(wanted.start < wanted.end for wanted in ranges):
         yield from _RangeConsumer(settings, ranges).shares()
-        check_identity(settings, ranges[0])
+        check_topic_identity(settings, ranges[0])
 
 
-def count_records(settings: KafkaSettings, ranges: Sequence[TopicRange]) -> int:
+def count_topic_records(settings: KafkaSettings, ranges: Sequence[TopicRange]) -> int:
     """Return how many records ranges of one topic hold; markers are none. Reads all of them."""
     return sum(not is_marker(message.headers()) for _, got in read_ranges(settings, ranges) for message in got)
 
@@ -119,7 +119,7 @@ def is_marker(headers: Any) -> bool:
     return headers is not None and any(name == END_OF_DATASET for name, _ in headers)
 
 
-def first_at(settings: KafkaSettings, ranges: Sequence[TopicRange], timestamp_ms: int) -> dict[int, int]:
+def find_offsets_at_time(settings: KafkaSettings, ranges: Sequence[TopicRange], timestamp_ms: int) -> dict[int, int]:
     """Return by partition where in its range the first message at or after a time (ms) is; its end where none is.
 
     A broker's own answer may be an entry that no reader sees, so this looks at the next that one does see. It reads a
@@ -128,7 +128,7 @@ def first_at(settings: KafkaSettings, ranges: Sequence[TopicRange], timestamp_ms
     offsets = {wanted.partition: wanted.end for wanted in ranges}
     if not ranges:
         return offsets
-    reader = _RangeConsumer(settings, ranges, _A_LITTLE)
+    reader = _RangeConsumer(settings, ranges, _SMALL_FETCH)
     for wanted, got in reader.shares():
         at = next((message.offset() for message in got if message.timestamp()[1] >= timestamp_ms), None)
         if at is not None:
@@ -137,7 +137,7 @@ def first_at(settings: KafkaSettings, ranges: Sequence[TopicRange], timestamp_ms
     return offsets
 
 
-def check_identity(settings: KafkaSettings, wanted: TopicRange) -> None:
+def check_topic_identity(settings: KafkaSettings, wanted: TopicRange) -> None:
     """Raise OffsetOutOfRangeError if the topic is another one by now."""
     topic = KafkaAdmin(settings).describe(wanted.topic)
     if topic is None or topic.identity != wanted.identity:
@@ -163,17 +163,17 @@ class _RangeConsumer:
         self._left = {wanted.partition: wanted for wanted in ranges if wanted.start < wanted.end}
         self._positions = {partition: wanted.start for partition, wanted in self._left.items()}
 
-    def shares(self) -> Iterator[Share]:
+    def shares(self) -> Iterator[PartitionMessages]:
         from confluent_kafka import TopicPartition
 
-        limit = patience(self._settings)
+        limit = response_timeout(self._settings)
         with closing(self._consumer):
             self._consumer.assign([TopicPartition(w.topic, w.partition, w.start) for w in self._left.values()])
             heard = time.monotonic()
             while self._left:
                 # No more than can be left: the call comes back as soon as it has so many.
                 width = sum(wanted.end - self._positions[partition] for partition, wanted in self._left.items())
-                got, ended = self._consumer.consume(min(BATCH, width), _WAIT), list[int]()
+                got, ended = self._consumer.consume(min(MAX_MESSAGES, width), _POLL_SECONDS), list[int]()
                 if any(message.error() for message in got):
                     got, ended = self._sorted_out(got)
                 for share in self._shared(got):
@@ -194,7 +194,7 @@ class _RangeConsumer:
         if left is not None and self._left:
             self._consumer.pause([TopicPartition(left.topic, partition)])
 
-    def _shared(self, got: list[Message]) -> Iterator[Share]:
+    def _shared(self, got: list[Message]) -> Iterator[PartitionMessages]:
         """Yield what came by partition, within the ranges, and move the positions."""
         by_partition: dict[Any, list[Message]] = {}
         if len(self._positions) == 1:
@@ -229,7 +229,7 @@ class _RangeConsumer:
                 ended.append(wanted.partition)
             elif wanted is not None:
                 # A replica lags, or the topic was created again and has less.
-                check_identity(self._settings, wanted)
+                check_topic_identity(self._settings, wanted)
         return [message for message in got if message.error() is None], ended
 
     def _refused(self, error: KafkaError, wanted: TopicRange | None) -> AdjunctError:
@@ -237,28 +237,28 @@ class _RangeConsumer:
 
         if wanted is None or error.code() not in (error._AUTO_OFFSET_RESET, error.OFFSET_OUT_OF_RANGE):
             topic = next(iter(self._left.values())).topic
-            return failure(error, self._settings, f"topic {topic!r}" if wanted is None else wanted.ssp)
-        check_identity(self._settings, wanted)
+            return translate_kafka_error(error, self._settings, f"topic {topic!r}" if wanted is None else wanted.ssp)
+        check_topic_identity(self._settings, wanted)
         at = TopicPartition(wanted.topic, wanted.partition)
-        oldest, _ = self._consumer.get_watermark_offsets(at, patience(self._settings))
-        return TOPIC.too_old(SystemStreamPartition.parse(wanted.ssp), self._positions[wanted.partition], oldest)
+        oldest, _ = self._consumer.get_watermark_offsets(at, response_timeout(self._settings))
+        return TOPIC_RANGES.too_old(SystemStreamPartition.parse(wanted.ssp), self._positions[wanted.partition], oldest)
 
     def _silence(self, seconds: float) -> AdjunctError:
         partition, wanted = next(iter(self._left.items()))
         what = f"the records of {wanted.ssp} from offset {self._positions[partition]}"
-        return no_answer(self._settings, what, f"none in {seconds:.0f} s")
+        return no_answer_error(self._settings, what, f"none in {seconds:.0f} s")
 
 
-NAME = "adjunct-kafka"
-SPLIT = 250_000
-LEAST = 10_000
+DATA_SOURCE_NAME = "adjunct-kafka"
+MAX_TASK_OFFSETS = 250_000
+MIN_TASK_OFFSETS = 10_000
 EPOCH_HEADER = f"{RESERVED}epoch"
 _registered: WeakSet[SparkSession] = WeakSet()
 _GREATEST_MS = MICROS[1] // 1000  # of the year 9999
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaRead:
+class KafkaReadPlan:
     """What is to be read of the stream `stream` ("kafka.flights"), and how its messages are understood."""
 
     settings: KafkaSettings
@@ -267,7 +267,7 @@ class KafkaRead:
     ranges: tuple[TopicRange, ...]
 
     def ddl(self) -> str:
-        return f"{schema_of(self.topic).ddl()}, {RECORD_META_DDL}"
+        return f"{topic_schema(self.topic).ddl()}, {RECORD_META_DDL}"
 
 
 @dataclass
@@ -277,7 +277,7 @@ class _TaskRanges(InputPartition):
     ranges: tuple[TopicRange, ...]
 
 
-def records_frame(spark: SparkSession, plan: KafkaRead) -> DataFrame:
+def records_frame(spark: SparkSession, plan: KafkaReadPlan) -> DataFrame:
     """Return the records of these ranges, without markers, with the topic's columns and those of RECORD_META.
 
     A long range is read by several tasks, short ones together by one. What is read is decided here: reading the frame
@@ -287,7 +287,7 @@ def records_frame(spark: SparkSession, plan: KafkaRead) -> DataFrame:
         spark.dataSource.register(KafkaSource)
         _registered.add(spark)
     slim = replace(plan, settings=replace(plan.settings, topics={}))
-    return spark.read.format(NAME).option("plan", base64.b64encode(pickle.dumps(slim)).decode()).load()
+    return spark.read.format(DATA_SOURCE_NAME).option("plan", base64.b64encode(pickle.dumps(slim)).decode()).load()
 
 
 class KafkaSource(DataSource):
@@ -295,29 +295,29 @@ class KafkaSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        return NAME
+        return DATA_SOURCE_NAME
 
     def schema(self) -> str:
-        return _plan(self).ddl()
+        return _plan_of(self).ddl()
 
     def reader(self, schema: Any) -> DataSourceReader:
-        return _TopicReader(_plan(self))
+        return _TopicReader(_plan_of(self))
 
 
 class _TopicReader(DataSourceReader):
-    def __init__(self, plan: KafkaRead) -> None:
+    def __init__(self, plan: KafkaReadPlan) -> None:
         self.plan = plan
 
     def partitions(self) -> Sequence[InputPartition]:
         # Spark would give a plan without partitions one of its own.
-        return [_TaskRanges(ranges) for ranges in shares(self.plan.ranges)] or [_TaskRanges(())]
+        return [_TaskRanges(ranges) for ranges in split_into_tasks(self.plan.ranges)] or [_TaskRanges(())]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, _TaskRanges)
-        return encode_task_errors(record_batches(self.plan, partition.ranges))
+        return encode_task_errors(read_record_batches(self.plan, partition.ranges))
 
 
-def shares(ranges: Sequence[TopicRange]) -> list[tuple[TopicRange, ...]]:
+def split_into_tasks(ranges: Sequence[TopicRange]) -> list[tuple[TopicRange, ...]]:
     """Return what each task is to read: a range, in several parts of up to `SPLIT` offsets where it is longer.
 
     Ranges that follow each other go together as long as they have no more than `LEAST` offsets in all: a consumer
@@ -327,9 +327,9 @@ def shares(ranges: Sequence[TopicRange]) -> list[tuple[TopicRange, ...]]:
     few: list[TopicRange] = []
     for wanted in ranges:
         width = wanted.end - wanted.start
-        count = -(-width // SPLIT)
-        if 0 < width <= LEAST:
-            if sum(earlier.end - earlier.start for earlier in few) + width > LEAST:
+        count = -(-width // MAX_TASK_OFFSETS)
+        if 0 < width <= MIN_TASK_OFFSETS:
+            if sum(earlier.end - earlier.start for earlier in few) + width > MIN_TASK_OFFSETS:
                 shares.append(tuple(few))
                 few = []
             few.append(wanted)
@@ -339,25 +339,25 @@ def shares(ranges: Sequence[TopicRange]) -> list[tuple[TopicRange, ...]]:
     return [*shares, tuple(few)] if few else shares
 
 
-def record_batches(plan: KafkaRead, ranges: Sequence[TopicRange]) -> Iterator[pa.RecordBatch]:
+def read_record_batches(plan: KafkaReadPlan, ranges: Sequence[TopicRange]) -> Iterator[pa.RecordBatch]:
     """Yield the records of ranges of different partitions, those of each in order."""
-    decoded = _decoder(plan)
+    decoded = _create_decoder(plan)
     for wanted, got in read_ranges(plan.settings, ranges):
         kept, headers = got, [message.headers() for message in got]
         if any(headers) and any(map(is_marker, headers)):
             kept = [message for message in got if not is_marker(message.headers())]
             headers = [message.headers() for message in kept]
         if kept:
-            yield decoded(_batch(kept, headers, wanted.partition, plan.topic.headers is not None))
+            yield decoded(_batch_from_messages(kept, headers, wanted.partition, plan.topic.headers is not None))
 
 
-def _decoder(plan: KafkaRead) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+def _create_decoder(plan: KafkaReadPlan) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
     """Return what makes records of messages, with the very schema that Spark was told, down to what may be null."""
     import pyarrow as pa
 
     raw = plan.topic.key is None and plan.topic.headers is None and isinstance(plan.topic.value, Raw)
-    decode = _as_they_are if raw else decoder(plan.topic, plan.stream)
-    columns = schema_of(plan.topic).to_arrow()
+    decode = _raw_records if raw else create_decoder(plan.topic, plan.stream)
+    columns = topic_schema(plan.topic).to_arrow()
     meta = (pa.int32(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.bool_(), pa.int32())
     fields = [pa.field(name, kind, name != EPOCH) for name, kind in zip(RECORD_META, meta, strict=True)]
     schema = pa.schema([*columns, *fields])
@@ -369,14 +369,14 @@ def _decoder(plan: KafkaRead) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
     return decoded
 
 
-def _as_they_are(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _raw_records(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return raw records without a look at their bytes."""
     columns = {"key": batch.column(KEY), "value": batch.column(VALUE), TOMBSTONE: batch.column(VALUE).is_null()}
     columns |= {name: batch.column(name) for name in (PARTITION, OFFSET, TIMESTAMP, EPOCH)}
     return batch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def _batch(got: list[Message], headers: list[Any], partition: int, with_headers: bool) -> pa.RecordBatch:
+def _batch_from_messages(got: list[Message], headers: list[Any], partition: int, with_headers: bool) -> pa.RecordBatch:
     """Return messages as `decoder` takes them; their headers only where somebody wants them."""
     import numpy as np
     import pyarrow as pa
@@ -387,18 +387,18 @@ def _batch(got: list[Message], headers: list[Any], partition: int, with_headers:
     columns = {
         PARTITION: pa.array(np.full(count, partition, np.int32)),
         OFFSET: pa.array([message.offset() for message in got], pa.int64()),
-        TIMESTAMP: _times([message.timestamp()[1] for message in got]),
+        TIMESTAMP: _timestamps([message.timestamp()[1] for message in got]),
         KEY: pa.array([message.key() for message in got], pa.binary()),
         VALUE: pa.array([message.value() for message in got], pa.binary()),
         HEADERS: pa.array(list(shown), pa.list_(header)) if with_headers else pa.nulls(count, pa.list_(header)),
         EPOCH: pa.array(
-            [_epoch(of_message) for of_message in headers] if any(headers) else np.zeros(count, np.int32), pa.int32()
+            [_epoch_of(of_message) for of_message in headers] if any(headers) else np.zeros(count, np.int32), pa.int32()
         ),
     }
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def _times(ms: list[int]) -> pa.Array:
+def _timestamps(ms: list[int]) -> pa.Array:
     """Return times in microseconds; null where the producer gave none, or one after the year 9999."""
     import numpy as np
     import pyarrow as pa
@@ -408,11 +408,11 @@ def _times(ms: list[int]) -> pa.Array:
     return pa.array(np.where(none, 0, given) * 1000, pa.timestamp("us", tz="UTC"), mask=none if none.any() else None)
 
 
-def _epoch(headers: list[tuple[str, bytes | None]] | None) -> int:
+def _epoch_of(headers: list[tuple[str, bytes | None]] | None) -> int:
     epoch = next((value for name, value in headers or () if name == EPOCH_HEADER), None)
     return int(epoch) if epoch and epoch.isdigit() and len(epoch) < 10 else 0
 
 
-def _plan(source: DataSource) -> KafkaRead:
-    plan: KafkaRead = pickle.loads(base64.b64decode(source.options["plan"]))
+def _plan_of(source: DataSource) -> KafkaReadPlan:
+    plan: KafkaReadPlan = pickle.loads(base64.b64decode(source.options["plan"]))
     return plan

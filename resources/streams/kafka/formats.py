@@ -19,22 +19,28 @@ from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Convert = Callable[[Any], Any]
+Converter = Callable[[Any], Any]
 """Takes a value that is not None; returns what Arrow takes for the column, or raises one of UNFIT."""
 
-Problems = dict[int, str]
+RowProblems = dict[int, str]
 """Why a row can't be read, by its number in the batch."""
 
-SHOWN = 60
-UNFIT = (ValueError, TypeError, ArithmeticError, LookupError, InvalidOperation)  # Arrow's own are ValueErrors
+MAX_SHOWN = 60
+CONVERSION_ERRORS = (
+    ValueError,
+    TypeError,
+    ArithmeticError,
+    LookupError,
+    InvalidOperation,
+)  # Arrow's own are ValueErrors
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?(Z|[+-]\d\d:?\d\d)")
-_WHOLE = re.compile(r"[+-]?\d{1,40}")
+_INTEGER = re.compile(r"[+-]?\d{1,40}")
 _DECIMAL = re.compile(r"[+-]?\d{1,80}(\.\d{1,80})?")
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 # What Arrow itself turns into the column, checking the range.
-_READY: Mapping[str, frozenset[type]] = {
+_ARROW_TYPES: Mapping[str, frozenset[type]] = {
     **dict.fromkeys(_INTEGERS, frozenset({int})),
     "double": frozenset({float}),
     "string": frozenset({str}),
@@ -43,8 +49,8 @@ _READY: Mapping[str, frozenset[type]] = {
 }
 
 
-def rows_of(
-    data: Sequence[bytes | None], problems: Problems, parse: Callable[[bytes], dict[str, Any]]
+def parse_rows(
+    data: Sequence[bytes | None], problems: RowProblems, parse: Callable[[bytes], dict[str, Any]]
 ) -> list[dict[str, Any] | None]:
     """Return what `parse` makes of each message, None where there are no bytes.
 
@@ -62,8 +68,8 @@ def rows_of(
     return rows
 
 
-def columns_of(
-    rows: Sequence[Mapping[str, Any] | None], schema: Schema, converts: Mapping[str, Convert], problems: Problems
+def build_columns(
+    rows: Sequence[Mapping[str, Any] | None], schema: Schema, converts: Mapping[str, Converter], problems: RowProblems
 ) -> list[pa.Array]:
     """Return one array a column. What does not fit is null, and `problems` gets the reason.
 
@@ -72,39 +78,39 @@ def columns_of(
     """
     given: list[Mapping[str, Any]] = [row or {} for row in rows]
     return [
-        column_of([row.get(field.name) for row in given], field, converts.get(field.name), problems)
+        build_column([row.get(field.name) for row in given], field, converts.get(field.name), problems)
         for field in schema.fields
     ]
 
 
-def column_of(values: list[Any], field: Field, convert: Convert | None, problems: Problems) -> pa.Array:
+def build_column(values: list[Any], field: Field, convert: Converter | None, problems: RowProblems) -> pa.Array:
     """Return one column; see `columns_of`."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     kind = arrow_type(field.type)
-    ready = _READY.get(field.type)
+    ready = _ARROW_TYPES.get(field.type)
     types = set(map(type, values)) - {type(None)}
     if (ready is not None and types <= ready) or convert is None:
         try:
             made = pa.array(values, kind)
             if convert is None or field.type != "double" or not pc.any(pc.is_inf(made)).as_py():
                 return made
-        except UNFIT:
+        except CONVERSION_ERRORS:
             pass
     try:
         if convert is not None:
             return pa.array([None if value is None else convert(value) for value in values], kind)
-    except UNFIT:
+    except CONVERSION_ERRORS:
         pass
     kept: list[Any] = []
     for row, value in enumerate(values):
         try:
             converted = value if value is None or convert is None else convert(value)
             pa.array([converted], kind)
-        except UNFIT as error:
+        except CONVERSION_ERRORS as error:
             reason = str(error) if isinstance(error, Unfit) else ""
-            problems.setdefault(row, f"column {field.name!r} is {brief(value)}, declared {field.type}{reason}")
+            problems.setdefault(row, f"column {field.name!r} is {describe_value(value)}, declared {field.type}{reason}")
             converted = None
         kept.append(converted)
     return pa.array(kept, kind)
@@ -114,15 +120,15 @@ class Unfit(ValueError):
     """A value that is none of the declared type; its text goes behind the reason."""
 
 
-def brief(value: object) -> str:
+def describe_value(value: object) -> str:
     """Return what kind of value this is, and at most SHOWN characters of it, never all of a longer text."""
     if isinstance(value, bool) or value is None:
         return "null" if value is None else str(value).lower()
     if isinstance(value, int | float | Decimal):
         text = str(value)
-        return text if len(text) <= SHOWN else f"a number of {len(text)} digits"
+        return text if len(text) <= MAX_SHOWN else f"a number of {len(text)} digits"
     if isinstance(value, str):
-        return f"the text {json.dumps(part(value), ensure_ascii=False)}"
+        return f"the text {json.dumps(shorten_text(value), ensure_ascii=False)}"
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
     if isinstance(value, dict | list):
@@ -130,40 +136,40 @@ def brief(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def part(text: str) -> str:
+def shorten_text(text: str) -> str:
     """Return the beginning of a text: half of it, at most SHOWN characters."""
     if not text:
         return text
-    shown = text[: min(SHOWN - 1, (len(text) + 1) // 2)]
+    shown = text[: min(MAX_SHOWN - 1, (len(text) + 1) // 2)]
     return shown.encode("utf-8", "backslashreplace").decode() + "…"  # a lone surrogate can't be printed
 
 
 # -- from JSON and from texts
 
 
-def from_json(field: Field, timestamps: str | None) -> Convert:
+def json_converter(field: Field, timestamps: str | None) -> Converter:
     """Return how a JSON value becomes one of the column."""
     kind = field.type
     if kind in ("float", "double"):
-        return _number(kind)
+        return _float_converter(kind)
     if kind == "string":
-        return _nested
+        return _json_text
     if kind == "timestamp" and timestamps is not None:
-        return _counted(1000 if timestamps == "millis" else 1)
+        return _epoch_converter(1000 if timestamps == "millis" else 1)
     if kind.startswith("decimal"):
         return _decimal
-    made: dict[str, Convert] = {"date": _date, "timestamp": _timestamp, "binary": _base64, "boolean": _boolean}
+    made: dict[str, Converter] = {"date": _date, "timestamp": _timestamp, "binary": _base64, "boolean": _boolean}
     return made.get(kind, _integer)
 
 
-def from_text(field: Field) -> Convert:
+def text_converter(field: Field) -> Converter:
     """Return how a text, such as a message's key, becomes a value of the column."""
     kind = field.type
     if kind in _INTEGERS:
-        return _whole
+        return _integer_text
     if kind.startswith("decimal"):
         return _decimal
-    made: dict[str, Convert] = {"date": _date, "timestamp": _timestamp, "binary": _base64, "boolean": _truth}
+    made: dict[str, Converter] = {"date": _date, "timestamp": _timestamp, "binary": _base64, "boolean": _boolean_text}
     return made.get(kind, _text)
 
 
@@ -185,7 +191,7 @@ def _text(value: Any) -> str:
     return value
 
 
-def _nested(value: Any) -> str:
+def _json_text(value: Any) -> str:
     """A text as it is; objects and lists as JSON text."""
     if isinstance(value, str):
         value.encode()  # a lone surrogate is no text
@@ -195,7 +201,7 @@ def _nested(value: Any) -> str:
     raise Unfit("")
 
 
-def _number(kind: str) -> Convert:
+def _float_converter(kind: str) -> Converter:
     import numpy as np
 
     def convert(value: Any) -> float:
@@ -230,7 +236,7 @@ def _timestamp(value: Any) -> dt.datetime:
     raise Unfit(": expected a text like 2024-01-31T09:30:00Z, with a zone and at most six decimals")
 
 
-def _counted(factor: int) -> Convert:
+def _epoch_converter(factor: int) -> Converter:
     def convert(value: Any) -> dt.datetime:
         if type(value) is not int:
             raise Unfit(f": expected a whole number of {'milli' if factor == 1000 else 'micro'}seconds")
@@ -245,13 +251,13 @@ def _base64(value: Any) -> bytes:
     return base64.b64decode(value, validate=True)
 
 
-def _whole(value: str) -> int:
-    if not _WHOLE.fullmatch(value):
+def _integer_text(value: str) -> int:
+    if not _INTEGER.fullmatch(value):
         raise Unfit("")
     return int(value)
 
 
-def _truth(value: str) -> bool:
+def _boolean_text(value: str) -> bool:
     if value not in ("true", "false"):
         raise Unfit("")
     return value == "true"
@@ -260,7 +266,7 @@ def _truth(value: str) -> bool:
 # -- to texts
 
 
-def to_texts(column: pa.Array, kind: str) -> list[str | None]:
+def format_texts(column: pa.Array, kind: str) -> list[str | None]:
     """Return the values of a column as texts, each of which `from_text` reads as the same value."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -282,8 +288,8 @@ def to_texts(column: pa.Array, kind: str) -> list[str | None]:
 FAIL = "fail"
 
 
-class Reader(Protocol):
-    def __call__(self, data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
+class FormatReader(Protocol):
+    def __call__(self, data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
         """Return one array a column of the format's schema; null throughout where the bytes are None.
 
         Where bytes can't be read all is null and `problems` says why, by row. Raises TransientError where something
@@ -292,7 +298,7 @@ class Reader(Protocol):
         ...
 
 
-class Writer(Protocol):
+class FormatWriter(Protocol):
     def __call__(self, columns: Sequence[pa.Array]) -> list[bytes]:
         """Return the bytes of each row. Raises SchemaMismatchError for a value that the format can't hold."""
         ...
@@ -309,11 +315,11 @@ class Format(Protocol):
         """Return the columns that are read and written, without `malformed`."""
         ...
 
-    def reader(self) -> Reader:
+    def reader(self) -> FormatReader:
         """Return what reads, for one process."""
         ...
 
-    def writer(self, what: str, subject: str) -> Writer:
+    def writer(self, what: str, subject: str) -> FormatWriter:
         """Return what writes; `what` names the stream in errors.
 
         `subject` is where a registry keeps the schema unless the format names another.
@@ -337,7 +343,7 @@ def check_malformed(declared: str, schema: Schema, what: str) -> None:
         Schema((*schema.fields, Field(declared, "binary")))
 
 
-def as_schema(given: Schema | str, what: str) -> Schema:
+def schema_from_declaration(given: Schema | str, what: str) -> Schema:
     """Return a schema that was given as one, or as DDL."""
     schema = Schema.from_ddl(given, what) if isinstance(given, str) else given
     if not isinstance(schema, Schema) or not schema.fields:
@@ -353,36 +359,36 @@ def as_schema(given: Schema | str, what: str) -> Schema:
 # reader, which also knows the reason.
 
 
-AtOnce = Callable[[Sequence[bytes | None]], "list[pa.Array] | None"]
+FastJsonReader = Callable[[Sequence[bytes | None]], "list[pa.Array] | None"]
 # Types of which Arrow takes exactly the JSON values that belong there.
-_TYPES = frozenset({"string", "boolean", "tinyint", "smallint", "int", "bigint", "double"})
+_FAST_TYPES = frozenset({"string", "boolean", "tinyint", "smallint", "int", "bigint", "double"})
 # Arrow takes these for numbers. In a text they look the same, which costs time but no more.
-_NO_NUMBER = re.compile(rb"[:\[,]\s*-?(?:NaN|Inf(?:inity)?)\s*[,}\]]")
+_INVALID_NUMBER = re.compile(rb"[:\[,]\s*-?(?:NaN|Inf(?:inity)?)\s*[,}\]]")
 _MOST_BYTES = 1 << 30
-_TRIES = 3
+_MAX_FAILURES = 3
 
 
-def at_once(schema: Schema, names: Mapping[str, str]) -> AtOnce:
+def fast_json_reader(schema: Schema, names: Mapping[str, str]) -> FastJsonReader:
     """Return what reads a batch of messages as columns of `schema`, or returns None for a batch that it can't.
 
     `names` has the fields of columns that are called otherwise. After three batches in vain it gives up for good.
     """
-    if any(field.type not in _TYPES for field in schema.fields):
+    if any(field.type not in _FAST_TYPES for field in schema.fields):
         return lambda data: None
     vain = 0
 
     def read(data: Sequence[bytes | None]) -> list[pa.Array] | None:
         nonlocal vain
-        if not data or vain >= _TRIES:
+        if not data or vain >= _MAX_FAILURES:
             return None
-        arrays = _read(data, schema, names)
+        arrays = _read_fast(data, schema, names)
         vain = vain + 1 if arrays is None else 0
         return arrays
 
     return read
 
 
-def _read(data: Sequence[bytes | None], schema: Schema, names: Mapping[str, str]) -> list[pa.Array] | None:
+def _read_fast(data: Sequence[bytes | None], schema: Schema, names: Mapping[str, str]) -> list[pa.Array] | None:
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyarrow import json
@@ -395,7 +401,7 @@ def _read(data: Sequence[bytes | None], schema: Schema, names: Mapping[str, str]
     text = b"\n".join(messages)
     if len(text) > _MOST_BYTES or text.count(b"\n") != len(messages) - 1:
         return None
-    if (b"NaN" in text or b"Inf" in text) and _NO_NUMBER.search(text):
+    if (b"NaN" in text or b"Inf" in text) and _INVALID_NUMBER.search(text):
         return None
     fields = [pa.field(names.get(field.name, field.name), arrow_type(field.type)) for field in schema.fields]
     try:
@@ -433,7 +439,7 @@ class Json:
     malformed: str = FAIL
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "schema", as_schema(self.schema, "a JSON format"))
+        object.__setattr__(self, "schema", schema_from_declaration(self.schema, "a JSON format"))
         if self.timestamps not in (None, "millis", "micros"):
             raise ConfigurationError(
                 f"a JSON format has timestamps={self.timestamps!r}: expected 'millis', 'micros' or None.",
@@ -452,14 +458,14 @@ class Json:
         assert isinstance(self.schema, Schema)
         return self.schema
 
-    def reader(self) -> Reader:
+    def reader(self) -> FormatReader:
         schema = self.columns()
-        converts = {field.name: from_json(field, self.timestamps) for field in schema.fields}
+        converts = {field.name: json_converter(field, self.timestamps) for field in schema.fields}
         exact = any(field.type.startswith("decimal") for field in schema.fields)
         named = dict(self.names)
-        decode = json.JSONDecoder(parse_constant=_no_number, parse_float=Decimal if exact else float).decode
+        decode = json.JSONDecoder(parse_constant=_reject_constant, parse_float=Decimal if exact else float).decode
 
-        quick = at_once(schema, named)
+        quick = fast_json_reader(schema, named)
 
         def parse(message: bytes) -> dict[str, Any]:
             try:
@@ -471,23 +477,23 @@ class Json:
             except (ValueError, RecursionError) as error:
                 raise Unfit(f"not JSON: {str(error)[:60]}") from error
             if type(record) is not dict:
-                raise Unfit(f"{brief(record)} where a JSON object belongs")
+                raise Unfit(f"{describe_value(record)} where a JSON object belongs")
             return record | {column: record.get(name) for column, name in named.items()} if named else record
 
-        def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
+        def read(data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
             if (whole := quick(data)) is not None:
                 return whole
-            return columns_of(rows_of(data, problems, parse), schema, converts, problems)
+            return build_columns(parse_rows(data, problems, parse), schema, converts, problems)
 
         return read
 
-    def writer(self, what: str, subject: str) -> Writer:
+    def writer(self, what: str, subject: str) -> FormatWriter:
         fields = self.columns().fields
         heads = [json.dumps(self.names.get(field.name, field.name), ensure_ascii=False) + ":" for field in fields]
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
             texts = [
-                _texts(column, field, f"{what}: column {field.name!r}", self.timestamps)
+                _json_texts(column, field, f"{what}: column {field.name!r}", self.timestamps)
                 for column, field in zip(columns, fields, strict=True)
             ]
             named = [[head + text for text in column] for head, column in zip(heads, texts, strict=True)]
@@ -499,14 +505,14 @@ class Json:
         return "JSON"
 
 
-def _no_number(text: str) -> Any:
+def _reject_constant(text: str) -> Any:
     raise ValueError(f"{text} is no number in JSON")
 
 
 _quote: Callable[[str], str] = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def _texts(column: pa.Array, field: Field, what: str, timestamps: str | None) -> list[str]:
+def _json_texts(column: pa.Array, field: Field, what: str, timestamps: str | None) -> list[str]:
     """Return the values of a column as JSON."""
     import pyarrow as pa
 
@@ -527,7 +533,7 @@ def _texts(column: pa.Array, field: Field, what: str, timestamps: str | None) ->
     if kind == "binary":
         values = column.to_pylist()
         return ["null" if value is None else f'"{base64.b64encode(value).decode()}"' for value in values]
-    texts = to_texts(column, kind)
+    texts = format_texts(column, kind)
     if kind in ("string", "date", "timestamp"):
         return ["null" if text is None else _quote(text) for text in texts]
     return ["null" if text is None else text for text in texts]
@@ -546,10 +552,10 @@ class Raw:
     def columns(self) -> Schema:
         return Schema.of(value="binary")
 
-    def reader(self) -> Reader:
+    def reader(self) -> FormatReader:
         return _raw_read
 
-    def writer(self, what: str, subject: str) -> Writer:
+    def writer(self, what: str, subject: str) -> FormatWriter:
         return _raw_write
 
     def describe(self) -> str:
@@ -564,7 +570,7 @@ class RawKey(Raw):
         return Schema.of(key="binary")
 
 
-def _raw_read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
+def _raw_read(data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
     import pyarrow as pa
 
     return [pa.array(data, pa.binary())]
@@ -587,7 +593,7 @@ class Text:
     def columns(self) -> Schema:
         return Schema.of({self.column: "string"})
 
-    def reader(self) -> Reader:
+    def reader(self) -> FormatReader:
         schema = self.columns()
 
         def parse(datum: bytes) -> dict[str, Any]:
@@ -596,12 +602,12 @@ class Text:
             except UnicodeDecodeError as error:
                 raise Unfit(f"not UTF-8 at byte {error.start}") from error
 
-        def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
-            return columns_of(rows_of(data, problems, parse), schema, {}, problems)
+        def read(data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
+            return build_columns(parse_rows(data, problems, parse), schema, {}, problems)
 
         return read
 
-    def writer(self, what: str, subject: str) -> Writer:
+    def writer(self, what: str, subject: str) -> FormatWriter:
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
             if columns[0].null_count:
                 raise SchemaMismatchError(
@@ -643,20 +649,20 @@ class KeyText:
         text = self.key if " " in self.key.strip() else f"{self.key.strip()} STRING"
         return Schema.from_ddl(text, "a Kafka key")
 
-    def reader(self) -> Reader:
+    def reader(self) -> FormatReader:
         schema = self.columns()
-        converts = {field.name: from_text(field) for field in schema.fields}
+        converts = {field.name: text_converter(field) for field in schema.fields}
 
-        def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
-            return columns_of(rows_of(data, problems, partial(_parts, schema)), schema, converts, problems)
+        def read(data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
+            return build_columns(parse_rows(data, problems, partial(_split_key, schema)), schema, converts, problems)
 
         return read
 
-    def writer(self, what: str, subject: str) -> Writer:
+    def writer(self, what: str, subject: str) -> FormatWriter:
         kinds = [field.type for field in self.columns().fields]
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
-            texts = [to_texts(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+            texts = [format_texts(column, kind) for column, kind in zip(columns, kinds, strict=True)]
             if len(texts) == 1:
                 return [None if text is None else text.encode() for text in texts[0]]  # type: ignore[misc]
             made = zip(*texts, strict=True)
@@ -668,7 +674,7 @@ class KeyText:
         return "a text" if len(self.columns().fields) == 1 else "a JSON array of texts"
 
 
-def _parts(schema: Schema, data: bytes) -> dict[str, Any]:
+def _split_key(schema: Schema, data: bytes) -> dict[str, Any]:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:

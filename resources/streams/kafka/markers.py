@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
 
 
-class _Said(BaseModel):
+class _MarkerHeader(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     version: str = Field(min_length=1)
@@ -35,7 +35,7 @@ class _Said(BaseModel):
     partitions: int | None = Field(default=None, ge=1)
 
 
-def marker_text(
+def marker_header(
     version: str,
     partitions: int,
     rows: int | None = None,
@@ -43,16 +43,16 @@ def marker_text(
     valid_from: datetime | None = None,
 ) -> bytes:
     """Return what the header of a marker says in a topic that has so many partitions."""
-    header = _Said(version=version, rows=rows, checksum=checksum, valid_from=valid_from, partitions=partitions)
+    header = _MarkerHeader(version=version, rows=rows, checksum=checksum, valid_from=valid_from, partitions=partitions)
     return header.model_dump_json(exclude_none=True).encode()
 
 
-def marker_in(message: Message, ssp: SystemStreamPartition) -> Marker:
+def marker_from_message(message: Message, ssp: SystemStreamPartition) -> Marker:
     """Return the marker that a message is. Raises MalformedDocumentError for one that can't be read."""
     headers: list[tuple[str, bytes | None]] = message.headers() or []  # type: ignore[assignment]
     header = next((value for name, value in headers if name == END_OF_DATASET), None)
     try:
-        body = _Said.model_validate_json(header or b"")
+        body = _MarkerHeader.model_validate_json(header or b"")
     except ValidationError as error:
         raise MalformedDocumentError(
             f"{ssp}: the end-of-dataset marker at offset {message.offset()} says {(header or b'')[:200]!r}: "
@@ -72,7 +72,7 @@ def marker_in(message: Message, ssp: SystemStreamPartition) -> Marker:
     )
 
 
-def markers(
+def read_markers(
     system: KafkaStreams, stream: str, since: Mapping[SystemStreamPartition, str] | None = None
 ) -> list[Marker]:
     """Return the markers at or after these offsets (of all partitions when None), in order.
@@ -91,7 +91,7 @@ def markers(
         for p, start in sorted(starts.items())
     ]
     markers_read = [
-        marker_in(message, SystemStreamPartition(system.name, stream, wanted.partition))
+        marker_from_message(message, SystemStreamPartition(system.name, stream, wanted.partition))
         for wanted, got in read_ranges(system.settings, ranges)
         for message in got
         if is_marker(message.headers())

@@ -26,17 +26,17 @@ from dagster_adjunct.resources.spark.errors import encode_task_errors, translate
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.streams.kafka.client import BrokerRefusals, new_client
 from dagster_adjunct.resources.streams.kafka.formats import Raw
-from dagster_adjunct.resources.streams.kafka.markers import marker_text
-from dagster_adjunct.resources.streams.kafka.record_formats import encode, encode_table, schema_of
+from dagster_adjunct.resources.streams.kafka.markers import marker_header
+from dagster_adjunct.resources.streams.kafka.record_formats import encode_frame, encode_table, topic_schema
 from dagster_adjunct.resources.streams.kafka.task_producer import (
     KEY,
-    Record,
+    OutgoingRecord,
     Sender,
     SentSpan,
     Target,
     TaskAppend,
-    records_of,
-    refused,
+    records_from_batch,
+    translate_produce_error,
 )
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
@@ -45,8 +45,8 @@ from dagster_adjunct.resources.streams.system import (
     TOMBSTONE,
     AppendResult,
     check_producer,
-    counted_anew,
-    micros_of_marker,
+    micros_from_valid_from,
+    stale_sequence_error,
 )
 
 if TYPE_CHECKING:
@@ -88,10 +88,10 @@ class TransactionMark(StoredDocument):
 
 
 # By partition, and with the offset after the producer's records.
-Marks = Mapping[int, tuple[TransactionMark, int]]
+ProducerMarks = Mapping[int, tuple[TransactionMark, int]]
 
 
-def transact(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> tuple[list[SentSpan], bool]:
+def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> tuple[list[SentSpan], bool]:
     """Append the batches in one transaction; return where they lie, and whether they were in already.
 
     Raises ProducerConflictError for other records under a sequence that is in and for one below the last,
@@ -99,26 +99,26 @@ def transact(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> tuple[lis
     may be repeated.
     """
     sender = Sender(append.target, f"{append.producer}/{append.target.topic}")
-    _settle(sender, sender.producer.init_transactions)
-    marks = _settled_marks(append.target, append.producer)
+    _retry_step(sender, sender.producer.init_transactions)
+    marks = _read_marks_or_raise(append.target, append.producer)
     last = marks[0][0] if 0 in marks else None
     digest = _Digest()
     if last is not None and append.sequence < last.sequence:
-        raise counted_anew(str(append.target), append.producer, append.sequence, last.sequence)
+        raise stale_sequence_error(str(append.target), append.producer, append.sequence, last.sequence)
     if last is not None and append.sequence == last.sequence:
         for batch in batches:
-            digest.add_all(records_of(batch, append))
-        _check_same(append, last, digest.of(append))
-        return spans_of(marks, append.sequence), True
+            digest.add_all(records_from_batch(batch, append))
+        _check_same_digest(append, last, digest.of(append))
+        return spans_from_marks(marks, append.sequence), True
     sender.producer.begin_transaction()
     try:
         for batch in batches:
-            sender.send(digest.passed(records_of(batch, append)))
+            sender.send(digest.passed(records_from_batch(batch, append)))
         sender.mark(append)
         spans = sender.finish()
         mark = TransactionMark(topic=append.target.identity, sequence=append.sequence, digest=digest.of(append))
         _commit_offsets(sender, append, spans, mark, marks[0][1] if 0 in marks else 0)
-        _settle(sender, sender.producer.commit_transaction)
+        _retry_step(sender, sender.producer.commit_transaction)
     except BaseException:
         # Where this fails, too, the broker ends the transaction, at the latest after its time-out.
         with suppress(Exception):
@@ -127,7 +127,7 @@ def transact(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> tuple[lis
     return spans, False
 
 
-def read_marks(target: Target, producer: str) -> Marks:
+def read_marks(target: Target, producer: str) -> ProducerMarks:
     """Return the marks that this producer left on the topic.
 
     Where a transaction of the producer is open, as after a crash, those from before it. Marks on a topic of the same
@@ -139,26 +139,26 @@ def read_marks(target: Target, producer: str) -> Marks:
         return _read_marks(target, producer, "read_committed", _OPEN_SECONDS)
     except KafkaException as error:
         if error.args[0].code() != error.args[0]._TIMED_OUT:
-            raise refused(error.args[0], target) from error
-    return _settled_marks(target, producer, "read_uncommitted")
+            raise translate_produce_error(error.args[0], target) from error
+    return _read_marks_or_raise(target, producer, "read_uncommitted")
 
 
-def _settled_marks(target: Target, producer: str, isolation: str = "read_committed") -> Marks:
+def _read_marks_or_raise(target: Target, producer: str, isolation: str = "read_committed") -> ProducerMarks:
     from confluent_kafka import KafkaException
 
     try:
         return _read_marks(target, producer, isolation, _SECONDS)
     except KafkaException as error:
-        raise refused(error.args[0], target) from error
+        raise translate_produce_error(error.args[0], target) from error
 
 
-def _read_marks(target: Target, producer: str, isolation: str, seconds: float) -> Marks:
+def _read_marks(target: Target, producer: str, isolation: str, seconds: float) -> ProducerMarks:
     """Return the marks; as `read_committed` this waits until no transaction of the producer is open."""
     from confluent_kafka import KafkaException, TopicPartition
 
     refusals = BrokerRefusals(target.settings)
     wanted = [TopicPartition(target.topic, partition) for partition in range(target.partitions)]
-    with closing(_member(target, _MARKS + producer, refusals, isolation)) as consumer:
+    with closing(_group_consumer(target, _MARKS + producer, refusals, isolation)) as consumer:
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -172,14 +172,14 @@ def _read_marks(target: Target, producer: str, isolation: str, seconds: float) -
                     raise
                 time.sleep(_PAUSE_SECONDS)  # the group's coordinator starts, or moves to another broker
     marks = {
-        position.partition: (_parsed(position.metadata, target), position.offset)
+        position.partition: (_parse_mark(position.metadata, target), position.offset)
         for position in committed
         if position.metadata
     }
     return {partition: mark for partition, mark in marks.items() if mark[0].topic == target.identity}
 
 
-def spans_of(marks: Marks, sequence: int) -> list[SentSpan]:
+def spans_from_marks(marks: ProducerMarks, sequence: int) -> list[SentSpan]:
     """Return where the records of this sequence lie; nothing where a later one has been written over it."""
     return [
         SentSpan(partition, mark.first, after, mark.rows)
@@ -209,12 +209,12 @@ def _commit_offsets(
     for group, offsets in ((_MARKS + append.producer, list(marks.values())), (append.producer, consumed)):
         if offsets:
             # Nobody joins these groups: committing in a transaction needs no more than their names.
-            with closing(_member(target, group, BrokerRefusals(target.settings), "read_committed")) as member:
+            with closing(_group_consumer(target, group, BrokerRefusals(target.settings), "read_committed")) as member:
                 send = partial(sender.producer.send_offsets_to_transaction, offsets, member.consumer_group_metadata())
-                _settle(sender, send)
+                _retry_step(sender, send)
 
 
-def _settle(sender: Sender, step: Callable[[float], object]) -> None:
+def _retry_step(sender: Sender, step: Callable[[float], object]) -> None:
     """Call one step of a transaction, again where Kafka says that this may help; raise what it means otherwise."""
     from confluent_kafka import KafkaException
 
@@ -236,7 +236,7 @@ class _Digest:
         self._sum = 0
         self._count = 0
 
-    def passed(self, records: Iterable[Record]) -> Iterator[Record]:
+    def passed(self, records: Iterable[OutgoingRecord]) -> Iterator[OutgoingRecord]:
         """Yield the records, counted in."""
         for record in records:
             digest = hashlib.blake2b(repr(record).encode(), digest_size=_BITS // 8).digest()
@@ -244,7 +244,7 @@ class _Digest:
             self._count += 1
             yield record
 
-    def add_all(self, records: Iterable[Record]) -> None:
+    def add_all(self, records: Iterable[OutgoingRecord]) -> None:
         for _ in self.passed(records):
             pass
 
@@ -254,7 +254,7 @@ class _Digest:
         return hashlib.blake2b(repr(whole).encode(), digest_size=_BITS // 8).hexdigest()
 
 
-def _check_same(append: TaskAppend, last: TransactionMark, digest: str) -> None:
+def _check_same_digest(append: TaskAppend, last: TransactionMark, digest: str) -> None:
     if last.digest != digest:
         raise ProducerConflictError(
             f"sequence {append.sequence} of producer {append.producer!r} in {append.target} is in already with other "
@@ -267,7 +267,7 @@ def _check_same(append: TaskAppend, last: TransactionMark, digest: str) -> None:
         )
 
 
-def _parsed(text: str, target: Target) -> TransactionMark:
+def _parse_mark(text: str, target: Target) -> TransactionMark:
     try:
         return TransactionMark.model_validate_json(text)
     except ValidationError as error:
@@ -279,7 +279,7 @@ def _parsed(text: str, target: Target) -> TransactionMark:
         ) from error
 
 
-def _member(target: Target, group: str, refusals: BrokerRefusals, isolation: str) -> Consumer:
+def _group_consumer(target: Target, group: str, refusals: BrokerRefusals, isolation: str) -> Consumer:
     own = {"group.id": group, "enable.auto.commit": False, "isolation.level": isolation}
     consumer: Consumer = new_client("consumer", target.settings, own, refusals)
     return consumer
@@ -292,7 +292,7 @@ _LOOK_SECONDS = 0.02
 _SPANS = "`partition` INT, `first` BIGINT, `next` BIGINT, `rows` BIGINT, `duplicate` BOOLEAN"
 _ORDER = "__order_"
 
-Sent = tuple[list[SentSpan], bool]
+SendResult = tuple[list[SentSpan], bool]
 
 
 def append(
@@ -325,14 +325,14 @@ def append(
     StreamUnavailableError, after which the same call may be repeated.
     """
     check_producer(producer, sequence)
-    micros_of_marker(end_of_dataset, valid_from)
+    micros_from_valid_from(end_of_dataset, valid_from)
     facts = system.topic(stream)
     markers: dict[int, bytes] = {}
     if end_of_dataset is not None:
         check_name("version", end_of_dataset)
-        text = marker_text(end_of_dataset, facts.partitions, valid_from=valid_from)
+        text = marker_header(end_of_dataset, facts.partitions, valid_from=valid_from)
         markers = dict.fromkeys(range(facts.partitions), text)
-    what = _append(system, facts, producer, sequence, markers, consumed or {})
+    what = _build_append(system, facts, producer, sequence, markers, consumed or {})
     before = system.admin.upcoming(facts.topic, range(facts.partitions))
     if not hasattr(data, "mapInArrow"):
         if order_by or partitioned:
@@ -341,12 +341,14 @@ def append(
                 "Sort the table before, and leave both out.",
                 argument="order_by",
             )
-        table = table_of(data, str(what.target), schema_of(facts.declared))
-        sent = _send(facts)(what, encode_table(table, facts.declared, str(what.target)).to_batches())
+        table = table_of(data, str(what.target), topic_schema(facts.declared))
+        sent = _send_function(facts)(what, encode_table(table, facts.declared, str(what.target)).to_batches())
     else:
-        frame = encode(_prepared(cast("DataFrame", data), facts, order_by), facts.declared, str(what.target))
-        sent = _in_tasks(frame, facts, what, len(order_by))
-    return _result(system, what, sent, before)
+        frame = encode_frame(
+            _select_columns(cast("DataFrame", data), facts, order_by), facts.declared, str(what.target)
+        )
+        sent = _send_frame(frame, facts, what, len(order_by))
+    return _await_result(system, what, sent, before)
 
 
 def append_markers(
@@ -368,7 +370,7 @@ def append_markers(
     """
     check_producer(producer, sequence)
     check_name("version", version)
-    micros_of_marker(version, valid_from)
+    micros_from_valid_from(version, valid_from)
     facts = system.topic(stream)
     chosen = range(facts.partitions) if partitions is None else sorted(set(partitions))
     unfit = [p for p in chosen if not 0 <= p < facts.partitions or (rows is not None and p not in rows)]
@@ -381,13 +383,13 @@ def append_markers(
             stream=f"{system.name}.{stream}",
         )
     counts: Mapping[int, int] = rows or {}
-    markers = {p: marker_text(version, facts.partitions, counts.get(p), checksum, valid_from) for p in chosen}
-    what = _append(system, facts, producer, sequence, markers, {})
+    markers = {p: marker_header(version, facts.partitions, counts.get(p), checksum, valid_from) for p in chosen}
+    what = _build_append(system, facts, producer, sequence, markers, {})
     before = system.admin.upcoming(facts.topic, range(facts.partitions))
-    return _result(system, what, _send(facts)(what, []), before)
+    return _await_result(system, what, _send_function(facts)(what, []), before)
 
 
-def appended(system: KafkaStreams, stream: str, producer: str, sequence: int) -> AppendResult | None:
+def find_append(system: KafkaStreams, stream: str, producer: str, sequence: int) -> AppendResult | None:
     """Return the result of an append that is in already; always None for a topic without transactions.
 
     Of a transaction that a crash left open nothing is in yet; the next append of the producer settles it. Raises
@@ -401,16 +403,16 @@ def appended(system: KafkaStreams, stream: str, producer: str, sequence: int) ->
     if 0 not in marks or marks[0][0].sequence < sequence:
         return None
     if marks[0][0].sequence > sequence:
-        raise counted_anew(f"{system.name}.{stream}", producer, sequence, marks[0][0].sequence)
-    return _told(spans_of(marks, sequence), duplicate=True)
+        raise stale_sequence_error(f"{system.name}.{stream}", producer, sequence, marks[0][0].sequence)
+    return _result_from_spans(spans_from_marks(marks, sequence), duplicate=True)
 
 
-def deliver(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> Sent:
+def send_without_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> SendResult:
     """Send the batches, then the markers, without a transaction; return where they lie, and False."""
     sender = Sender(append.target)
     try:
         for batch in batches:
-            sender.send(records_of(batch, append))
+            sender.send(records_from_batch(batch, append))
         sender.mark(append)
         return sender.finish(), False
     except BaseException:
@@ -418,11 +420,11 @@ def deliver(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> Sent:
         raise
 
 
-def _send(facts: TopicFacts) -> Callable[[TaskAppend, Iterable[pa.RecordBatch]], Sent]:
-    return transact if facts.declared.transactional else deliver
+def _send_function(facts: TopicFacts) -> Callable[[TaskAppend, Iterable[pa.RecordBatch]], SendResult]:
+    return send_in_transaction if facts.declared.transactional else send_without_transaction
 
 
-def _in_tasks(frame: DataFrame, facts: TopicFacts, append: TaskAppend, ordered_by: int) -> Sent:
+def _send_frame(frame: DataFrame, facts: TopicFacts, append: TaskAppend, ordered_by: int) -> SendResult:
     """Send an encoded frame from Spark's tasks: from one in a transaction, else with each key in one task."""
     keyed = facts.declared.key is not None or isinstance(facts.declared.value, Raw)
     if facts.declared.transactional:
@@ -434,14 +436,14 @@ def _in_tasks(frame: DataFrame, facts: TopicFacts, append: TaskAppend, ordered_b
     frame = frame.select(*[name for name in frame.columns if not name.startswith(_ORDER)])
     if facts.declared.transactional:
         # Spark runs no task at all for a frame that it knows to be empty: the transaction is made here then.
-        return _collected(frame, append, transact) or transact(append, [])
-    spans, _ = _collected(frame, replace(append, markers=()), deliver) or ([], False)
-    return ([*spans, *deliver(append, [])[0]] if append.markers else spans), False
+        return _run_tasks(frame, append, send_in_transaction) or send_in_transaction(append, [])
+    spans, _ = _run_tasks(frame, replace(append, markers=()), send_without_transaction) or ([], False)
+    return ([*spans, *send_without_transaction(append, [])[0]] if append.markers else spans), False
 
 
-def _collected(
-    frame: DataFrame, append: TaskAppend, send: Callable[[TaskAppend, Iterable[pa.RecordBatch]], Sent]
-) -> Sent | None:
+def _run_tasks(
+    frame: DataFrame, append: TaskAppend, send: Callable[[TaskAppend, Iterable[pa.RecordBatch]], SendResult]
+) -> SendResult | None:
     """Send a frame from its tasks; return what they tell, None where there was no task."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -466,11 +468,11 @@ def _collected(
     return spans, any(row[4] for row in rows)
 
 
-def _prepared(frame: DataFrame, facts: TopicFacts, order_by: Sequence[str]) -> DataFrame:
+def _select_columns(frame: DataFrame, facts: TopicFacts, order_by: Sequence[str]) -> DataFrame:
     """Return the frame with the stream's columns, the marks that it has, and the columns of its order by number."""
     from pyspark.sql import functions as F
 
-    schema = schema_of(facts.declared)
+    schema = topic_schema(facts.declared)
     gone = {
         name for name in (*RECORD_META, *order_by) if name not in (TIMESTAMP, TOMBSTONE, EPOCH) and name not in schema
     }
@@ -479,7 +481,7 @@ def _prepared(frame: DataFrame, facts: TopicFacts, order_by: Sequence[str]) -> D
     return frame.select(*kept, *order)
 
 
-def _append(
+def _build_append(
     system: KafkaStreams,
     facts: TopicFacts,
     producer: str,
@@ -510,14 +512,16 @@ def _target(system: KafkaStreams, facts: TopicFacts) -> Target:
     return Target(settings, facts.stream, facts.topic, facts.identity, facts.partitions, limit)
 
 
-def _result(system: KafkaStreams, append: TaskAppend, sent: Sent, before: Mapping[int, int]) -> AppendResult:
+def _await_result(
+    system: KafkaStreams, append: TaskAppend, sent: SendResult, before: Mapping[int, int]
+) -> AppendResult:
     """Return what an append did, once readers see it; a partition without records is told as empty there.
 
     `before` is where the partitions ended before, for what a broker did not tell.
     """
     spans, duplicate = sent
     if duplicate:
-        return _told(spans, duplicate=True)
+        return _result_from_spans(spans, duplicate=True)
     target, deadline = append.target, time.monotonic() + _VISIBLE_SECONDS
     ends = {p: max((s.next or 0 for s in spans if s.partition == p), default=0) for p in range(target.partitions)}
     after = system.admin.upcoming(target.topic, range(target.partitions))
@@ -530,12 +534,12 @@ def _result(system: KafkaStreams, append: TaskAppend, sent: Sent, before: Mappin
         SentSpan(s.partition, before[s.partition], after[s.partition], s.rows) if s.partition in untold else s
         for s in spans
     ]
-    told = _told(known, duplicate=False)
+    told = _result_from_spans(known, duplicate=False)
     empty = {p: str(offset) for p, offset in after.items() if p not in told.first}
     return replace(told, first={**told.first, **empty}, next={**told.next, **empty})
 
 
-def _told(spans: Sequence[SentSpan], *, duplicate: bool) -> AppendResult:
+def _result_from_spans(spans: Sequence[SentSpan], *, duplicate: bool) -> AppendResult:
     first: dict[int, int] = {}
     after: dict[int, int] = {}
     for span in spans:

@@ -14,21 +14,21 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.streams.kafka.formats import (
     FAIL,
-    Problems,
-    Reader,
+    FormatReader,
+    FormatWriter,
+    RowProblems,
     Unfit,
-    Writer,
+    build_columns,
     check_malformed,
-    columns_of,
-    rows_of,
+    parse_rows,
 )
 from dagster_adjunct.resources.streams.kafka.schema_registry import (
     HEADER_BYTES,
     SchemaRegistry,
-    header,
-    indexes_at,
-    indexes_bytes,
-    number_of,
+    encode_message_indexes,
+    encode_schema_id,
+    parse_message_indexes,
+    parse_schema_id,
 )
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def message_class(descriptor_set: bytes, name: str) -> Any:
     pool = descriptor_pool.DescriptorPool()
     try:
         files = {file.name: file for file in descriptor_pb2.FileDescriptorSet.FromString(descriptor_set).file}
-        _add(pool, files.values(), files, set())
+        _add_files(pool, files.values(), files, set())
         return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
     except (DecodeError, TypeError, KeyError) as error:
         raise ConfigurationError(
@@ -70,26 +70,26 @@ def message_class(descriptor_set: bytes, name: str) -> Any:
         ) from error
 
 
-def _add(pool: Any, files: Iterable[Any], by_name: dict[str, Any], added: set[str]) -> None:
+def _add_files(pool: Any, files: Iterable[Any], by_name: dict[str, Any], added: set[str]) -> None:
     """Add files to the pool, each behind those that it imports."""
     for file in files:
         if file.name not in added:
             added.add(file.name)
-            _add(pool, [by_name[name] for name in file.dependency if name in by_name], by_name, added)
+            _add_files(pool, [by_name[name] for name in file.dependency if name in by_name], by_name, added)
             pool.AddSerializedFile(file.SerializeToString())
 
 
-def indexes_of(descriptor: Any) -> tuple[int, ...]:
+def message_indexes(descriptor: Any) -> tuple[int, ...]:
     """Return where a message type stands in its file: its number there, or those of the types around it first."""
     outer = descriptor.containing_type
     siblings = list(outer.nested_types if outer is not None else descriptor.file.message_types_by_name.values())
     return (
-        *(indexes_of(outer) if outer is not None else ()),
+        *(message_indexes(outer) if outer is not None else ()),
         [sibling.name for sibling in siblings].index(descriptor.name),
     )
 
 
-def column_type(field: Any) -> str:
+def protobuf_column_type(field: Any) -> str:
     """Return the type of the column that a field becomes."""
     if is_nested(field):
         return "string"
@@ -116,7 +116,7 @@ def _is_repeated(field: Any) -> bool:
     return bool(field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED)
 
 
-def getter(field: Any) -> Callable[[Any], Any]:
+def field_getter(field: Any) -> Callable[[Any], Any]:
     """Return what gets a field's value from a message, as the column has it."""
     name, value = field.name, _plain_getter(field)
     if not field.has_presence or field.has_default_value:
@@ -128,19 +128,19 @@ def _plain_getter(field: Any) -> Callable[[Any], Any]:
     name = field.name
     if field.message_type is not None:
         if field.message_type.full_name == _TIMESTAMP:
-            return lambda message: _moment(getattr(message, name))
+            return lambda message: _to_datetime(getattr(message, name))
         return lambda message: getattr(message, name).value
     if field.enum_type is not None:
         names = field.enum_type.values_by_number
-        return lambda message: _enum(names, getattr(message, name))
+        return lambda message: _enum_name(names, getattr(message, name))
     return lambda message: getattr(message, name)
 
 
-def _enum(names: Any, number: int) -> str:
+def _enum_name(names: Any, number: int) -> str:
     return names[number].name if number in names else str(number)
 
 
-def _moment(value: Any) -> dt.datetime:
+def _to_datetime(value: Any) -> dt.datetime:
     return _EPOCH + dt.timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
 
 
@@ -166,7 +166,7 @@ def nested_json(message: Any, nested: Sequence[Any], others: Iterable[str]) -> d
     return texts
 
 
-def put(message: Any, field: Any, value: Any, what: str) -> None:
+def set_field(message: Any, field: Any, value: Any, what: str) -> None:
     """Set a field from a column's value. Raises SchemaMismatchError for one that it can't hold."""
     from google.protobuf import json_format
 
@@ -226,19 +226,19 @@ class Protobuf:
         return f"Protobuf({self.message!r}, {size} bytes of descriptors, registry={self.registry!r})"
 
     def columns(self) -> Schema:
-        return Schema(tuple(Field(field.name, column_type(field)) for field in self._descriptor().fields))
+        return Schema(tuple(Field(field.name, protobuf_column_type(field)) for field in self._descriptor().fields))
 
     def _descriptor(self) -> Any:
         assert isinstance(self.descriptor_set, bytes)
         return message_class(self.descriptor_set, self.message).DESCRIPTOR
 
-    def reader(self) -> Reader:
+    def reader(self) -> FormatReader:
         assert isinstance(self.descriptor_set, bytes)
         message, schema = message_class(self.descriptor_set, self.message), self.columns()
-        get = {field.name: getter(field) for field in message.DESCRIPTOR.fields if not is_nested(field)}
+        get = {field.name: field_getter(field) for field in message.DESCRIPTOR.fields if not is_nested(field)}
         nested = [field for field in message.DESCRIPTOR.fields if is_nested(field)]
         numbers = {field.number: field.name for field in message.DESCRIPTOR.fields}
-        bare = _unframed(self.registry, indexes_of(message.DESCRIPTOR)) if self.registry else None
+        bare = _frame_parser(self.registry, message_indexes(message.DESCRIPTOR)) if self.registry else None
 
         def parse(datum: bytes) -> dict[str, Any]:
             from google.protobuf.message import DecodeError
@@ -259,12 +259,12 @@ class Protobuf:
             except (DecodeError, ValueError, OverflowError) as error:
                 raise Unfit(f"not {self.message}: {type(error).__name__}") from error
 
-        def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
-            return columns_of(rows_of(data, problems, parse), schema, {}, problems)
+        def read(data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
+            return build_columns(parse_rows(data, problems, parse), schema, {}, problems)
 
         return read
 
-    def writer(self, what: str, subject: str) -> Writer:
+    def writer(self, what: str, subject: str) -> FormatWriter:
         assert isinstance(self.descriptor_set, bytes)
         message = message_class(self.descriptor_set, self.message)
         fields, head = list(message.DESCRIPTOR.fields), b""
@@ -278,7 +278,7 @@ class Protobuf:
                 one = message()
                 for field, value in zip(fields, values, strict=True):
                     if value is not None:
-                        put(one, field, value, what)
+                        set_field(one, field, value, what)
                 made.append(head + one.SerializeToString(deterministic=True))
             return made
 
@@ -298,17 +298,17 @@ class Protobuf:
                 "Name the right subject.",
                 url=registry.url,
             )
-        return header(registered.id) + indexes_bytes(indexes_of(descriptor))
+        return encode_schema_id(registered.id) + encode_message_indexes(message_indexes(descriptor))
 
     def describe(self) -> str:
         return f"Protobuf ({self.message})"
 
 
-def _unframed(registry: SchemaRegistry, declared: tuple[int, ...]) -> Callable[[bytes], bytes]:
+def _frame_parser(registry: SchemaRegistry, declared: tuple[int, ...]) -> Callable[[bytes], bytes]:
     kinds: dict[int, str] = {}
 
     def bare(data: bytes) -> bytes:
-        number = number_of(data)
+        number = parse_schema_id(data)
         if number is None:
             raise Unfit(f"not Protobuf with a schema id: it begins with {data[:HEADER_BYTES].hex() or 'nothing'}")
         if number not in kinds:
@@ -318,7 +318,7 @@ def _unframed(registry: SchemaRegistry, declared: tuple[int, ...]) -> Callable[[
                 raise Unfit(error.problem.rstrip(".")) from error
         if kinds[number] != "PROTOBUF":
             raise Unfit(f"schema {number} of the registry is {kinds[number]}, not Protobuf")
-        indexes, at = indexes_at(data, HEADER_BYTES)
+        indexes, at = parse_message_indexes(data, HEADER_BYTES)
         if indexes != declared:
             raise Unfit(f"another message of its file: indexes {list(indexes)[:10]}, declared {list(declared)}")
         return data[at:]

@@ -21,12 +21,12 @@ from dagster_adjunct.resources.schemas.schema import Field, Schema, conform, wid
 from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.streams.kafka.formats import (
     FAIL,
-    SHOWN,
+    MAX_SHOWN,
     Format,
-    Problems,
     Raw,
     RawKey,
-    part,
+    RowProblems,
+    shorten_text,
 )
 from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, RECORD_META, TIMESTAMP, TOMBSTONE
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.kafka.streams import KafkaTopic
 
 KEY, VALUE, HEADERS = "__key", "__value", "__headers"
-Batches = Callable[["pa.RecordBatch"], "pa.RecordBatch"]
+BatchFunction = Callable[["pa.RecordBatch"], "pa.RecordBatch"]
 
 
-def schema_of(topic: KafkaTopic) -> Schema:
+def topic_schema(topic: KafkaTopic) -> Schema:
     """Return the columns of a topic's records: of the key what is not also in the value, the value, the headers.
 
     Raises ConfigurationError where the declared formats contradict each other.
@@ -73,7 +73,7 @@ def key_format(topic: KafkaTopic) -> Format | None:
     return RawKey()
 
 
-def decoder(topic: KafkaTopic, stream: str) -> Batches:
+def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     """Return what makes records of a batch of messages, with the columns of `schema_of(topic)` and RECORD_META.
 
     It takes `__key`, `__value`, `__headers` where a column is made of them, and RECORD_META without `__tombstone`. It
@@ -83,7 +83,7 @@ def decoder(topic: KafkaTopic, stream: str) -> Batches:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    schema, key, value = schema_of(topic), key_format(topic), topic.value
+    schema, key, value = topic_schema(topic), key_format(topic), topic.value
     read_value = value.reader()
     read_key = key.reader() if key else None
     key_names = key.columns().names if key else ()
@@ -96,8 +96,8 @@ def decoder(topic: KafkaTopic, stream: str) -> Batches:
     def run(batch: pa.RecordBatch) -> pa.RecordBatch:
         data, keys = batch.column(VALUE).to_pylist(), batch.column(KEY).to_pylist()
         gone = batch.column(VALUE).is_null()
-        bad_values: Problems = {}
-        bad_keys: Problems = {}
+        bad_values: RowProblems = {}
+        bad_keys: RowProblems = {}
         columns = dict(zip(value.columns().names, read_value(data, bad_values), strict=True))
         if read_key is not None and not (only_for_tombstones and shared and not batch.column(VALUE).null_count):
             wanted = keys
@@ -110,7 +110,7 @@ def decoder(topic: KafkaTopic, stream: str) -> Batches:
         if bad_keys or bad_values:
             rows = pa.array([row in bad_keys or row in bad_values for row in range(len(data))])
             columns = {name: pc.if_else(rows, pa.scalar(None, column.type), column) for name, column in columns.items()}
-        sides: list[tuple[str, Format | None, Sequence[bytes | None], Problems]]
+        sides: list[tuple[str, Format | None, Sequence[bytes | None], RowProblems]]
         sides = [("key", key, keys, bad_keys), ("value", value, data, bad_values)]
         for which, form, given, bad in sides:
             if form is None:
@@ -119,7 +119,7 @@ def decoder(topic: KafkaTopic, stream: str) -> Batches:
                 kept = pa.array([given[row] if row in bad else None for row in range(len(given))], pa.binary())
                 columns[form.malformed] = pc.coalesce(columns.get(form.malformed, kept), kept)
             elif bad:
-                raise _unreadable(batch, which, form, given, bad, stream)
+                raise _unreadable_error(batch, which, form, given, bad, stream)
         if topic.headers is not None:
             columns[topic.headers] = _headers_json(batch.column(HEADERS))
         columns |= {name: batch.column(name) for name in (PARTITION, OFFSET, TIMESTAMP, EPOCH)} | {TOMBSTONE: gone}
@@ -128,8 +128,8 @@ def decoder(topic: KafkaTopic, stream: str) -> Batches:
     return run
 
 
-def _unreadable(
-    batch: pa.RecordBatch, which: str, form: Format, data: Sequence[bytes | None], bad: Problems, stream: str
+def _unreadable_error(
+    batch: pa.RecordBatch, which: str, form: Format, data: Sequence[bytes | None], bad: RowProblems, stream: str
 ) -> SchemaMismatchError:
     """Return the error for the first message that can't be read."""
     row = min(bad)
@@ -139,18 +139,22 @@ def _unreadable(
     )
     return SchemaMismatchError(
         f"{stream}.{partition}: the {which} of the message at offset {offset} can't be read as {form.describe()}: "
-        f"{bad[row]}. It is {_shown(data[row] or b'')}.{more}",
+        f"{bad[row]}. It is {_describe_bytes(data[row] or b'')}.{more}",
         "Correct the producer, and go on behind the message by a startpoint; or declare malformed=COLUMN in the format "
         f"of the {which}, which keeps the bytes of such messages in that column.",
         stream=stream,
     )
 
 
-def _shown(data: bytes) -> str:
+def _describe_bytes(data: bytes) -> str:
     """Return the beginning of a message, never all of it: at most SHOWN characters."""
-    text = data[: SHOWN * 4].decode("utf-8", "replace").rstrip("\ufffd")  # a character may be cut
+    text = data[: MAX_SHOWN * 4].decode("utf-8", "replace").rstrip("\ufffd")  # a character may be cut
     readable = text and text.isprintable() and "\ufffd" not in text
-    return f"{len(data)} bytes: {part(text[: SHOWN * 2] if readable else data[:SHOWN].hex())}" if data else "empty"
+    return (
+        f"{len(data)} bytes: {shorten_text(text[: MAX_SHOWN * 2] if readable else data[:MAX_SHOWN].hex())}"
+        if data
+        else "empty"
+    )
 
 
 def _headers_json(headers: pa.Array) -> pa.Array:
@@ -169,7 +173,7 @@ def _headers_json(headers: pa.Array) -> pa.Array:
 BATCH_ROWS = 10_000
 
 
-def encode(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
+def encode_frame(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
     """Return messages for records: `__key` and `__value`, `__headers` where the topic declares them, then the frame's
     own columns that begin with `__`.
 
@@ -178,11 +182,11 @@ def encode(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
     """
     from pyspark.sql import functions as F
 
-    written = _written(topic)
+    written = _written_schema(topic)
     around = [name for name in frame.schema.names if name.startswith("__")]
     given = Schema.from_spark(frame.select(*[column(n) for n in frame.columns if n not in around]).schema)
     _check_columns(given, written, stream)
-    encoder(topic, stream)  # what fails here would fail in every task
+    create_encoder(topic, stream)  # what fails here would fail in every task
     casts = [column(field.name).cast(field.type).alias(field.name) for field in written.fields]
     types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
     ddl = [f"{KEY} BINARY", f"{VALUE} BINARY"]
@@ -190,7 +194,7 @@ def encode(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
     ddl += [f"`{name}` {types[name]}" for name in around]
 
     def made(batches: Iterator[Any]) -> Iterator[Any]:
-        yield from map(encoder(topic, stream), batches)
+        yield from map(create_encoder(topic, stream), batches)
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         return encode_task_errors(made(batches))
@@ -202,18 +206,18 @@ def encode_table(table: pa.Table, topic: KafkaTopic, stream: str) -> pa.Table:
     """Return the same of an Arrow table, in its order."""
     import pyarrow as pa
 
-    encoded = encoder(topic, stream)
+    encoded = create_encoder(topic, stream)
     made = [encoded(batch) for batch in table.combine_chunks().to_batches(max_chunksize=BATCH_ROWS)]
-    return pa.Table.from_batches(made) if made else pa.Table.from_batches([encoded(_empty(table))])
+    return pa.Table.from_batches(made) if made else pa.Table.from_batches([encoded(_empty_batch(table))])
 
 
-def encoder(topic: KafkaTopic, stream: str) -> Batches:
+def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     """Return what makes messages of a batch of records, as `encode` does. Make one for each task."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    key, value, written = key_format(topic), topic.value, _written(topic)
+    key, value, written = key_format(topic), topic.value, _written_schema(topic)
     subject = topic.topic or split_stream_name(stream)[1]
     write_value = value.writer(stream, f"{subject}-value")
     write_key = key.writer(stream, f"{subject}-key") if key else None
@@ -222,9 +226,9 @@ def encoder(topic: KafkaTopic, stream: str) -> Batches:
         names = batch.schema.names
         around = {name: batch.column(name) for name in names if name.startswith("__")}
         table = pa.table({name: batch.column(name) for name in names if name not in around})
-        records = conform(table, written, stream, partial(_place, table, written, stream)).combine_chunks()
+        records = conform(table, written, stream, partial(_record_location, table, written, stream)).combine_chunks()
         check_values(records, written, stream, stream=stream)
-        flat = {name: _chunk(records.column(name)) for name in written.names}
+        flat = {name: _single_chunk(records.column(name)) for name in written.names}
         gone = around[TOMBSTONE].fill_null(False) if TOMBSTONE in around else pa.array(np.zeros(batch.num_rows, bool))
         keep = pc.invert(gone)
         present = [flat[name].filter(keep) for name in value.columns().names]
@@ -234,30 +238,30 @@ def encoder(topic: KafkaTopic, stream: str) -> Batches:
         if write_key is not None and key is not None:
             out[KEY] = pa.array(write_key([flat[name] for name in key.columns().names]), pa.binary())
         if topic.headers is not None:
-            out[HEADERS] = _headers_of(flat[topic.headers], topic.headers, stream)
+            out[HEADERS] = _headers_from_json(flat[topic.headers], topic.headers, stream)
         return pa.RecordBatch.from_pydict(out | {k: v for k, v in around.items() if k not in out})
 
     return run
 
 
-def _place(table: pa.Table, written: Schema, stream: str, row: int) -> tuple[str, dict[str, Any]]:
+def _record_location(table: pa.Table, written: Schema, stream: str, row: int) -> tuple[str, dict[str, Any]]:
     return record_place(table, row, written), {"stream": stream}
 
 
-def _empty(table: pa.Table) -> pa.RecordBatch:
+def _empty_batch(table: pa.Table) -> pa.RecordBatch:
     import pyarrow as pa
 
     return pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
-def _chunk(column: pa.ChunkedArray) -> pa.Array:
+def _single_chunk(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _written(topic: KafkaTopic) -> Schema:
+def _written_schema(topic: KafkaTopic) -> Schema:
     """Return the columns that are written: all but those that keep what could not be read."""
     kept = {side.malformed for side in (topic.key, topic.value) if side is not None}
-    return Schema(tuple(field for field in schema_of(topic).fields if field.name not in kept))
+    return Schema(tuple(field for field in topic_schema(topic).fields if field.name not in kept))
 
 
 def _check_columns(given: Schema, written: Schema, stream: str) -> None:
@@ -272,7 +276,7 @@ def _check_columns(given: Schema, written: Schema, stream: str) -> None:
         )
 
 
-def _headers_of(texts: pa.Array, name: str, stream: str) -> pa.Array:
+def _headers_from_json(texts: pa.Array, name: str, stream: str) -> pa.Array:
     """Return the headers that JSON texts name; the opposite of `_headers_json`."""
     import pyarrow as pa
 

@@ -15,26 +15,26 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, StreamUnavailableError
-from dagster_adjunct.resources.streams.kafka.client import is_reference, secret
+from dagster_adjunct.resources.streams.kafka.client import is_env_reference, resolve_secret
 from dagster_adjunct.resources.streams.kafka.formats import Unfit
 
 _HEADER = struct.Struct(">bI")
 HEADER_BYTES = _HEADER.size
 
 
-def number_of(data: bytes) -> int | None:
+def parse_schema_id(data: bytes) -> int | None:
     """Return the schema id that a message begins with, None where it does not begin like that."""
     if len(data) < HEADER_BYTES or data[0] != 0:
         return None
     return int(_HEADER.unpack_from(data)[1])
 
 
-def header(number: int) -> bytes:
+def encode_schema_id(number: int) -> bytes:
     """Return what a message of the schema begins with."""
     return _HEADER.pack(0, number)
 
 
-def indexes_at(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
+def parse_message_indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
     """Return the message indexes that stand here, and where they end; a lone zero is short for (0,)."""
     count, at = _zigzag(data, at)
     if count == 0:
@@ -59,7 +59,7 @@ def _zigzag(data: bytes, at: int) -> tuple[int, int]:
     raise Unfit("its message indexes can't be read")
 
 
-def indexes_bytes(indexes: tuple[int, ...]) -> bytes:
+def encode_message_indexes(indexes: tuple[int, ...]) -> bytes:
     """Return message indexes as they stand in a message."""
     if indexes == (0,):
         return b"\0"
@@ -76,7 +76,7 @@ def indexes_bytes(indexes: tuple[int, ...]) -> bytes:
 _PAUSES = (0.2, 0.8)  # seconds before the second and the third try
 _TIMEOUT = (5, 15)  # seconds to connect, and to wait for an answer
 _TYPE = "application/vnd.schemaregistry.v1+json"
-_NOT_THERE = (40401, 40402, 40403)  # no such subject, version, schema
+_NOT_FOUND_CODES = (40401, 40402, 40403)  # no such subject, version, schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class SchemaRegistry:
         object.__setattr__(self, "url", self.url.rstrip("/"))
         for name in ("login", "token"):
             value = getattr(self, name)
-            if value is not None and not is_reference(value):
+            if value is not None and not is_env_reference(value):
                 raise ConfigurationError(
                     f"{name} of the schema registry {self.url} is a secret in plain text.",
                     'Put it into an environment variable of every process, and give its name: "env:NAME".',
@@ -126,44 +126,44 @@ class SchemaRegistry:
         Raises SchemaMismatchError where the registry has none, StreamUnavailableError where it does not answer, and
         ConfigurationError where it refuses us.
         """
-        return _schema(self, number)
+        return _fetch_schema(self, number)
 
     def latest(self, subject: str) -> RegisteredSchema:
         """Return the newest schema of a subject. Raises as `schema` does."""
-        body = _ask(self, "GET", f"/subjects/{quote(subject, safe='')}/versions/latest")
+        body = _request(self, "GET", f"/subjects/{quote(subject, safe='')}/versions/latest")
         if body is None:
             raise SchemaMismatchError(
                 f"schema registry {self.url} has no subject {subject!r}.",
                 "Register its schema there, or name the right subject.",
                 url=self.url,
             )
-        return _registered(self, int(body["id"]), body)
+        return _schema_from_response(self, int(body["id"]), body)
 
     def register(self, subject: str, text: str) -> int:
         """Return the id of this Avro schema under the subject; register it where the subject does not have it.
 
         Raises SchemaMismatchError where the registry refuses it, as incompatible with the versions before.
         """
-        return _register(self, subject, text)
+        return _register_schema(self, subject, text)
 
 
 @lru_cache(maxsize=1024)
-def _schema(registry: SchemaRegistry, number: int) -> RegisteredSchema:
-    body = _ask(registry, "GET", f"/schemas/ids/{number}")
+def _fetch_schema(registry: SchemaRegistry, number: int) -> RegisteredSchema:
+    body = _request(registry, "GET", f"/schemas/ids/{number}")
     if body is None:
         raise SchemaMismatchError(
             f"schema registry {registry.url} has no schema {number}.",
             "Ask the topic's producers which registry is theirs.",
             url=registry.url,
         )
-    return _registered(registry, number, body)
+    return _schema_from_response(registry, number, body)
 
 
 @lru_cache(maxsize=256)
-def _register(registry: SchemaRegistry, subject: str, text: str) -> int:
+def _register_schema(registry: SchemaRegistry, subject: str, text: str) -> int:
     path = f"/subjects/{quote(subject, safe='')}"
     request = {"schema": text}
-    body = _ask(registry, "POST", path, request) or _ask(registry, "POST", f"{path}/versions", request)
+    body = _request(registry, "POST", path, request) or _request(registry, "POST", f"{path}/versions", request)
     if body is None:
         raise ConfigurationError(
             f"schema registry {registry.url} takes no schemas at {path}/versions.",
@@ -173,11 +173,11 @@ def _register(registry: SchemaRegistry, subject: str, text: str) -> int:
     return int(body["id"])
 
 
-def _registered(registry: SchemaRegistry, number: int, body: Mapping[str, Any]) -> RegisteredSchema:
+def _schema_from_response(registry: SchemaRegistry, number: int, body: Mapping[str, Any]) -> RegisteredSchema:
     texts: list[str] = []
     for reference in body.get("references") or ():
         path = f"/subjects/{quote(reference['subject'], safe='')}/versions/{reference['version']}"
-        under = _ask(registry, "GET", path)
+        under = _request(registry, "GET", path)
         if under is None:
             raise SchemaMismatchError(
                 f"schema {number} of {registry.url} builds on {reference['subject']!r}, version "
@@ -185,17 +185,20 @@ def _registered(registry: SchemaRegistry, number: int, body: Mapping[str, Any]) 
                 "Register it again.",
                 url=registry.url,
             )
-        below = _registered(registry, int(under["id"]), under)
+        below = _schema_from_response(registry, int(under["id"]), under)
         texts += [text for text in (*below.references, below.text) if text not in texts]
     return RegisteredSchema(number, body.get("schemaType") or "AVRO", body["schema"], tuple(texts))
 
 
-def _ask(registry: SchemaRegistry, method: str, path: str, body: Mapping[str, str] | None = None) -> Any:
+def _request(registry: SchemaRegistry, method: str, path: str, body: Mapping[str, str] | None = None) -> Any:
     """Return the registry's answer, None where it knows no such thing. Short troubles are waited out."""
     import requests
 
     what = f"schema registry {registry.url}"
-    login, token = secret(registry.login, f"login of {what}"), secret(registry.token, f"token of {what}")
+    login, token = (
+        resolve_secret(registry.login, f"login of {what}"),
+        resolve_secret(registry.token, f"token of {what}"),
+    )
     user, _, password = (login or "").partition(":")
     headers = {"Accept": _TYPE, "Content-Type": _TYPE} | ({"Authorization": f"Bearer {token}"} if token else {})
     trouble = ""
@@ -216,7 +219,7 @@ def _ask(registry: SchemaRegistry, method: str, path: str, body: Mapping[str, st
             trouble = type(error).__name__
         else:
             if answer.status_code < 500 and answer.status_code != 429:
-                return _understood(answer, registry, path)
+                return _parse_response(answer, registry, path)
             trouble = f"HTTP {answer.status_code}"
         if pause is not None:
             time.sleep(pause)
@@ -225,7 +228,7 @@ def _ask(registry: SchemaRegistry, method: str, path: str, body: Mapping[str, st
     )
 
 
-def _understood(answer: Any, registry: SchemaRegistry, path: str) -> Any:
+def _parse_response(answer: Any, registry: SchemaRegistry, path: str) -> Any:
     what = f"schema registry {registry.url}"
     try:
         body = answer.json()
@@ -234,7 +237,7 @@ def _understood(answer: Any, registry: SchemaRegistry, path: str) -> Any:
     if answer.status_code < 300 and isinstance(body, dict):
         return body
     code = body.get("error_code") if isinstance(body, dict) else None
-    if answer.status_code == 404 and code in _NOT_THERE:
+    if answer.status_code == 404 and code in _NOT_FOUND_CODES:
         return None
     reason = str(body.get("message", ""))[:300] if isinstance(body, dict) else ""
     if answer.status_code in (409, 422):

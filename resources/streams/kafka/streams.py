@@ -26,11 +26,17 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.schemas.records import ArrowFrame
 from dagster_adjunct.resources.spark.in_process import resolve_session
-from dagster_adjunct.resources.streams.kafka.client import TOPIC, KafkaAdmin, TopicDescription, Value, check_client
-from dagster_adjunct.resources.streams.kafka.consume import TopicRange, count_records, first_at
+from dagster_adjunct.resources.streams.kafka.client import (
+    TOPIC_RANGES,
+    KafkaAdmin,
+    SettingValue,
+    TopicDescription,
+    check_client_settings,
+)
+from dagster_adjunct.resources.streams.kafka.consume import TopicRange, count_topic_records, find_offsets_at_time
 from dagster_adjunct.resources.streams.kafka.formats import Format, Raw
-from dagster_adjunct.resources.streams.kafka.record_formats import schema_of
-from dagster_adjunct.resources.streams.startpoint import check_ms
+from dagster_adjunct.resources.streams.kafka.record_formats import topic_schema
+from dagster_adjunct.resources.streams.startpoint import check_timestamp_ms
 from dagster_adjunct.resources.streams.system import (
     AppendResult,
     Epochs,
@@ -42,13 +48,13 @@ from dagster_adjunct.resources.streams.system import (
     StreamInfo,
     StreamSystem,
     SystemStreamPartition,
-    check_epochs,
-    check_equal,
-    declared,
-    no_partition,
-    one_stream,
+    build_declaration,
+    check_same_declaration,
+    missing_partition_error,
     parse_offset,
     register_system,
+    require_one_stream,
+    wants_latest_epochs,
 )
 
 if TYPE_CHECKING:
@@ -95,9 +101,9 @@ class KafkaTopic:
 
     def schema(self) -> Schema:
         """Return the columns of a record: those of the key that are not also the value's, the value's, the headers."""
-        from dagster_adjunct.resources.streams.kafka.record_formats import schema_of
+        from dagster_adjunct.resources.streams.kafka.record_formats import topic_schema
 
-        return schema_of(self)
+        return topic_schema(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +112,7 @@ class KafkaSettings:
 
     name: str
     bootstrap_servers: str
-    client: Mapping[str, Value] = field(default_factory=dict)
+    client: Mapping[str, SettingValue] = field(default_factory=dict)
     client_factory: str | None = None
     topics: Mapping[str, KafkaTopic] = field(default_factory=dict)
     prefix: str = ""
@@ -119,7 +125,7 @@ class KafkaSettings:
                 "Give them as HOST:PORT, separated by commas.",
                 argument="bootstrap_servers",
             )
-        check_client(self.client, self.client_factory)
+        check_client_settings(self.client, self.client_factory)
         if self.prefix:
             check_topic_name(self.prefix)
         names: dict[str, str] = {}
@@ -158,7 +164,7 @@ _RAW = KafkaTopic()
 
 
 @dataclass(frozen=True, slots=True)
-class KnownTopic:
+class ResolvedTopic:
     """A stream's topic, and how it is to be read; `key` are the columns that a record's partition goes by."""
 
     topic: str
@@ -174,20 +180,20 @@ class _Declaration(StreamDeclaration):
     compaction: None = None
 
 
-class _Created(StoredDocument):
+class _CreatedStream(StoredDocument):
     """What is remembered of a stream that `create` made."""
 
     version: Literal[1] = 1
     topic: str
     declaration: _Declaration
 
-    def known(self) -> KnownTopic:
+    def known(self) -> ResolvedTopic:
         from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
 
         schema, key = self.declaration.schema_, self.declaration.key
         text = KeyText(schema.select(key).ddl()) if key else None
         partitioner: Literal["kafka-murmur2", "unknown"] = "kafka-murmur2" if key else "unknown"
-        return KnownTopic(self.topic, KafkaTopic(self.topic, Json(schema), text, partitioner), key)
+        return ResolvedTopic(self.topic, KafkaTopic(self.topic, Json(schema), text, partitioner), key)
 
 
 class DeclaredTopics:
@@ -197,34 +203,34 @@ class DeclaredTopics:
         self._settings = settings
         self._where = f"the Kafka streams of system {settings.name!r} in {lake.url}"
         self._namespace = MetadataStore(lake).namespace(_NAMESPACE, settings.name)
-        self._created: dict[str, _Created] = {}
+        self._created: dict[str, _CreatedStream] = {}
 
-    def of(self, stream: str) -> KnownTopic:
+    def of(self, stream: str) -> ResolvedTopic:
         """Return what is known of a stream, whether there is a topic or not."""
         check_name("stream", stream)
         topic = self._settings.topics.get(stream)
         if topic is not None:
-            return KnownTopic(topic.topic or stream, topic, () if topic.key is None else topic.key.columns().names)
+            return ResolvedTopic(topic.topic or stream, topic, () if topic.key is None else topic.key.columns().names)
         created = self._created.get(stream) or self._read(self._namespace.read(), stream)
-        return KnownTopic(stream, _RAW, ()) if created is None else created.known()
+        return ResolvedTopic(stream, _RAW, ()) if created is None else created.known()
 
     def topics(self) -> dict[str, str]:
         """Return the topic of each stream that was declared or created."""
         created = {stream: self._parsed(stream, stored).topic for stream, stored in self._namespace.read().items()}
         return created | {stream: topic.topic or stream for stream, topic in self._settings.topics.items()}
 
-    def check(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> KnownTopic:
+    def check(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> ResolvedTopic:
         """Return what a stream would be if it were created so. Raises StreamExistsError for one that is otherwise."""
         wanted = self._declared(stream, schema, key, partitions)
         topic = self._settings.topics.get(stream)
         if topic is None:
             created = self._read(self._namespace.read(), stream)
             if created is not None:
-                check_equal(self._qualified(stream), created.declaration, wanted)
+                check_same_declaration(self._qualified(stream), created.declaration, wanted)
             return self._new(stream, wanted).known()
         known = self.of(stream)
-        there = _Declaration(columns=schema_of(topic), key=known.key, partitions=partitions)
-        check_equal(self._qualified(stream), there, wanted)
+        there = _Declaration(columns=topic_schema(topic), key=known.key, partitions=partitions)
+        check_same_declaration(self._qualified(stream), there, wanted)
         return known
 
     def remember(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> None:
@@ -237,19 +243,19 @@ class DeclaredTopics:
             there = self._read(snapshot, stream)
             if there is None:
                 return {stream: made.model_dump(mode="json")}, None
-            check_equal(self._qualified(stream), there.declaration, made.declaration)
+            check_same_declaration(self._qualified(stream), there.declaration, made.declaration)
             return {}, None
 
         self._namespace.transact(decide, by="create")
         self._created[stream] = made
 
     def _declared(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> _Declaration:
-        return declared(_Declaration, self._qualified(stream), schema, tuple(key), partitions)
+        return build_declaration(_Declaration, self._qualified(stream), schema, tuple(key), partitions)
 
     def _qualified(self, stream: str) -> str:
         return f"{self._settings.name}.{stream}"
 
-    def _new(self, stream: str, declaration: _Declaration) -> _Created:
+    def _new(self, stream: str, declaration: _Declaration) -> _CreatedStream:
         topic = check_topic_name(self._settings.prefix + stream)
         others = self._settings.topics.items()
         other = next((name for name, known in others if (known.topic or name) == topic), None)
@@ -261,18 +267,18 @@ class DeclaredTopics:
                 stream=self._qualified(stream),
                 topic=topic,
             )
-        return _Created(topic=topic, declaration=declaration)
+        return _CreatedStream(topic=topic, declaration=declaration)
 
-    def _read(self, snapshot: NamespaceSnapshot, stream: str) -> _Created | None:
+    def _read(self, snapshot: NamespaceSnapshot, stream: str) -> _CreatedStream | None:
         stored = snapshot.get(stream)
         if stored is None:
             return None
         # What was created never changes.
         return self._created.setdefault(stream, self._parsed(stream, stored))
 
-    def _parsed(self, stream: str, stored: Any) -> _Created:
+    def _parsed(self, stream: str, stored: Any) -> _CreatedStream:
         try:
-            return _Created.model_validate(stored)
+            return _CreatedStream.model_validate(stored)
         except ValidationError as error:
             raise MalformedDocumentError(
                 f"{self._where}: the entry of stream {stream!r} can't be read ({first_validation_problem(error)}).",
@@ -281,7 +287,7 @@ class DeclaredTopics:
             ) from None
 
 
-Edges = tuple[dict[int, int], dict[int, int]]
+OffsetBounds = tuple[dict[int, int], dict[int, int]]
 _TOMBSTONES_KEPT_MS = "86400000"  # the broker's own default
 
 
@@ -354,7 +360,7 @@ class KafkaStreams(NumberedOffsets):
             facts.partitions,
             facts.key,
             facts.declared.partitioner,
-            schema_of(facts.declared),
+            topic_schema(facts.declared),
             facts.declared.default_offset,
             compacted,
             kept if compacted else None,
@@ -379,7 +385,7 @@ class KafkaStreams(NumberedOffsets):
 
     def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
         """Return the offset of the first record that readers see, in offset order, at or after this time."""
-        check_ms("timestamp_ms", timestamp_ms, str(ssp))
+        check_timestamp_ms("timestamp_ms", timestamp_ms, str(ssp))
         facts = self._topic_with([ssp])
         return str(self._first_at(facts, [ssp.partition], timestamp_ms)[ssp.partition])
 
@@ -387,7 +393,7 @@ class KafkaStreams(NumberedOffsets):
         """Return how many records the ranges hold, by reading them all: `distance` is an upper bound, at no cost."""
         if not ranges:
             return 0
-        return count_records(self.settings, self._ranges(ranges)[1])
+        return count_topic_records(self.settings, self._ranges(ranges)[1])
 
     # -- reading
 
@@ -405,9 +411,9 @@ class KafkaStreams(NumberedOffsets):
         Offsets may be missing within a range. A task fails with OffsetOutOfRangeError where retention or a topic that
         was created again has taken records since the ranges were checked.
         """
-        from dagster_adjunct.resources.streams.kafka.consume import KafkaRead, records_frame
+        from dagster_adjunct.resources.streams.kafka.consume import KafkaReadPlan, records_frame
 
-        if check_epochs(epochs):
+        if wants_latest_epochs(epochs):
             raise ConfigurationError(
                 f'stream system {self.name!r} can\'t read epochs="latest": a topic does not tell which ranges were '
                 "read again, and so not of which records a replay has made nothing any more.",
@@ -418,13 +424,13 @@ class KafkaStreams(NumberedOffsets):
         spark = resolve_session(spark)
         facts, wanted = self._ranges(ranges)
         stream = f"{self.name}.{facts.stream}"
-        return records_frame(spark, KafkaRead(self.settings, facts.declared, stream, tuple(wanted)))
+        return records_frame(spark, KafkaReadPlan(self.settings, facts.declared, stream, tuple(wanted)))
 
     def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
         """Return the markers at or after these offsets; the records from there on are read for them."""
-        from dagster_adjunct.resources.streams.kafka.markers import markers
+        from dagster_adjunct.resources.streams.kafka.markers import read_markers
 
-        return markers(self, stream, since)
+        return read_markers(self, stream, since)
 
     # -- appending
 
@@ -489,9 +495,9 @@ class KafkaStreams(NumberedOffsets):
         )
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
-        from dagster_adjunct.resources.streams.kafka.produce import appended
+        from dagster_adjunct.resources.streams.kafka.produce import find_append
 
-        return appended(self, stream, producer, sequence)
+        return find_append(self, stream, producer, sequence)
 
     def snapshot(self, stream: str) -> StreamSystem:
         """Return the streams with this one as it stands now; each question about it is asked for all its partitions."""
@@ -501,13 +507,13 @@ class KafkaStreams(NumberedOffsets):
 
     def _checked(
         self, name: str, schema: Schema, key: Sequence[str], partitions: int
-    ) -> tuple[KnownTopic, TopicDescription | None]:
+    ) -> tuple[ResolvedTopic, TopicDescription | None]:
         """Return what a stream would be if it were created so, and its topic, None where there is none yet."""
         check_name("stream", name)
         known = self._declarations.check(name, schema, key, partitions)
         topic = self.admin.describe(known.topic)
         if topic is not None and topic.partitions != partitions:
-            raise _wrong_count(self.settings, name, known.topic, topic.partitions, partitions)
+            raise _partition_count_error(self.settings, name, known.topic, topic.partitions, partitions)
         return known, topic
 
     def _located(self, stream: str) -> TopicFacts:
@@ -521,7 +527,7 @@ class KafkaStreams(NumberedOffsets):
     def _config_of(self, facts: TopicFacts) -> Mapping[str, str]:
         return self.admin.config(facts.topic)
 
-    def _not_found(self, stream: str, known: KnownTopic) -> StreamNotFoundError:
+    def _not_found(self, stream: str, known: ResolvedTopic) -> StreamNotFoundError:
         there = self.list_streams()
         some = ", ".join(there[:20]) + (f" and {len(there) - 20} more" if len(there) > 20 else "")
         return StreamNotFoundError(
@@ -534,14 +540,14 @@ class KafkaStreams(NumberedOffsets):
     def _topic_with(self, ssps: Iterable[SystemStreamPartition]) -> TopicFacts:
         """Return the topic of the one stream of these partitions, which all exist."""
         wanted = list(ssps)
-        facts = self._located(one_stream(self.name, wanted))
+        facts = self._located(require_one_stream(self.name, wanted))
         for ssp in wanted:
             if ssp.partition >= facts.partitions:
-                raise no_partition(ssp, facts.partitions)
+                raise missing_partition_error(ssp, facts.partitions)
         return facts
 
     def _edges(
-        self, ssps: Iterable[SystemStreamPartition], edge: Callable[[Edges], dict[int, int]]
+        self, ssps: Iterable[SystemStreamPartition], edge: Callable[[OffsetBounds], dict[int, int]]
     ) -> dict[SystemStreamPartition, str]:
         by_stream: dict[str, list[SystemStreamPartition]] = {}
         for ssp in ssps:
@@ -552,7 +558,7 @@ class KafkaStreams(NumberedOffsets):
             edges |= {ssp: str(offsets[ssp.partition]) for ssp in wanted}
         return edges
 
-    def _offsets(self, facts: TopicFacts, partitions: Sequence[int]) -> Edges:
+    def _offsets(self, facts: TopicFacts, partitions: Sequence[int]) -> OffsetBounds:
         """Return the oldest and the upcoming offset of each partition, asked for in this order."""
         return self.admin.oldest(facts.topic, partitions), self.admin.upcoming(facts.topic, partitions)
 
@@ -562,7 +568,7 @@ class KafkaStreams(NumberedOffsets):
         since = self.admin.since(facts.topic, partitions, timestamp_ms)
         starts = {p: offset for p, offset in since.items() if 0 <= offset < ends[p]}
         ranges = [self._range(facts, p, start, ends[p]) for p, start in starts.items()]
-        return ends | first_at(self.settings, ranges, timestamp_ms)
+        return ends | find_offsets_at_time(self.settings, ranges, timestamp_ms)
 
     def _range(self, facts: TopicFacts, partition: int, start: int, end: int) -> TopicRange:
         return TopicRange(facts.topic, facts.identity, partition, start, end, f"{self.name}.{facts.stream}")
@@ -574,12 +580,14 @@ class KafkaStreams(NumberedOffsets):
         wanted = []
         for ssp, given in ranges.items():
             start, end = parse_offset(given.start, str(ssp)), parse_offset(given.end, str(ssp))
-            TOPIC.check(ssp, start, end, oldest[ssp.partition], upcoming[ssp.partition])
+            TOPIC_RANGES.check(ssp, start, end, oldest[ssp.partition], upcoming[ssp.partition])
             wanted.append(self._range(facts, ssp.partition, start, end))
         return facts, wanted
 
 
-def _wrong_count(settings: KafkaSettings, name: str, topic: str, partitions: int, wanted: int) -> StreamExistsError:
+def _partition_count_error(
+    settings: KafkaSettings, name: str, topic: str, partitions: int, wanted: int
+) -> StreamExistsError:
     return StreamExistsError(
         f"stream {name!r} is there and declared otherwise: topic {topic!r} of {settings.where} has {partitions} "
         f"partitions, expected {wanted}.",
@@ -613,7 +621,7 @@ def kafka_system(
     name: str,
     *,
     bootstrap_servers: str,
-    client: Mapping[str, Value] | None = None,
+    client: Mapping[str, SettingValue] | None = None,
     client_factory: str | None = None,
     topics: Mapping[str, KafkaTopic] | None = None,
     prefix: str = "",
@@ -643,7 +651,7 @@ class KafkaSnapshot(KafkaStreams):
         self._stream = stream
         self._facts: TopicFacts | None = None
         self._config: Mapping[str, str] | None = None
-        self._edges_seen: Edges | None = None
+        self._edges_seen: OffsetBounds | None = None
         self._times: dict[int, dict[int, int]] = {}
 
     def _located(self, stream: str) -> TopicFacts:
@@ -660,7 +668,7 @@ class KafkaSnapshot(KafkaStreams):
             self._config = super()._config_of(facts)
         return self._config
 
-    def _offsets(self, facts: TopicFacts, partitions: Sequence[int]) -> Edges:
+    def _offsets(self, facts: TopicFacts, partitions: Sequence[int]) -> OffsetBounds:
         if facts.stream != self._stream:
             return super()._offsets(facts, partitions)
         if self._edges_seen is None:

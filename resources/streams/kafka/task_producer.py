@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings
 
-_SHOWN = 60
+_MAX_KEY_SHOWN = 60
 
 
-def refused(error: KafkaError, target: Target, key: bytes | None = None, size: int | None = None) -> AdjunctError:
+def translate_produce_error(
+    error: KafkaError, target: Target, key: bytes | None = None, size: int | None = None
+) -> AdjunctError:
     """Return the error of ours that says what Kafka's means here."""
     code, reason = error.code(), error.str()
     if code in (error._FENCED, error.PRODUCER_FENCED, error.INVALID_PRODUCER_EPOCH):
@@ -43,26 +45,26 @@ def refused(error: KafkaError, target: Target, key: bytes | None = None, size: i
     if code == error.MSG_SIZE_TOO_LARGE:
         its_size = "" if size is None else f" has {size:,} bytes and"
         return PermanentError(
-            f"{target}: the record with the key {_shown(key)}{its_size} is larger than the topic takes "
+            f"{target}: the record with the key {_describe_key(key)}{its_size} is larger than the topic takes "
             f"({target.max_bytes:,} bytes).",
             f"Raise max.message.bytes of topic {target.topic!r} (and message.max.bytes in client=, if that is set), or "
             "make the record smaller.",
         )
-    if code in _transient(error):
+    if code in _transient_codes(error):
         return StreamUnavailableError(
             f"{target}: Kafka did not take the records ({error.name()}: {reason}).",
             "See whether the brokers are up, then append again.",
             system=target.settings.name,
             stream=str(target),
         )
-    record = "" if key is None else f" the record with the key {_shown(key)}"
+    record = "" if key is None else f" the record with the key {_describe_key(key)}"
     return PermanentError(
         f"{target}: Kafka refused{record or ' the records'} ({error.name()}: {reason}).",
         f"See the settings and the access rules of topic {target.topic!r}, then append again.",
     )
 
 
-def _transient(error: KafkaError) -> frozenset[int]:
+def _transient_codes(error: KafkaError) -> frozenset[int]:
     return frozenset(
         {
             error._MSG_TIMED_OUT, error._TIMED_OUT, error._TIMED_OUT_QUEUE, error._TRANSPORT, error._ALL_BROKERS_DOWN,
@@ -76,13 +78,13 @@ def _transient(error: KafkaError) -> frozenset[int]:
     )  # fmt: skip
 
 
-def _shown(key: bytes | None) -> str:
+def _describe_key(key: bytes | None) -> str:
     """Return a key as an error may show it: its text, or its bytes in hex; at most 60 characters."""
     if key is None:
         return "null"
     text = key.decode("utf-8", "replace")
     text = text if text.isprintable() and "\ufffd" not in text else key.hex()
-    return repr(text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…")
+    return repr(text if len(text) <= _MAX_KEY_SHOWN else text[: _MAX_KEY_SHOWN - 1] + "…")
 
 
 KEY, VALUE, HEADERS = "__key", "__value", "__headers"
@@ -94,7 +96,7 @@ _LEAST_LIMIT = 1000  # librdkafka takes no smaller one
 
 Header = tuple[str, str | bytes | None]
 # A record as it goes out: key, value (None: a tombstone), ms since the epoch (0: now), headers.
-Record = tuple[bytes | None, bytes | None, int, list[Header]]
+OutgoingRecord = tuple[bytes | None, bytes | None, int, list[Header]]
 
 # What the user's own client settings may change. Several tasks share a machine, so their queues are small.
 _DEFAULTS = {
@@ -171,7 +173,7 @@ class Sender:
             "producer", target.settings, {**own, "on_delivery": self._delivered}, self._heard
         )
 
-    def send(self, records: Iterable[Record], partition: int = -1) -> None:
+    def send(self, records: Iterable[OutgoingRecord], partition: int = -1) -> None:
         """Queue records, into the partitions of their keys (or all into this one); wait while the queue is full.
 
         Raises what `refused` gives for a record that was not taken, of this call or an earlier one.
@@ -227,7 +229,7 @@ class Sender:
             return login
         if error.code() == error._FATAL:
             return self._ended()
-        return refused(error, self._target, key, size)
+        return translate_produce_error(error, self._target, key, size)
 
     def _serve(self, wait: Callable[[], int]) -> int:
         """Let the client tell what it has to; raise the first thing that failed."""
@@ -258,7 +260,7 @@ class Sender:
             self.producer.begin_transaction()  # out of place, so that it does nothing but fail
         except KafkaException as error:
             if error.args[0].fatal():
-                return refused(error.args[0], self._target)
+                return translate_produce_error(error.args[0], self._target)
         return StreamUnavailableError(
             f"{self._target}: the producer ended in an error of its own.",
             "Append again.",
@@ -279,7 +281,7 @@ class Sender:
         self._rows[partition] = self._rows.get(partition, 0) + 1  # type: ignore[index,arg-type]
 
 
-def records_of(batch: pa.RecordBatch, append: TaskAppend) -> Iterator[Record]:
+def records_from_batch(batch: pa.RecordBatch, append: TaskAppend) -> Iterator[OutgoingRecord]:
     """Return the records of a batch that has `__key` `__value` and, as it may, `__timestamp`, `__epoch`, `__headers`
     and the columns of POSITION.
 
@@ -288,13 +290,13 @@ def records_of(batch: pa.RecordBatch, append: TaskAppend) -> Iterator[Record]:
     return zip(
         batch.column(KEY).to_pylist(),
         batch.column(VALUE).to_pylist(),
-        _times(batch, append.target),
-        _headers(batch, append.headers()),
+        _record_times(batch, append.target),
+        _record_headers(batch, append.headers()),
         strict=False,
     )
 
 
-def _times(batch: pa.RecordBatch, what: Target) -> Iterable[int]:
+def _record_times(batch: pa.RecordBatch, what: Target) -> Iterable[int]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -316,7 +318,7 @@ def _times(batch: pa.RecordBatch, what: Target) -> Iterable[int]:
     return times
 
 
-def _headers(batch: pa.RecordBatch, own: list[Header]) -> Iterable[list[Header]]:
+def _record_headers(batch: pa.RecordBatch, own: list[Header]) -> Iterable[list[Header]]:
     import pyarrow.compute as pc
 
     names = batch.schema.names
@@ -335,10 +337,10 @@ def _headers(batch: pa.RecordBatch, own: list[Header]) -> Iterable[list[Header]]
         )
     if HEADERS not in names:
         return ours
-    return (_joined(theirs, mine) for theirs, mine in zip(batch.column(HEADERS).to_pylist(), ours, strict=False))
+    return (_merge_headers(theirs, mine) for theirs, mine in zip(batch.column(HEADERS).to_pylist(), ours, strict=False))
 
 
-def _joined(theirs: Sequence[Mapping[str, Any]] | None, ours: list[Header]) -> list[Header]:
+def _merge_headers(theirs: Sequence[Mapping[str, Any]] | None, ours: list[Header]) -> list[Header]:
     return [
         (header["name"], header["value"]) for header in theirs or () if not header["name"].startswith(RESERVED)
     ] + ours

@@ -19,13 +19,19 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     Fold,
     MarkerEntry,
     Segment,
-    Sent,
+    SentSequence,
     StreamState,
+    add_sources,
+    apply_fold,
     data_folder,
-    folded,
-    with_sources,
 )
-from dagster_adjunct.resources.streams.lake.producers import check_same, content_digest, known, remembered, result_of
+from dagster_adjunct.resources.streams.lake.producers import (
+    check_same_contents,
+    content_digest,
+    find_sequence,
+    record_sequence,
+    result_from_sequence,
+)
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
     POSITION,
@@ -45,7 +51,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.objects.store import ObjectStore
-    from dagster_adjunct.resources.streams.lake.manifest import Declaration
+    from dagster_adjunct.resources.streams.lake.manifest import LakeStreamDeclaration
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +110,10 @@ def decide_append(state: StreamState, append: Append, now_ms: int) -> tuple[Stre
             "Nothing was added. Append again, if the records belong into the new one.",
             stream=f"lake.{append.stream}",
         )
-    before = known(state.producers, append.producer, append.sequence, append.stream)
+    before = find_sequence(state.producers, append.producer, append.sequence, append.stream)
     if before is not None:
-        check_same(before, append.digest, state.producers, stream=append.stream, producer=append.producer)
-        return None, result_of(before, duplicate=True)
+        check_same_contents(before, append.digest, state.producers, stream=append.stream, producer=append.producer)
+        return None, result_from_sequence(before, duplicate=True)
     if append.files and append.started < state.horizon:
         raise CommitConflictError(
             f"{what}: its files were written by an attempt begun {(state.horizon - append.started) / 1000:.0f} s "
@@ -115,26 +121,26 @@ def decide_append(state: StreamState, append: Append, now_ms: int) -> tuple[Stre
             "Nothing was added. Append again; if it happens at once again, set this machine's clock.",
             stream=f"lake.{append.stream}",
         )
-    state = folded(state, append.fold)
+    state = apply_fold(state, append.fold)
     appended = max(now_ms, state.appended)  # a clock that lags must not put segments out of order
-    segment = _segment(state, append, appended)
-    sent = Sent(append.sequence, append.digest, segment.base, segment.next, segment.rows, append.columns)
+    segment = _build_segment(state, append, appended)
+    sent = SentSequence(append.sequence, append.digest, segment.base, segment.next, segment.rows, append.columns)
     marked = list(state.marked_until)
     for marker in segment.markers:
         marked[marker.partition] = marker.offset + 1
     update: dict[str, object] = {
         "next": segment.next,
         "marked_until": tuple(marked),
-        "producers": remembered(state.producers, append.producer, sent),
+        "producers": record_sequence(state.producers, append.producer, sent),
         "appended": appended,
-        "read": with_sources(state.read, append.sources),
+        "read": add_sources(state.read, append.sources),
     }
     if segment.next != segment.base:  # an append of nothing leaves only its sequence behind
         update |= {"tail": (*state.tail, segment), "next_segment": state.next_segment + 1}
-    return state.model_copy(update=update), result_of(sent, duplicate=False)
+    return state.model_copy(update=update), result_from_sequence(sent, duplicate=False)
 
 
-def _segment(state: StreamState, append: Append, appended: int) -> Segment:
+def _build_segment(state: StreamState, append: Append, appended: int) -> Segment:
     offsets = list(state.next)
     for file in append.files:
         offsets[file.partition] += file.rows
@@ -173,7 +179,7 @@ def _marker_rows(marker: NewMarker, partition: int, delivered: int) -> int:
 
 
 _POSITIONS = {SOURCE: "string", SOURCE_OFFSET: "bigint", SOURCE_EPOCH: "int", READER: "string"}
-MARKS = {TIMESTAMP: "timestamp", TOMBSTONE: "boolean", EPOCH: "int", **_POSITIONS}
+MARK_COLUMNS = {TIMESTAMP: "timestamp", TOMBSTONE: "boolean", EPOCH: "int", **_POSITIONS}
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
@@ -181,7 +187,7 @@ def write_records(
     data: DataFrame | pa.Table,
     store: ObjectStore,
     folder: str,
-    declaration: Declaration,
+    declaration: LakeStreamDeclaration,
     what: str,
     order_by: tuple[str, ...],
     *,
@@ -197,11 +203,11 @@ def write_records(
                 "Sort the table before, and leave both out.",
                 argument="order_by",
             )
-        table = table_content(data, declaration, what)
+        table = conform_table(data, declaration, what)
         return write_arrow_buckets(table, store, folder, declaration.layout_of(table.column_names), options)
     from dagster_adjunct.resources.bucketing.writer import write_buckets
 
-    frame = frame_content(data, declaration, order_by, what)
+    frame = conform_frame(data, declaration, order_by, what)
     return write_buckets(
         frame,
         store,
@@ -215,7 +221,7 @@ def write_records(
     )
 
 
-def columns_sent(state: StreamState, data: Any, order_by: Sequence[str]) -> int:
+def match_columns(state: StreamState, data: Any, order_by: Sequence[str]) -> int:
     """Return the place of the newest of the stream's columns, now or before, that these records have; else of now's.
 
     Who knows only the columns of before goes on: what was added since is null in its records.
@@ -226,7 +232,7 @@ def columns_sent(state: StreamState, data: Any, order_by: Sequence[str]) -> int:
         types: dict[str, Any] = {field.name: field.type for field in data.schema}
     else:
         types = dict(data.dtypes)
-    names = types.keys() - MARKS.keys()
+    names = types.keys() - MARK_COLUMNS.keys()
     for place in range(len(state.earlier), -1, -1):
         fields = state.declared_with(place).schema_.fields
         known = {field.name for field in fields}
@@ -237,18 +243,18 @@ def columns_sent(state: StreamState, data: Any, order_by: Sequence[str]) -> int:
 
 def _fits(given: Any, kind: str) -> bool:
     if isinstance(given, str):
-        return given == kind or _widens(given, kind)
+        return given == kind or _is_widening(given, kind)
     return same_family(given, arrow_type(kind))
 
 
-def as_before(data: Any, before: Schema, order_by: Sequence[str]) -> Any:
+def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -> Any:
     """Return the records with the columns that their stream had when they were sent a first time, to be compared.
 
     A value that does not fit into the type of then is null, or left for who writes it to refuse.
     """
-    kept = {*before.names, *MARKS, *order_by}
+    kept = {*before.names, *MARK_COLUMNS, *order_by}
     if _is_table(data):
-        return _table_before(data.select([name for name in data.column_names if name in kept]), before)
+        return _cast_to_earlier(data.select([name for name in data.column_names if name in kept]), before)
     types = dict(data.dtypes)
     narrower = {
         field.name: field.type
@@ -264,7 +270,7 @@ def as_before(data: Any, before: Schema, order_by: Sequence[str]) -> Any:
     )
 
 
-def _table_before(table: pa.Table, before: Schema) -> pa.Table:
+def _cast_to_earlier(table: pa.Table, before: Schema) -> pa.Table:
     import pyarrow as pa
 
     for each in before.fields:
@@ -279,7 +285,7 @@ def _is_table(data: Any) -> bool:
     return type(data).__module__.startswith("pyarrow")  # asking for the class itself would import Arrow
 
 
-def table_content(table: pa.Table, declaration: Declaration, what: str) -> pa.Table:
+def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str) -> pa.Table:
     """Return the table with the stream's columns and types, then `__timestamp` and `__tombstone`.
 
     A null `__timestamp` stands for the time of the append, which is known when it commits. `__epoch` follows where one
@@ -288,30 +294,30 @@ def table_content(table: pa.Table, declaration: Declaration, what: str) -> pa.Ta
     import pyarrow.compute as pc
 
     plain = conform(
-        table.select([name for name in table.column_names if name not in MARKS]),
+        table.select([name for name in table.column_names if name not in MARK_COLUMNS]),
         declaration.schema_,
         what,
     )
-    times = _mark(table, TIMESTAMP, what)
+    times = _mark_column(table, TIMESTAMP, what)
     if declaration.timestamp is not None:
         times = pc.coalesce(times, plain.column(declaration.timestamp))
-    tombstones = pc.fill_null(_mark(table, TOMBSTONE, what), False)
+    tombstones = pc.fill_null(_mark_column(table, TOMBSTONE, what), False)
     # One chunk a column: the bytes of the file, and so its checksum, must not depend on how the table was cut.
     marked = plain.append_column(TIMESTAMP, times).append_column(TOMBSTONE, tombstones)
     if EPOCH in table.column_names:
-        epochs = _stored(_mark(table, EPOCH, what))
+        epochs = _null_zero_epochs(_mark_column(table, EPOCH, what))
         if epochs.null_count < len(epochs):
             marked = marked.append_column(EPOCH, epochs)
     for name in POSITION:
         if name in table.column_names:
-            marked = marked.append_column(name, _mark(table, name, what))
+            marked = marked.append_column(name, _mark_column(table, name, what))
     if (found := first_unreadable(marked)) is not None:
         hidden = found.column in declaration.schema_.sensitive
         raise found.error(what, f"row {found.row}", hidden=hidden, row=found.row)
     return marked.combine_chunks()
 
 
-def _stored(epochs: pa.ChunkedArray) -> pa.ChunkedArray:
+def _null_zero_epochs(epochs: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return epochs as files have them: null for 0, which takes no room."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -319,10 +325,10 @@ def _stored(epochs: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(pc.equal(epochs, 0), pa.scalar(None, pa.int32()), epochs)
 
 
-def _mark(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
+def _mark_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
     import pyarrow as pa
 
-    kind = arrow_type(MARKS[name])
+    kind = arrow_type(MARK_COLUMNS[name])
     if name not in table.column_names:
         return pa.chunked_array([pa.nulls(table.num_rows, kind)])
     column = table.column(name)
@@ -333,17 +339,17 @@ def _mark(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
             "Cast it, or leave the column out.",
             column=name,
         )
-    return fitted(column, name, MARKS[name], what)
+    return fitted(column, name, MARK_COLUMNS[name], what)
 
 
-def frame_content(df: DataFrame, declaration: Declaration, order_by: tuple[str, ...], what: str) -> DataFrame:
+def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: tuple[str, ...], what: str) -> DataFrame:
     """Return the frame with the stream's columns and types, marks, and whatever else `order_by` names."""
     from pyspark.sql import functions as F
 
     types = {field.name: field.dataType.simpleString() for field in df.schema.fields}
     schema = declaration.schema_
     missing = [name for name in schema.names if name not in types]
-    extra = [name for name in types if name not in schema and name not in MARKS and name not in order_by]
+    extra = [name for name in types if name not in schema and name not in MARK_COLUMNS and name not in order_by]
     if missing or extra or len(types) != len(df.schema.fields):
         raise SchemaMismatchError(
             f"{what}: columns {missing} are missing and {extra} are not expected; the schema is "
@@ -353,14 +359,14 @@ def frame_content(df: DataFrame, declaration: Declaration, order_by: tuple[str, 
         )
     columns = []
     for each in schema.fields:
-        if types[each.name] != each.type and not _widens(types[each.name], each.type):
+        if types[each.name] != each.type and not _is_widening(types[each.name], each.type):
             raise SchemaMismatchError(
                 f"{what}: column {each.name!r} holds {types[each.name]} where the schema says {each.type}.",
                 f"Cast it: F.col({each.name!r}).cast({each.type!r}).",
                 column=each.name,
             )
         columns.append(F.col(quoted(each.name)).cast(each.type).alias(each.name))
-    for name, kind in MARKS.items():
+    for name, kind in MARK_COLUMNS.items():
         if types.get(name, kind) not in (kind, "void"):
             raise SchemaMismatchError(
                 f"{what}: column {name!r} holds {types[name]}, expected {kind}.",
@@ -375,18 +381,18 @@ def frame_content(df: DataFrame, declaration: Declaration, order_by: tuple[str, 
     if EPOCH in types:
         marks.append(F.nullif(F.col(EPOCH), F.lit(0)).cast("int").alias(EPOCH))
     marks += [F.col(name).cast(kind).alias(name) for name, kind in _POSITIONS.items() if name in types]
-    rest = [F.col(quoted(name)) for name in dict.fromkeys(order_by) if name not in schema and name not in MARKS]
+    rest = [F.col(quoted(name)) for name in dict.fromkeys(order_by) if name not in schema and name not in MARK_COLUMNS]
     return df.select(*columns, *marks, *rest)
 
 
-def _widens(given: str, expected: str) -> bool:
+def _is_widening(given: str, expected: str) -> bool:
     if given == "void":  # F.lit(None): a column without values has every type
         return True
     both = given in _INTEGERS and expected in _INTEGERS
     return both and _INTEGERS.index(given) < _INTEGERS.index(expected)
 
 
-def written(
+def write_append(
     lake: Lake,
     stream: str,
     state: StreamState,
@@ -406,13 +412,13 @@ def written(
     They are written with the newest of the stream's columns that they have. What was sent already is written with those
     of then, and in as many partitions, whatever the stream has by now: the only way to tell that it is the same.
     """
-    data = _with_positions_or_without(data, sources, f"stream {stream!r}")
+    data = _select_positions(data, sources, f"stream {stream!r}")
     now = len(state.earlier)
-    sent = known(state.producers, producer, sequence, stream)
-    columns = columns_sent(state, data, order_by) if sent is None else min(sent.columns, now)
+    sent = find_sequence(state.producers, producer, sequence, stream)
+    columns = match_columns(state, data, order_by) if sent is None else min(sent.columns, now)
     declaration = state.declared_with(columns)
     if sent is not None:
-        data = as_before(data, declaration.schema_, order_by)
+        data = select_earlier_columns(data, declaration.schema_, order_by)
         if sent.partitions:
             declaration, partitioned = declaration.model_copy(update={"partitions": sent.partitions}), False
     attempt = f"{started:013d}-{uuid.uuid4().hex[:12]}"
@@ -439,7 +445,7 @@ def written(
     return append, [f"{folder}/{file.name}" for file in files]
 
 
-def _with_positions_or_without(data: Any, sources: Sources | None, what: str) -> Any:
+def _select_positions(data: Any, sources: Sources | None, what: str) -> Any:
     """Return the records with the columns of POSITION where their sources are known, and else without."""
     there = list(data.column_names if hasattr(data, "column_names") else data.columns)
     missing = [name for name in POSITION if name not in there]

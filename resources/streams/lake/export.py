@@ -26,18 +26,18 @@ def export_records(parts: Iterable[pa.Table], target: Path, *, records_per_file:
     It is there only when it is whole: until then all is written beside it under a name that begins with a dot, which
     is removed when this fails, and stays when the process is killed. Raises ConfigurationError where `target` exists.
     """
-    check_target(target, records_per_file)
+    check_export_target(target, records_per_file)
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
         if records_per_file is None:
-            counts = _write(parts, iter([partial]), None, target)
-            with _telling(target):
+            counts = _write_files(parts, iter([partial]), None, target)
+            with _file_errors(target):
                 _publish_file(partial, target)
         else:
-            with _telling(target):
+            with _file_errors(target):
                 partial.mkdir()
-            counts = _write(parts, _numbered(partial), records_per_file, target)
-            with _telling(target):
+            counts = _write_files(parts, _part_paths(partial), records_per_file, target)
+            with _file_errors(target):
                 _publish_folder(partial, target)
     finally:
         with suppress(OSError):
@@ -47,11 +47,11 @@ def export_records(parts: Iterable[pa.Table], target: Path, *, records_per_file:
     return counts
 
 
-def _telling(target: Path) -> AbstractContextManager[None]:
+def _file_errors(target: Path) -> AbstractContextManager[None]:
     return translate_file_errors(target.absolute().parent, f"--to {target}")
 
 
-def check_target(target: Path, records_per_file: int | None) -> None:
+def check_export_target(target: Path, records_per_file: int | None) -> None:
     """Raise ConfigurationError where nothing can be written to `target`."""
     if records_per_file is None and target.suffix != ".parquet":
         raise ConfigurationError(
@@ -73,7 +73,7 @@ def check_target(target: Path, records_per_file: int | None) -> None:
         )
 
 
-def _write(parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None, target: Path) -> tuple[int, int]:
+def _write_files(parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None, target: Path) -> tuple[int, int]:
     """Write at most `limit` records a file; one file at least, so that the columns are known."""
     import pyarrow.parquet as pq
 
@@ -83,7 +83,7 @@ def _write(parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None, 
         for part in parts:
             left = part
             while writer is None or left.num_rows:
-                with _telling(target):
+                with _file_errors(target):
                     if writer is None or (limit is not None and room == 0):
                         _close(writer)
                         writer, room = pq.ParquetWriter(next(paths), part.schema, compression="zstd"), limit or 0
@@ -92,7 +92,7 @@ def _write(parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None, 
                     writer.write_table(now, row_group_size=_GROUP)
                 left, rows, room = left.slice(now.num_rows), rows + now.num_rows, room - now.num_rows
     finally:
-        with _telling(target):
+        with _file_errors(target):
             _close(writer)
     return rows, files
 
@@ -102,7 +102,7 @@ def _close(writer: object) -> None:
         writer.close()  # type: ignore[attr-defined]
 
 
-def _numbered(folder: Path) -> Iterator[Path]:
+def _part_paths(folder: Path) -> Iterator[Path]:
     number = 0
     while True:
         yield folder / f"part-{number:05d}.parquet"

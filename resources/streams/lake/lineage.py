@@ -11,12 +11,12 @@ from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
 from dagster_adjunct.resources.streams.lake.manifest import (
     Coverage,
-    Read,
+    ReadCoverage,
     Segment,
     StreamState,
-    Superseded,
-    pieces,
-    superseded,
+    SupersededRange,
+    list_superseded,
+    split_by_epoch,
 )
 from dagster_adjunct.resources.streams.system import (
     OFFSET,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.resources.streams.lake.manifest import Rewritten
+    from dagster_adjunct.resources.streams.lake.manifest import RepartitionRecord
     from dagster_adjunct.resources.streams.lake.streams import LakeReads
 
 # What became of results of a stream that was rewritten into other partitions since. Pure decisions, no I/O.
@@ -53,7 +53,7 @@ class Lineage:
     """The identities that a stream has had, oldest first: `rewritings[i]` led from `ids[i]` to `ids[i + 1]`."""
 
     ids: tuple[str, ...]
-    rewritings: tuple[Rewritten, ...]
+    rewritings: tuple[RepartitionRecord, ...]
 
     @classmethod
     def of(cls, state: StreamState) -> Lineage:
@@ -70,10 +70,10 @@ LineageOf = Callable[[str], Lineage | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
+class ReplacedResults:
     """Results of before a rewriting that are replaced; `unknown` are (reader, stream) of which nobody can tell."""
 
-    superseded: tuple[Superseded, ...] = ()
+    superseded: tuple[SupersededRange, ...] = ()
     unknown: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -82,9 +82,9 @@ class Replaced:
         return frozenset((span.reader, _stream(span.source)) for span in self.superseded)
 
 
-def replaced_by_rewritten(read: Read, lineage_of: LineageOf) -> Replaced:
+def find_replaced_by_repartition(read: ReadCoverage, lineage_of: LineageOf) -> ReplacedResults:
     """Return which results were made of records that were read again after they had been rewritten."""
-    replaced: list[Superseded] = []
+    replaced: list[SupersededRange] = []
     unknown: list[tuple[str, str]] = []
     for reader, partitions in sorted(read.items()):
         application, _, identity = reader.partition("@")
@@ -95,23 +95,23 @@ def replaced_by_rewritten(read: Read, lineage_of: LineageOf) -> Replaced:
                 continue
             for later in range(len(lineage.ids) - 1, at, -1):
                 rewriting = lineage.rewritings[later - 1]
-                again = _read_again(rewriting, stream, read.get(f"{application}@{lineage.ids[later]}", {}))
+                again = _reread_extent(rewriting, stream, read.get(f"{application}@{lineage.ids[later]}", {}))
                 if again == "none":
                     continue
-                if again == "part" or _lost_between(lineage, at, later):
+                if again == "part" or _has_loss_between(lineage, at, later):
                     unknown.append((reader, stream))
                 else:
                     was = lineage.rewritings[at]
                     replaced += [
-                        Superseded(reader, f"{stream}.{p}", start, end, EVERY_EPOCH)
+                        SupersededRange(reader, f"{stream}.{p}", start, end, EVERY_EPOCH)
                         for p, (start, end) in enumerate(zip(was.oldest, was.ended, strict=True))
                         if start < end
                     ]
                 break
-    return Replaced(tuple(replaced), tuple(unknown))
+    return ReplacedResults(tuple(replaced), tuple(unknown))
 
 
-def with_rewritten(before: Read, now: Read, lineage_of: LineageOf) -> Read:
+def translate_coverage(before: ReadCoverage, now: ReadCoverage, lineage_of: LineageOf) -> ReadCoverage:
     """Return what was known `before`, as it would be told after rewritings: all that was rewritten had been read."""
     known = {reader: dict(partitions) for reader, partitions in before.items()}
     for reader, partitions in now.items():
@@ -132,20 +132,22 @@ def with_rewritten(before: Read, now: Read, lineage_of: LineageOf) -> Read:
     return known
 
 
-def _read_again(rewriting: Rewritten, stream: str, read: Mapping[str, Coverage]) -> Literal["none", "part", "all"]:
+def _reread_extent(
+    rewriting: RepartitionRecord, stream: str, read: Mapping[str, Coverage]
+) -> Literal["none", "part", "all"]:
     """Return how much of the records of before was read again in the partitions of after."""
     first = 1 if any(rewriting.oldest) else 0
     epochs = [
         piece.epoch
         for p, end in enumerate(rewriting.next)
-        for piece in pieces(read.get(f"{stream}.{p}", Coverage()).replayed, first, end)
+        for piece in split_by_epoch(read.get(f"{stream}.{p}", Coverage()).replayed, first, end)
     ]
     if not any(epochs):
         return "none"
     return "all" if all(epochs) else "part"
 
 
-def _lost_between(lineage: Lineage, at: int, later: int) -> bool:
+def _has_loss_between(lineage: Lineage, at: int, later: int) -> bool:
     """Whether retention took records between two rewritings: which they had been before is not known."""
     for before, rewriting in zip(lineage.rewritings[at : later - 1], lineage.rewritings[at + 1 : later], strict=True):
         first = 1 if any(before.oldest) else 0
@@ -161,13 +163,13 @@ def _stream(source: str) -> str:
 WithoutPosition = Literal["refuse", "keep"]
 
 
-def replaced_results(
+def find_replaced_results(
     streams: LakeReads,
     stream: str,
     state: StreamState,
     segments: Sequence[Segment],
     without_position: WithoutPosition,
-) -> list[Superseded]:
+) -> list[SupersededRange]:
     """Return which results in these segments later epochs have replaced, here or in what they were made of.
 
     Raises ConfigurationError where nobody can tell: for records without a source position, unless they are to be kept,
@@ -188,21 +190,21 @@ def replaced_results(
             "an application sent.",
             stream=f"lake.{stream}",
         )
-    return [*_upstream_replaced(streams, stream, state, segments), *superseded(state.read)]
+    return [*_find_upstream_replacements(streams, stream, state, segments), *list_superseded(state.read)]
 
 
-def _upstream_replaced(
+def _find_upstream_replacements(
     streams: LakeReads, stream: str, state: StreamState, segments: Sequence[Segment]
-) -> list[Superseded]:
+) -> list[SupersededRange]:
     """Return which results were made of records that are replaced themselves, in the stream that they came from, or
     that were read again after that stream was rewritten.
 
     Which these are is known there: it is asked, and read where it was replayed. Refused where that can't answer.
     """
-    lineages = lineages_of(streams)
-    rewritten = replaced_by_rewritten(state.read, lineages)
+    lineages = lineage_lookup(streams)
+    rewritten = find_replaced_by_repartition(state.read, lineages)
     if rewritten.unknown:
-        raise _untold_of_rewritten(stream, *rewritten.unknown[0])
+        raise _repartitioned_error(stream, *rewritten.unknown[0])
     replaced = list(rewritten.superseded)
     unknown: set[str] = set()
     for reader, partitions in sorted(state.read.items()):
@@ -219,11 +221,11 @@ def _upstream_replaced(
                 unknown.add(name)
             elif above.id != identity:
                 if _is_replayed(streams, upstream, above, set()):
-                    raise _untold_of_rewritten(stream, reader, name)
+                    raise _repartitioned_error(stream, reader, name)
             elif _is_replayed(streams, upstream, above, set()):
-                replaced += _gone_upstream(streams, stream, reader, upstream, above, partitions)
+                replaced += _find_replaced_upstream(streams, stream, reader, upstream, above, partitions)
     if unknown and any(segment.chained for segment in segments):
-        raise _untold(
+        raise _ambiguous_error(
             stream,
             f"some were made of records of {', '.join(sorted(unknown))} that a replay had made again, and which it "
             "replaced is not known here",
@@ -234,7 +236,7 @@ def _upstream_replaced(
 
 def _is_replayed(streams: LakeReads, stream: str, state: StreamState, seen: set[str]) -> bool:
     """Whether a stream, or one of the lake that it was made of, has replaced records."""
-    if superseded(state.read):
+    if list_superseded(state.read):
         return True
     sources = {source for read in state.read.values() for source in read}
     for name in {SystemStreamPartition.parse(source).qualified_stream for source in sources}:
@@ -248,14 +250,14 @@ def _is_replayed(streams: LakeReads, stream: str, state: StreamState, seen: set[
     return False
 
 
-def _gone_upstream(
+def _find_replaced_upstream(
     streams: LakeReads,
     stream: str,
     reader: str,
     upstream: str,
     above: StreamState,
     partitions: Mapping[str, Coverage],
-) -> list[Superseded]:
+) -> list[SupersededRange]:
     """Return the offsets of replaced records of `upstream`, as ranges whose results are replaced in every epoch."""
     behind = [
         f"lake.{upstream}.{p}"
@@ -263,14 +265,14 @@ def _gone_upstream(
         if partitions.get(f"lake.{upstream}.{p}", Coverage()).until != end
     ]
     if behind:
-        raise _untold(
+        raise _ambiguous_error(
             stream,
             f"lake.{upstream} was replayed, and {reader.partition('@')[0]!r} has not read all of it yet (in "
             f"{', '.join(behind[:3])}): earlier results would be gone before the later ones are there",
             f"Run {reader.partition('@')[0]!r} until it has caught up, then read again.",
         )
     if any(above.oldest):
-        raise _untold(
+        raise _ambiguous_error(
             stream,
             f"lake.{upstream} was replayed, and retention has dropped records of it that would tell which are replaced",
             f"Keep lake.{upstream} longer than its replays reach back, and replay its reader from its oldest record.",
@@ -278,24 +280,24 @@ def _gone_upstream(
     import pyarrow.compute as pc
 
     held: dict[int, list[Any]] = {}
-    for kept in streams.read_parts(_whole(streams, upstream, above), [], epochs="latest"):
+    for kept in streams.read_parts(_full_ranges(streams, upstream, above), [], epochs="latest"):
         for partition in kept.column(PARTITION).unique().to_pylist():
             rows = kept.filter(pc.equal(kept.column(PARTITION), partition))
             held.setdefault(partition, []).append(rows.column(OFFSET).to_numpy())
     return [
-        Superseded(reader, f"lake.{upstream}.{p}", start, end, EVERY_EPOCH)
+        SupersededRange(reader, f"lake.{upstream}.{p}", start, end, EVERY_EPOCH)
         for p, until in enumerate(above.next)
-        for start, end in _missing(held.get(p, []), until)
+        for start, end in _find_gaps(held.get(p, []), until)
     ]
 
 
-def _whole(streams: LakeReads, stream: str, state: StreamState) -> dict[SystemStreamPartition, OffsetRange]:
+def _full_ranges(streams: LakeReads, stream: str, state: StreamState) -> dict[SystemStreamPartition, OffsetRange]:
     return {
         SystemStreamPartition(streams.name, stream, p): OffsetRange("0", str(end)) for p, end in enumerate(state.next)
     }
 
 
-def _missing(held: Sequence[Any], until: int) -> Iterator[tuple[int, int]]:
+def _find_gaps(held: Sequence[Any], until: int) -> Iterator[tuple[int, int]]:
     """Yield the ranges of [0, until) that are not among the offsets held, which are in order."""
     import numpy as np
 
@@ -304,7 +306,7 @@ def _missing(held: Sequence[Any], until: int) -> Iterator[tuple[int, int]]:
         yield int(offsets[at]) + 1, int(offsets[at + 1])
 
 
-def lineages_of(streams: LakeReads) -> Callable[[str], Lineage | None]:
+def lineage_lookup(streams: LakeReads) -> Callable[[str], Lineage | None]:
     """Return what tells, of a stream such as "lake.orders", which identities it has had. Each is looked up once."""
 
     @cache
@@ -318,9 +320,9 @@ def lineages_of(streams: LakeReads) -> Callable[[str], Lineage | None]:
     return lineage_of
 
 
-def _untold_of_rewritten(stream: str, reader: str, name: str) -> ConfigurationError:
+def _repartitioned_error(stream: str, reader: str, name: str) -> ConfigurationError:
     application = reader.partition("@")[0]
-    return _untold(
+    return _ambiguous_error(
         stream,
         f"{name} was repartitioned after {application!r} had made some of it, and records of it were replayed: which "
         "of the earlier results that replaced is not known",
@@ -329,7 +331,7 @@ def _untold_of_rewritten(stream: str, reader: str, name: str) -> ConfigurationEr
     )
 
 
-def _untold(stream: str, why: str, next_step: str) -> ConfigurationError:
+def _ambiguous_error(stream: str, why: str, next_step: str) -> ConfigurationError:
     return ConfigurationError(
         f'stream {stream!r}: epochs="latest" can\'t tell which records are the latest: {why}.',
         next_step,
@@ -337,7 +339,7 @@ def _untold(stream: str, why: str, next_step: str) -> ConfigurationError:
     )
 
 
-def only_latest(table: pa.Table, replaced: Sequence[Superseded]) -> pa.Table:
+def filter_latest(table: pa.Table, replaced: Sequence[SupersededRange]) -> pa.Table:
     """Return the records of a table with the columns of POSITION that nothing has replaced."""
     import numpy as np
     import pyarrow as pa
@@ -349,7 +351,7 @@ def only_latest(table: pa.Table, replaced: Sequence[Superseded]) -> pa.Table:
     epochs = pc.fill_null(table.column(SOURCE_EPOCH), 0).to_numpy()
     gone = np.zeros(table.num_rows, bool)
     # Those of one group are in order and apart; what is replaced upstream may overlap with what is here.
-    spans: dict[tuple[str, str, bool], list[Superseded]] = {}
+    spans: dict[tuple[str, str, bool], list[SupersededRange]] = {}
     for span in replaced:
         spans.setdefault((span.reader, span.source, span.epoch == EVERY_EPOCH), []).append(span)
     for (reader, source, _), mine in spans.items():
@@ -364,13 +366,13 @@ def only_latest(table: pa.Table, replaced: Sequence[Superseded]) -> pa.Table:
     return table.filter(pa.array(~gone))
 
 
-def only_latest_frame(frame: DataFrame, replaced: Sequence[Superseded]) -> DataFrame:
+def filter_latest_frame(frame: DataFrame, replaced: Sequence[SupersededRange]) -> DataFrame:
     """Return the same of a frame, as a join with what is replaced: few rows, which every task gets."""
     from pyspark.sql import functions as F
 
     if not replaced:
         return frame
-    names = [f"__replaced_{name}" for name in Superseded._fields]
+    names = [f"__replaced_{name}" for name in SupersededRange._fields]
     kinds = ("string", "string", "bigint", "bigint", "int")
     ddl = ", ".join(f"{name} {kind}" for name, kind in zip(names, kinds, strict=True))
     spans = frame.sparkSession.createDataFrame([tuple(span) for span in replaced], ddl)
@@ -385,5 +387,5 @@ def only_latest_frame(frame: DataFrame, replaced: Sequence[Superseded]) -> DataF
     return frame.join(F.broadcast(spans), condition, "left_anti")
 
 
-def without_positions(table: pa.Table) -> pa.Table:
+def drop_positions(table: pa.Table) -> pa.Table:
     return table.drop_columns([name for name in POSITION if name in table.column_names])

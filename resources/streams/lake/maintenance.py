@@ -27,22 +27,22 @@ from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.streams.lake.manifest import (
     ROW,
     CompactionPolicy,
-    Declaration,
-    Dropped,
-    Entry,
+    DroppedKey,
     FileEntry,
+    IndexEntry,
+    LakeStreamDeclaration,
     Pages,
     Retention,
     Segment,
     StreamState,
     StreamStates,
-    all_segments,
     data_folder,
-    leaves,
-    page_keys,
-    rebuilt,
+    list_leaves,
+    list_page_keys,
+    list_segments,
+    rebuild_index,
 )
-from dagster_adjunct.resources.streams.lake.read import open_parquet
+from dagster_adjunct.resources.streams.lake.read import open_segment_file
 from dagster_adjunct.resources.streams.system import EPOCH, POSITION, SOURCE, TIMESTAMP
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 # A hold names the folders of files as they were at one commit. Who maintains the stream spares them until it is let go.
 
 
-def hold(lake: Lake, stream: str, identity: str, number: str, attempts: Iterable[str], *, holder: str) -> None:
+def retain_files(lake: Lake, stream: str, identity: str, number: str, attempts: Iterable[str], *, holder: str) -> None:
     """Keep these folders of files of the stream with this identity from being deleted, until `let_go`.
 
     To hold them again changes nothing. Raises OffsetOutOfRangeError where the stream does not list them any more: they
@@ -67,7 +67,7 @@ def hold(lake: Lake, stream: str, identity: str, number: str, attempts: Iterable
     """
     wanted = sorted(set(attempts))
     body = json.dumps({"holder": holder, "attempts": wanted}).encode()
-    key = f"{_prefix(lake, stream, holder)}{number}.json"
+    key = f"{_holder_prefix(lake, stream, holder)}{number}.json"
     try:
         lake.store.put_if_absent(key, body)
     except ObjectExistsError:
@@ -75,7 +75,7 @@ def hold(lake: Lake, stream: str, identity: str, number: str, attempts: Iterable
     # Whoever drops them from the index from now on looks for holds after that, and finds this one.
     streams = StreamStates(lake)
     _, state = streams.state(stream)
-    listed = {segment.attempt for segment in all_segments(state, streams.pages_of(stream))}
+    listed = {segment.attempt for segment in list_segments(state, streams.pages_of(stream))}
     gone = [attempt for attempt in wanted if attempt not in listed]
     if gone or state.id != identity:
         lake.store.delete(key)
@@ -87,15 +87,15 @@ def hold(lake: Lake, stream: str, identity: str, number: str, attempts: Iterable
         )
 
 
-def let_go(lake: Lake, stream: str, *, holder: str, keep: Collection[str] = ()) -> tuple[str, ...]:
+def release_files(lake: Lake, stream: str, *, holder: str, keep: Collection[str] = ()) -> tuple[str, ...]:
     """End this holder's holds but those of the numbers in `keep`; return the numbers that it held.
 
     With `keep`, holds of the last hour stay as well (`delete_holds`).
     """
-    return delete_holds(lake.store, _prefix(lake, stream, holder), keep=keep)
+    return delete_holds(lake.store, _holder_prefix(lake, stream, holder), keep=keep)
 
 
-def held_attempts(lake: Lake, stream: str) -> dict[str, list[str]]:
+def list_retained_attempts(lake: Lake, stream: str) -> dict[str, list[str]]:
     """Return the folders of files that are held, by holder. Raises MalformedDocumentError."""
     attempts_of: dict[str, set[str]] = {}
     for item in lake.store.list(f"{lake.stream_prefix(stream)}/holds/"):
@@ -111,12 +111,12 @@ def held_attempts(lake: Lake, stream: str) -> dict[str, list[str]]:
     return {holder: sorted(attempts) for holder, attempts in attempts_of.items()}
 
 
-def _prefix(lake: Lake, stream: str, holder: str) -> str:
+def _holder_prefix(lake: Lake, stream: str, holder: str) -> str:
     return holder_prefix(f"{lake.stream_prefix(stream)}/holds/", holder)
 
 
 def merge_files(
-    store: ObjectStore, prefix: str, declaration: Declaration, run: Sequence[Segment], attempt: str
+    store: ObjectStore, prefix: str, declaration: LakeStreamDeclaration, run: Sequence[Segment], attempt: str
 ) -> tuple[FileEntry, ...]:
     """Write the run's records into one file a partition and return the files.
 
@@ -126,7 +126,7 @@ def merge_files(
     """
     folder = data_folder(prefix, attempt)
     options = WriteOptions(prefix, range_of=TIMESTAMP)
-    layout = declaration.layout_of((EPOCH, *positions_in(store, prefix, run)))
+    layout = declaration.layout_of((EPOCH, *find_position_columns(store, prefix, run)))
     written: list[FileEntry] = []
     for partition in sorted({file.partition for segment in run for file in segment.files}):
         writer = BucketFileWriter(store, folder, partition, layout, options)
@@ -136,17 +136,17 @@ def merge_files(
                 for file in segment.files:
                     if file.partition == partition:
                         rows += file.rows
-                        _copy(store, prefix, segment, file, run[0].base[partition], writer, layout)
+                        _copy_file(store, prefix, segment, file, run[0].base[partition], writer, layout)
             done = writer.finish()
         finally:
             writer.discard()
-        _check(prefix, partition, rows, done)
+        _check_row_count(prefix, partition, rows, done)
         if done is not None:
             written.append(FileEntry.of(done))
     return tuple(written)
 
 
-def positions_in(store: ObjectStore, prefix: str, run: Sequence[Segment]) -> tuple[str, ...]:
+def find_position_columns(store: ObjectStore, prefix: str, run: Sequence[Segment]) -> tuple[str, ...]:
     """Return the columns of positions where a file of these segments has them.
 
     Segments that were merged of some with positions and some without say that they have none, and their files do.
@@ -154,11 +154,11 @@ def positions_in(store: ObjectStore, prefix: str, run: Sequence[Segment]) -> tup
     if any(segment.positioned and segment.files for segment in run):
         return tuple(POSITION)
     files = ((segment, file) for segment in run for file in segment.files)
-    there = any(SOURCE in open_parquet(store, prefix, *place).schema_arrow.names for place in files)
+    there = any(SOURCE in open_segment_file(store, prefix, *place).schema_arrow.names for place in files)
     return tuple(POSITION) if there else ()
 
 
-def _copy(
+def _copy_file(
     store: ObjectStore,
     prefix: str,
     segment: Segment,
@@ -167,14 +167,14 @@ def _copy(
     writer: BucketFileWriter,
     layout: BucketLayout,
 ) -> None:
-    parquet = open_parquet(store, prefix, segment, file)
+    parquet = open_segment_file(store, prefix, segment, file)
     shift = segment.base[file.partition] - base
     for group in range(parquet.metadata.num_row_groups):
-        rows = _moved(parquet.read_row_group(group), shift, segment.appended, layout)
+        rows = _rebase_rows(parquet.read_row_group(group), shift, segment.appended, layout)
         writer.write(as_laid_out(rows, layout))
 
 
-def _moved(table: pa.Table, shift: int, appended_ms: int, layout: BucketLayout) -> pa.Table:
+def _rebase_rows(table: pa.Table, shift: int, appended_ms: int, layout: BucketLayout) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -190,7 +190,7 @@ def _moved(table: pa.Table, shift: int, appended_ms: int, layout: BucketLayout) 
     return table
 
 
-def _check(prefix: str, partition: int, expected: int, done: BucketFile | None) -> None:
+def _check_row_count(prefix: str, partition: int, expected: int, done: BucketFile | None) -> None:
     written = done.rows if done is not None else 0
     if written != expected:
         raise ManifestMismatchError(
@@ -200,7 +200,7 @@ def _check(prefix: str, partition: int, expected: int, done: BucketFile | None) 
         )
 
 
-def expired(segments: Sequence[Segment], retention: Retention | None, now_ms: int) -> int:
+def count_expired(segments: Sequence[Segment], retention: Retention | None, now_ms: int) -> int:
     """Return how many of the oldest segments retention drops.
 
     A segment's age counts from its append's commit, so that old records loaded today stay as long as new ones.
@@ -220,7 +220,7 @@ def expired(segments: Sequence[Segment], retention: Retention | None, now_ms: in
     return drop
 
 
-def runs_to_merge(segments: Sequence[Segment], policy: CompactionPolicy | None) -> list[tuple[Segment, ...]]:
+def plan_merges(segments: Sequence[Segment], policy: CompactionPolicy | None) -> list[tuple[Segment, ...]]:
     """Return runs of neighbours that are worth merging into one segment each.
 
     A run does not begin with a segment that outweighs all others of it: otherwise the product of the last
@@ -250,7 +250,7 @@ def runs_to_merge(segments: Sequence[Segment], policy: CompactionPolicy | None) 
     return runs
 
 
-def merged(run: Sequence[Segment], attempt: str, files: tuple[FileEntry, ...], number: int) -> Segment:
+def merge_segments(run: Sequence[Segment], attempt: str, files: tuple[FileEntry, ...], number: int) -> Segment:
     """Return the segment that stands for a run: the same offsets and markers, one file a partition."""
     return Segment(
         id=number,
@@ -271,7 +271,7 @@ _MANIFESTS_KEPT = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Maintained:
+class MaintenanceResult:
     """What one maintenance did. `dropped` counts segments, records and bytes that retention took."""
 
     dropped_segments: int = 0
@@ -299,7 +299,7 @@ class _Plan:
     merges: tuple[_Merge, ...]
 
 
-def maintain(streams: StreamStates, stream: str, now: datetime) -> Maintained:
+def maintain(streams: StreamStates, stream: str, now: datetime) -> MaintenanceResult:
     """Apply the stream's policies and delete what is out of reach for longer than an append may take."""
     now_ms = int(now.timestamp() * 1000)
     horizon = now_ms - int(_GRACE.total_seconds() * 1000)
@@ -309,8 +309,8 @@ def maintain(streams: StreamStates, stream: str, now: datetime) -> Maintained:
 
     def commit_plan() -> tuple[_Plan, Commit, StreamState] | None:
         commit, state = streams.state(stream)
-        plan = _plan(state, pages, merges, now_ms, horizon)
-        garbage = bool(_out_of_reach(streams, stream, commit, plan.state or state, pages, horizon))
+        plan = _plan_maintenance(state, pages, merges, now_ms, horizon)
+        garbage = bool(_find_unreachable(streams, stream, commit, plan.state or state, pages, horizon))
         if plan.state is None and not garbage:
             return None
         after = (plan.state or state).model_copy(update={"horizon": max(state.horizon, horizon)})
@@ -318,11 +318,11 @@ def maintain(streams: StreamStates, stream: str, now: datetime) -> Maintained:
 
     committed = retry_conflicts(lambda: commit_plan, attempts=_ATTEMPTS)
     if committed is None:
-        return Maintained()
+        return MaintenanceResult()
     plan, commit, after = committed
-    objects = _out_of_reach(streams, stream, commit, after, pages, after.horizon)
+    objects = _find_unreachable(streams, stream, commit, after, pages, after.horizon)
     streams.lake.store.delete_many([key for key, _ in objects])
-    return Maintained(
+    return MaintenanceResult(
         dropped_segments=len(plan.dropped),
         dropped_rows=sum(segment.rows for segment in plan.dropped),
         dropped_bytes=sum(segment.size for segment in plan.dropped),
@@ -337,22 +337,22 @@ def _write_merges(
     streams: StreamStates, stream: str, state: StreamState, pages: Pages, now_ms: int
 ) -> tuple[_Merge, ...]:
     declaration = state.declaration
-    segments = all_segments(state, pages)
-    alive = segments[expired(segments, declaration.retention, now_ms) :]
+    segments = list_segments(state, pages)
+    alive = segments[count_expired(segments, declaration.retention, now_ms) :]
     prefix, store = streams.lake.stream_prefix(stream), streams.lake.store
     merges = []
-    for run in runs_to_merge(alive, declaration.compaction):
+    for run in plan_merges(alive, declaration.compaction):
         attempt = f"{now_ms:013d}-{uuid.uuid4().hex[:12]}"
         merges.append(_Merge(run, attempt, merge_files(store, prefix, declaration, run, attempt)))
     return tuple(merges)
 
 
-def _plan(state: StreamState, pages: Pages, merges: Sequence[_Merge], now_ms: int, horizon: int) -> _Plan:
+def _plan_maintenance(state: StreamState, pages: Pages, merges: Sequence[_Merge], now_ms: int, horizon: int) -> _Plan:
     """Decide the next state from the current one; a merge whose inputs are not all there any more is left out."""
-    held = leaves(state, pages)
+    held = list_leaves(state, pages)
     segments = [segment for _, inside in held for segment in inside]
     position = {segment.id: at for at, segment in enumerate(segments)}
-    drop = expired(segments, state.declaration.retention, now_ms)
+    drop = count_expired(segments, state.declaration.retention, now_ms)
     number = state.next_segment
     replaced: dict[int, Segment | None] = {segment.id: None for segment in segments[:drop]}
     used = []
@@ -362,7 +362,7 @@ def _plan(state: StreamState, pages: Pages, merges: Sequence[_Merge], now_ms: in
         if lost or at is None or at < drop or tuple(segments[at : at + len(merge.run)]) != merge.run:
             continue
         replaced |= dict.fromkeys((segment.id for segment in merge.run), None)
-        replaced[merge.run[0].id] = merged(merge.run, merge.attempt, merge.files, number)
+        replaced[merge.run[0].id] = merge_segments(merge.run, merge.attempt, merge.files, number)
         number += 1
         used.append(merge)
     forgotten = tuple(entry for entry in state.dropped if entry.at >= horizon)
@@ -370,34 +370,34 @@ def _plan(state: StreamState, pages: Pages, merges: Sequence[_Merge], now_ms: in
         if forgotten == state.dropped:
             return _Plan(None, (), ())
         return _Plan(state.model_copy(update={"dropped": forgotten}), (), ())
-    kept: list[Entry] = []
+    kept: list[IndexEntry] = []
     for entry, inside in held:
         if not any(segment.id in replaced for segment in inside):
             kept.append(entry)
             continue
         new = [replaced.get(segment.id, segment) for segment in inside]
         kept += [segment for segment in new if segment is not None]
-    before = page_keys(state, pages)
-    after = rebuilt(state, kept, pages)
+    before = list_page_keys(state, pages)
+    after = rebuild_index(state, kept, pages)
     gone = [segment.folder(pages.prefix) for segment in segments if segment.id in replaced and segment.files]
-    gone += sorted(before - page_keys(after, pages))
+    gone += sorted(before - list_page_keys(after, pages))
     after = after.model_copy(
         update={
             "next_segment": number,
-            "dropped": (*forgotten, *(Dropped(key, now_ms) for key in gone)),
+            "dropped": (*forgotten, *(DroppedKey(key, now_ms) for key in gone)),
         }
     )
     return _Plan(after, tuple(segments[:drop]), tuple(used))
 
 
-def _out_of_reach(
+def _find_unreachable(
     streams: StreamStates, stream: str, commit: Commit, state: StreamState, pages: Pages, horizon: int
 ) -> list[tuple[str, int]]:
     """Return (key, size) of the objects that the state does not reach and that are older than the horizon."""
     store, prefix = streams.lake.store, streams.lake.stream_prefix(stream)
     waiting = {entry.key for entry in state.dropped}
-    reached = {segment.folder(prefix) for segment in all_segments(state, pages)} | waiting
-    for attempts in held_attempts(streams.lake, stream).values():
+    reached = {segment.folder(prefix) for segment in list_segments(state, pages)} | waiting
+    for attempts in list_retained_attempts(streams.lake, stream).values():
         reached |= {data_folder(prefix, attempt) for attempt in attempts}
     unreached = []
     for item in store.list(f"{prefix}/data/"):
@@ -405,7 +405,7 @@ def _out_of_reach(
         started = attempt[:13]
         if started.isdecimal() and int(started) < horizon and data_folder(prefix, attempt) not in reached:
             unreached.append((item.key, item.size))
-    listed = page_keys(state, pages) | waiting
+    listed = list_page_keys(state, pages) | waiting
     for item in store.list(f"{prefix}/pages/"):
         if item.key not in listed and item.modified.timestamp() * 1000 < horizon:
             unreached.append((item.key, item.size))
@@ -414,10 +414,10 @@ def _out_of_reach(
         old = number.isdecimal() and int(number) <= commit.number - _MANIFESTS_KEPT
         if old and item.modified.timestamp() * 1000 < horizon:
             unreached.append((item.key, item.size))
-    return unreached + _old_positions(streams.lake, stream, _MANIFESTS_KEPT)
+    return unreached + _find_old_reader_manifests(streams.lake, stream, _MANIFESTS_KEPT)
 
 
-def _old_positions(lake: Lake, stream: str, kept: int) -> list[tuple[str, int]]:
+def _find_old_reader_manifests(lake: Lake, stream: str, kept: int) -> list[tuple[str, int]]:
     """Return (key, size) of the manifests of readers before the newest `kept` of each."""
     by_reader: dict[str, list[tuple[str, int]]] = {}
     for item in lake.store.list(f"{lake.stream_prefix(stream)}/readers/"):

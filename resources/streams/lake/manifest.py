@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, field_serializer, field_validator, 
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation, bucket_file_name
 from dagster_adjunct.resources.common import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError
-from dagster_adjunct.resources.objects.commit_log import PageRef, is_deleted, read_page, write_page
+from dagster_adjunct.resources.objects.commit_log import PageRef, is_deletion_commit, read_page, write_page
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
@@ -31,7 +31,7 @@ from dagster_adjunct.resources.streams.system import (
     SourceRange,
     Sources,
     StreamDeclaration,
-    stored_schema,
+    schema_from_stored,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 Count = Annotated[int, Field(ge=0)]
 
 
-class Replayed(NamedTuple):
+class ReplayedRange(NamedTuple):
     """Offsets [start, end) of a source partition that were read in `epoch`, the highest so far, above 0."""
 
     start: Count
@@ -62,14 +62,14 @@ class Coverage(StoredDocument):
     """What one reader has read of one source partition: up to `until` at most, and `replayed` in order of offsets."""
 
     until: Count = 0
-    replayed: tuple[Replayed, ...] = ()
+    replayed: tuple[ReplayedRange, ...] = ()
 
 
-Read = Mapping[str, Mapping[str, Coverage]]
+ReadCoverage = Mapping[str, Mapping[str, Coverage]]
 """By reader and source partition."""
 
 
-class Superseded(NamedTuple):
+class SupersededRange(NamedTuple):
     """Results of a reader, made of offsets [start, end) of a source partition in epochs below `epoch`."""
 
     reader: str
@@ -79,7 +79,7 @@ class Superseded(NamedTuple):
     epoch: int
 
 
-def with_sources(read: Read, sources: Sources | None) -> dict[str, dict[str, Coverage]]:
+def add_sources(read: ReadCoverage, sources: Sources | None) -> dict[str, dict[str, Coverage]]:
     """Return what was read after one more append."""
     after = {reader: dict(partitions) for reader, partitions in read.items()}
     if sources is None:
@@ -89,33 +89,33 @@ def with_sources(read: Read, sources: Sources | None) -> dict[str, dict[str, Cov
         if span.start >= span.end:
             continue
         before = mine.get(span.source, Coverage())
-        replayed = _with_range(before.replayed, span) if span.epoch else before.replayed
+        replayed = _add_range(before.replayed, span) if span.epoch else before.replayed
         mine[span.source] = Coverage(until=max(before.until, span.end), replayed=replayed)
     return after
 
 
-def superseded(read: Read) -> list[Superseded]:
+def list_superseded(read: ReadCoverage) -> list[SupersededRange]:
     """Return whose results of which ranges are replaced, in order."""
     return [
-        Superseded(reader, source, *span)
+        SupersededRange(reader, source, *span)
         for reader, partitions in sorted(read.items())
         for source, coverage in sorted(partitions.items())
         for span in coverage.replayed
     ]
 
 
-def replaced_since(before: Read, now: Read) -> list[Superseded]:
+def find_replaced_since(before: ReadCoverage, now: ReadCoverage) -> list[SupersededRange]:
     """Return the ranges that had been read already when `before` was known and that were read again since."""
     ranges = []
-    for span in superseded(now):
+    for span in list_superseded(now):
         known = before.get(span.reader, {}).get(span.source, Coverage())
-        for start, end, epoch in pieces(known.replayed, span.start, min(span.end, known.until)):
+        for start, end, epoch in split_by_epoch(known.replayed, span.start, min(span.end, known.until)):
             if span.epoch > epoch:
                 ranges.append(span._replace(start=start, end=end))
     return ranges
 
 
-def _with_range(replayed: Sequence[Replayed], span: SourceRange) -> tuple[Replayed, ...]:
+def _add_range(replayed: Sequence[ReplayedRange], span: SourceRange) -> tuple[ReplayedRange, ...]:
     outside = [
         piece
         for known in replayed
@@ -123,27 +123,28 @@ def _with_range(replayed: Sequence[Replayed], span: SourceRange) -> tuple[Replay
         if piece.start < piece.end
     ]
     inside = [
-        Replayed(start, end, max(epoch, span.epoch)) for start, end, epoch in pieces(replayed, span.start, span.end)
+        ReplayedRange(start, end, max(epoch, span.epoch))
+        for start, end, epoch in split_by_epoch(replayed, span.start, span.end)
     ]
-    return _joined(sorted({*outside, *inside}))
+    return _merge_adjacent(sorted({*outside, *inside}))
 
 
-def pieces(replayed: Sequence[Replayed], start: int, end: int) -> Iterator[Replayed]:
+def split_by_epoch(replayed: Sequence[ReplayedRange], start: int, end: int) -> Iterator[ReplayedRange]:
     """Yield [start, end) in pieces of one epoch each; 0 where none is known."""
     at = start
     for known in replayed:
         if known.end <= at or known.start >= end:
             continue
         if at < known.start:
-            yield Replayed(at, known.start, 0)
-        yield Replayed(max(at, known.start), min(known.end, end), known.epoch)
+            yield ReplayedRange(at, known.start, 0)
+        yield ReplayedRange(max(at, known.start), min(known.end, end), known.epoch)
         at = min(known.end, end)
     if at < end:
-        yield Replayed(at, end, 0)
+        yield ReplayedRange(at, end, 0)
 
 
-def _joined(spans: Iterable[Replayed]) -> tuple[Replayed, ...]:
-    joined: list[Replayed] = []
+def _merge_adjacent(spans: Iterable[ReplayedRange]) -> tuple[ReplayedRange, ...]:
+    joined: list[ReplayedRange] = []
     for span in spans:
         if joined and joined[-1].end == span.start and joined[-1].epoch == span.epoch:
             joined[-1] = joined[-1]._replace(end=span.end)
@@ -152,9 +153,9 @@ def _joined(spans: Iterable[Replayed]) -> tuple[Replayed, ...]:
     return tuple(joined)
 
 
-KIND = "stream"
+STREAM_KIND = "stream"
 ROW = "__row"
-HIDDEN = (
+HIDDEN_COLUMNS = (
     (ROW, "bigint"),
     (TIMESTAMP, "timestamp"),
     (TOMBSTONE, "boolean"),
@@ -183,7 +184,7 @@ class CompactionPolicy(StoredDocument):
     target_bytes: Annotated[int, Field(gt=0)] = 128 * 1024 * 1024
 
 
-class Declaration(StreamDeclaration):
+class LakeStreamDeclaration(StreamDeclaration):
     """What `create` was told of a lake stream."""
 
     timestamp: str | None = None
@@ -193,12 +194,12 @@ class Declaration(StreamDeclaration):
     @property
     def layout(self) -> BucketLayout:
         """How the stream's files look: Spark's own buckets by key, rows in offset order."""
-        return BucketLayout(self.schema_, self.key, self.partitions, hidden=HIDDEN)
+        return BucketLayout(self.schema_, self.key, self.partitions, hidden=HIDDEN_COLUMNS)
 
     def layout_of(self, columns: Iterable[str]) -> BucketLayout:
         """Return the layout of files for content with these columns: epochs and positions only where there are some."""
         there = {*_ALWAYS, *columns}
-        return replace(self.layout, hidden=tuple(item for item in HIDDEN if item[0] in there))
+        return replace(self.layout, hidden=tuple(item for item in HIDDEN_COLUMNS if item[0] in there))
 
 
 class FileEntry(NamedTuple):
@@ -313,10 +314,10 @@ class Page(StoredDocument):
         return self.latest_us[partition]
 
 
-Entry = Segment | Page
+IndexEntry = Segment | Page
 
 
-class Sent(NamedTuple):
+class SentSequence(NamedTuple):
     """One sequence of a producer: a digest of its contents, its offsets by partition, its records.
 
     `columns` is the place of the columns that it was written with among all that the stream has had. Where the stream
@@ -332,14 +333,14 @@ class Sent(NamedTuple):
     partitions: Count = 0
 
 
-class Dropped(NamedTuple):
+class DroppedKey(NamedTuple):
     """An object or folder that the index reached until `at` (ms), kept a while for those who still read it."""
 
     key: str
     at: Count
 
 
-class Rewritten(StoredDocument):
+class RepartitionRecord(StoredDocument):
     """How a stream came to its partitions: those of the stream `id` ended at `ended`, and these went on at `next`.
 
     `oldest` is where those began then. `at` is when, in ms since the epoch.
@@ -364,27 +365,27 @@ class StreamState(StoredDocument):
     records of, by reader and source partition.
     """
 
-    declaration: Declaration
+    declaration: LakeStreamDeclaration
     id: str
     earlier: tuple[Any, ...] = ()
-    rewritten: Rewritten | None = None
-    rewritten_before: tuple[Rewritten, ...] = ()
+    rewritten: RepartitionRecord | None = None
+    rewritten_before: tuple[RepartitionRecord, ...] = ()
     oldest: tuple[Count, ...]
     next: tuple[Count, ...]
     marked_until: tuple[Count, ...]
     tail: tuple[Segment, ...] = ()
     levels: tuple[tuple[Page, ...], ...] = ()
-    producers: dict[str, tuple[Sent, ...]] = Field(default_factory=dict)
+    producers: dict[str, tuple[SentSequence, ...]] = Field(default_factory=dict)
     next_segment: Count = 0
     appended: Count = 0
     horizon: Count = 0
-    dropped: tuple[Dropped, ...] = ()
+    dropped: tuple[DroppedKey, ...] = ()
     read: dict[str, dict[str, Coverage]] = Field(default_factory=dict)
 
     @field_validator("earlier")
     @classmethod
     def _earlier_are_schemas(cls, value: tuple[Any, ...]) -> tuple[Schema, ...]:
-        return tuple(stored_schema(stored) for stored in value)
+        return tuple(schema_from_stored(stored) for stored in value)
 
     @field_serializer("earlier")
     def _write_earlier(self, value: tuple[Schema, ...]) -> list[list[dict[str, Any]]]:
@@ -404,42 +405,42 @@ class StreamState(StoredDocument):
             raise ValueError(f"the index ends at {list(at)}, expected {list(self.next)}")
         return self
 
-    def declared_with(self, columns: int) -> Declaration:
+    def declared_with(self, columns: int) -> LakeStreamDeclaration:
         """Return the declaration with the columns of this place: those of now stand last."""
         if columns == len(self.earlier):
             return self.declaration
         return self.declaration.model_copy(update={"columns": self.earlier[columns]})
 
-    def with_declaration(self, declaration: Declaration) -> StreamState:
+    def with_declaration(self, declaration: LakeStreamDeclaration) -> StreamState:
         """Return the state with another declaration, which keeps the columns of this one among the earlier."""
         update: dict[str, Any] = {"declaration": declaration}
         if declaration.schema_ != self.declaration.schema_:
             update["earlier"] = (*self.earlier, self.declaration.schema_)
         return self.model_copy(update=update)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[IndexEntry]:
         """Return what the manifest itself lists, oldest first."""
         return [*(page for level in reversed(self.levels) for page in level), *self.tail]
 
     @classmethod
-    def empty(cls, declaration: Declaration) -> StreamState:
+    def empty(cls, declaration: LakeStreamDeclaration) -> StreamState:
         zeros = (0,) * declaration.partitions
         return cls(declaration=declaration, id=uuid.uuid4().hex, oldest=zeros, next=zeros, marked_until=zeros)
 
     @classmethod
     def parse(cls, body: Any, where: str) -> StreamState:
         """Return the state in a manifest's body. Raises MalformedDocumentError that names `where`."""
-        return _validated(cls, body, where)
+        return _parse_document(cls, body, where)
 
     def body(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 
 
-def parse_entries(level: int, items: list[Any], where: str) -> tuple[Entry, ...]:
+def parse_entries(level: int, items: list[Any], where: str) -> tuple[IndexEntry, ...]:
     """Return the entries in a page of this level."""
     if level == 1:
-        return tuple(_validated(Segment, item, where) for item in items)
-    return tuple(_validated(Page, item, where) for item in items)
+        return tuple(_parse_document(Segment, item, where) for item in items)
+    return tuple(_parse_document(Page, item, where) for item in items)
 
 
 def data_folder(prefix: str, attempt: str) -> str:
@@ -449,7 +450,7 @@ def data_folder(prefix: str, attempt: str) -> str:
 P = TypeVar("P", bound=StoredDocument)
 
 
-def _validated(kind: type[P], body: Any, where: str) -> P:
+def _parse_document(kind: type[P], body: Any, where: str) -> P:
     try:
         return kind.model_validate(body)
     except ValidationError as error:
@@ -466,8 +467,8 @@ def _validated(kind: type[P], body: Any, where: str) -> P:
 # level above. So a commit writes a bounded number of entries, and a look-up reads a page a level.
 
 
-FAN = 32
-_PAGES_KEPT = 512
+FAN_OUT = 32
+_MAX_CACHED_PAGES = 512
 Span = tuple[int, int]
 
 
@@ -477,18 +478,18 @@ class Pages:
 
     store: ObjectStore
     prefix: str
-    _cache: dict[str, tuple[Entry, ...]] = field(default_factory=dict)
+    _cache: dict[str, tuple[IndexEntry, ...]] = field(default_factory=dict)
 
-    def read(self, page: Page) -> tuple[Entry, ...]:
+    def read(self, page: Page) -> tuple[IndexEntry, ...]:
         """Return the page's entries. Raises MalformedDocumentError or ManifestMismatchError."""
         if page.key not in self._cache:
             items = read_page(self.store, PageRef(page.key, page.count, page.sha256))
-            while len(self._cache) >= _PAGES_KEPT:
+            while len(self._cache) >= _MAX_CACHED_PAGES:
                 self._cache.pop(next(iter(self._cache)), None)
             self._cache[page.key] = parse_entries(page.level, items, f"page {page.key!r} in {self.store.url}")
         return self._cache[page.key]
 
-    def write(self, level: int, entries: Sequence[Entry]) -> Page:
+    def write(self, level: int, entries: Sequence[IndexEntry]) -> Page:
         """Store neighbours as a new page of this level and return its summary."""
         ref = write_page(self.store, self.prefix, [entry.model_dump(mode="json") for entry in entries])
         self._cache[ref.key] = tuple(entries)
@@ -504,23 +505,23 @@ class Pages:
             rows=sum(entry.rows for entry in entries),
             size=sum(entry.size for entry in entries),
             marked=sum(entry.marked for entry in entries),
-            latest_us=tuple(_latest(entries, p) for p in range(len(entries[0].base))),
+            latest_us=tuple(_latest_timestamp(entries, p) for p in range(len(entries[0].base))),
         )
 
 
-def _latest(entries: Iterable[Entry], partition: int) -> int | None:
+def _latest_timestamp(entries: Iterable[IndexEntry], partition: int) -> int | None:
     return max((t for e in entries if (t := e.latest(partition)) is not None), default=None)
 
 
 # -- looking up
 
 
-def walk(state: StreamState, pages: Pages, wanted: Callable[[Entry], bool]) -> Iterator[Segment]:
+def walk_segments(state: StreamState, pages: Pages, wanted: Callable[[IndexEntry], bool]) -> Iterator[Segment]:
     """Yield, oldest first, the segments for which `wanted` holds; a page for which it does not is not read.
 
     `wanted` must hold for a page whenever it holds for one of its entries.
     """
-    waiting: list[Entry] = list(reversed(state.entries()))
+    waiting: list[IndexEntry] = list(reversed(state.entries()))
     while waiting:
         entry = waiting.pop()
         if not wanted(entry):
@@ -531,23 +532,23 @@ def walk(state: StreamState, pages: Pages, wanted: Callable[[Entry], bool]) -> I
             yield entry
 
 
-def all_segments(state: StreamState, pages: Pages) -> list[Segment]:
-    return list(walk(state, pages, lambda _: True))
+def list_segments(state: StreamState, pages: Pages) -> list[Segment]:
+    return list(walk_segments(state, pages, lambda _: True))
 
 
-def touches(entry: Entry, spans: Mapping[int, Span]) -> bool:
+def overlaps_spans(entry: IndexEntry, spans: Mapping[int, Span]) -> bool:
     """Return whether the entry holds an offset of one of these spans, given as [start, end) by partition."""
     return any(entry.base[p] < end and start < entry.next[p] for p, (start, end) in spans.items() if start < end)
 
 
-def holds_records(segment: Segment, spans: Mapping[int, Span]) -> bool:
+def has_records_in(segment: Segment, spans: Mapping[int, Span]) -> bool:
     """Return whether one of the segment's files can hold a record of these spans."""
-    return any(touches(segment, {f.partition: spans.get(f.partition, (0, 0))}) for f in segment.files)
+    return any(overlaps_spans(segment, {f.partition: spans.get(f.partition, (0, 0))}) for f in segment.files)
 
 
-def markers_in(state: StreamState, pages: Pages, spans: Mapping[int, Span]) -> list[MarkerEntry]:
+def find_markers(state: StreamState, pages: Pages, spans: Mapping[int, Span]) -> list[MarkerEntry]:
     """Return the markers whose offsets lie in these spans, oldest first."""
-    segments = walk(state, pages, lambda entry: entry.marked > 0 and touches(entry, spans))
+    segments = walk_segments(state, pages, lambda entry: entry.marked > 0 and overlaps_spans(entry, spans))
     return [
         marker
         for segment in segments
@@ -564,20 +565,20 @@ class Fold:
     """A page that stands for the oldest entries of the level below it. `made` is in ms since the epoch."""
 
     page: Page
-    entries: tuple[Entry, ...]
+    entries: tuple[IndexEntry, ...]
     made: int
 
 
-def foldable(state: StreamState) -> tuple[int, tuple[Entry, ...]] | None:
+def find_full_level(state: StreamState) -> tuple[int, tuple[IndexEntry, ...]] | None:
     """Return the level of the next page to write and its entries, or None when no level is full."""
-    rows: list[Sequence[Entry]] = [state.tail, *state.levels]
+    rows: list[Sequence[IndexEntry]] = [state.tail, *state.levels]
     for level, entries in enumerate(rows, start=1):
-        if len(entries) >= 2 * FAN:
-            return level, tuple(entries[:FAN])
+        if len(entries) >= 2 * FAN_OUT:
+            return level, tuple(entries[:FAN_OUT])
     return None
 
 
-def folded(state: StreamState, fold: Fold | None) -> StreamState:
+def apply_fold(state: StreamState, fold: Fold | None) -> StreamState:
     """Return the state with the page in place of its entries; unchanged if somebody else was faster.
 
     A page older than the horizon may have been collected before any manifest named it, so it is not used.
@@ -585,7 +586,7 @@ def folded(state: StreamState, fold: Fold | None) -> StreamState:
     if fold is None or fold.made < state.horizon:
         return state
     level, count = fold.page.level, len(fold.entries)
-    rows: list[tuple[Entry, ...]] = [state.tail, *state.levels, ()]
+    rows: list[tuple[IndexEntry, ...]] = [state.tail, *state.levels, ()]
     if level >= len(rows) or rows[level - 1][:count] != fold.entries:
         return state
     rows[level - 1] = rows[level - 1][count:]
@@ -599,10 +600,10 @@ def folded(state: StreamState, fold: Fold | None) -> StreamState:
 # -- rebuilding
 
 
-def leaves(state: StreamState, pages: Pages) -> list[tuple[Entry, tuple[Segment, ...]]]:
+def list_leaves(state: StreamState, pages: Pages) -> list[tuple[IndexEntry, tuple[Segment, ...]]]:
     """Return the pages of level 1 and the tail's segments, oldest first, each with the segments it holds."""
-    with_segments: list[tuple[Entry, tuple[Segment, ...]]] = []
-    waiting: list[Entry] = list(reversed(state.entries()))
+    with_segments: list[tuple[IndexEntry, tuple[Segment, ...]]] = []
+    waiting: list[IndexEntry] = list(reversed(state.entries()))
     while waiting:
         entry = waiting.pop()
         if isinstance(entry, Segment):
@@ -614,10 +615,10 @@ def leaves(state: StreamState, pages: Pages) -> list[tuple[Entry, tuple[Segment,
     return with_segments
 
 
-def page_keys(state: StreamState, pages: Pages) -> set[str]:
+def list_page_keys(state: StreamState, pages: Pages) -> set[str]:
     """Return the keys of all pages that the state reaches."""
     keys: set[str] = set()
-    waiting: list[Entry] = state.entries()
+    waiting: list[IndexEntry] = state.entries()
     while waiting:
         entry = waiting.pop()
         if isinstance(entry, Page):
@@ -627,36 +628,36 @@ def page_keys(state: StreamState, pages: Pages) -> set[str]:
     return keys
 
 
-def rebuilt(state: StreamState, kept: Sequence[Entry], pages: Pages) -> StreamState:
+def rebuild_index(state: StreamState, kept: Sequence[IndexEntry], pages: Pages) -> StreamState:
     """Return the state with an index of exactly these segments and pages of level 1, writing what pages it needs.
 
     Pages that stay are used as they are; segments between them get pages of their own.
     """
-    tail: list[Entry] = []
-    level: list[Entry] = []
+    tail: list[IndexEntry] = []
+    level: list[IndexEntry] = []
     for entry in kept:
         if isinstance(entry, Segment):
             tail.append(entry)
             continue
-        level += [pages.write(1, tail[at : at + FAN]) for at in range(0, len(tail), FAN)]
+        level += [pages.write(1, tail[at : at + FAN_OUT]) for at in range(0, len(tail), FAN_OUT)]
         tail = []
         level.append(entry)
-    while len(tail) >= 2 * FAN:
-        level.append(pages.write(1, tail[:FAN]))
-        del tail[:FAN]
-    levels: list[tuple[Entry, ...]] = []
+    while len(tail) >= 2 * FAN_OUT:
+        level.append(pages.write(1, tail[:FAN_OUT]))
+        del tail[:FAN_OUT]
+    levels: list[tuple[IndexEntry, ...]] = []
     while level:
-        above: list[Entry] = []
-        while len(level) >= 2 * FAN:
-            above.append(pages.write(len(levels) + 2, level[:FAN]))
-            del level[:FAN]
+        above: list[IndexEntry] = []
+        while len(level) >= 2 * FAN_OUT:
+            above.append(pages.write(len(levels) + 2, level[:FAN_OUT]))
+            del level[:FAN_OUT]
         levels.append(tuple(level))
         level = above
     oldest = kept[0].base if kept else state.next
     return state.model_copy(update={"tail": tuple(tail), "levels": tuple(levels), "oldest": oldest})
 
 
-NAMES = "streams/_names"
+NAMES_PREFIX = "streams/_names"
 
 
 class StreamStates:
@@ -669,12 +670,12 @@ class StreamStates:
         self._pages: dict[str, Pages] = {}
 
     def list_streams(self) -> list[str]:
-        names = [item.key.rsplit("/", 1)[-1] for item in self.lake.store.list(f"{NAMES}/")]
+        names = [item.key.rsplit("/", 1)[-1] for item in self.lake.store.list(f"{NAMES_PREFIX}/")]
         return sorted(name for name in names if self._is_there(name))
 
     def log(self, stream: str) -> CommitLog:
         """Internal: the stream's commit log."""
-        return self.lake.commit_log(self.lake.stream_prefix(stream), KIND)
+        return self.lake.commit_log(self.lake.stream_prefix(stream), STREAM_KIND)
 
     def state(self, stream: str) -> tuple[Commit, StreamState]:
         """Internal: the current commit and what its manifest says."""
@@ -686,10 +687,10 @@ class StreamStates:
             commit = self.log(stream).current()
         except MalformedDocumentError:
             return True  # and says so when it is opened
-        return commit is not None and not is_deleted(commit)
+        return commit is not None and not is_deletion_commit(commit)
 
     def _there(self, stream: str, commit: Commit | None) -> Commit:
-        if commit is None or is_deleted(commit):
+        if commit is None or is_deletion_commit(commit):
             there = ", ".join(self.list_streams()) or "none"
             raise StreamNotFoundError(
                 f"there is no stream {stream!r} in {self.lake.url}: there are {there}.",

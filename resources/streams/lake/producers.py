@@ -11,13 +11,13 @@ import json
 from collections.abc import Iterable, Mapping
 
 from dagster_adjunct.resources.errors import ProducerConflictError
-from dagster_adjunct.resources.streams.lake.manifest import Sent
-from dagster_adjunct.resources.streams.system import AppendResult, counted_anew
+from dagster_adjunct.resources.streams.lake.manifest import SentSequence
+from dagster_adjunct.resources.streams.system import AppendResult, stale_sequence_error
 
 WINDOW = 32
 PRODUCERS = 256
 
-Producers = Mapping[str, tuple[Sent, ...]]
+Producers = Mapping[str, tuple[SentSequence, ...]]
 
 
 def content_digest(files: Iterable[tuple[int, int, int | str | None]], markers: Iterable[object]) -> str:
@@ -26,7 +26,7 @@ def content_digest(files: Iterable[tuple[int, int, int | str | None]], markers: 
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def known(producers: Producers, producer: str, sequence: int, stream: str) -> Sent | None:
+def find_sequence(producers: Producers, producer: str, sequence: int, stream: str) -> SentSequence | None:
     """Return what was sent to the stream under this sequence, or None for a new one.
 
     Raises ProducerConflictError below the window, where it is not known any more.
@@ -36,11 +36,11 @@ def known(producers: Producers, producer: str, sequence: int, stream: str) -> Se
         if sent.sequence == sequence:
             return sent
     if len(window) >= WINDOW and sequence < window[0].sequence:
-        raise counted_anew(f"lake.{stream}", producer, sequence, window[-1].sequence)
+        raise stale_sequence_error(f"lake.{stream}", producer, sequence, window[-1].sequence)
     return None
 
 
-def check_same(sent: Sent, digest: str, producers: Producers, *, stream: str, producer: str) -> None:
+def check_same_contents(sent: SentSequence, digest: str, producers: Producers, *, stream: str, producer: str) -> None:
     """Refuse other contents under a sequence that is known."""
     if sent.digest != digest:
         newest = producers[producer][-1].sequence
@@ -55,7 +55,7 @@ def check_same(sent: Sent, digest: str, producers: Producers, *, stream: str, pr
         )
 
 
-def result_of(sent: Sent, *, duplicate: bool) -> AppendResult:
+def result_from_sequence(sent: SentSequence, *, duplicate: bool) -> AppendResult:
     return AppendResult(
         {p: str(offset) for p, offset in enumerate(sent.first)},
         {p: str(offset) for p, offset in enumerate(sent.next)},
@@ -64,7 +64,7 @@ def result_of(sent: Sent, *, duplicate: bool) -> AppendResult:
     )
 
 
-def remembered(producers: Producers, producer: str, sent: Sent) -> dict[str, tuple[Sent, ...]]:
+def record_sequence(producers: Producers, producer: str, sent: SentSequence) -> dict[str, tuple[SentSequence, ...]]:
     """Return the producers with one more sequence; the last to append stands last and leaves last."""
     window = tuple(sorted((*producers.get(producer, ()), sent)))[-WINDOW:]
     others = {name: entry for name, entry in producers.items() if name != producer}

@@ -15,16 +15,16 @@ from dagster_adjunct.resources.objects.store import StoreDescriptor
 from dagster_adjunct.resources.schemas.quoted_columns import bigints, quoted
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
 from dagster_adjunct.resources.streams.lake.manifest import (
-    HIDDEN,
+    HIDDEN_COLUMNS,
     ROW,
     FileEntry,
     Pages,
     Segment,
     Span,
     StreamState,
-    holds_records,
-    touches,
-    walk,
+    has_records_in,
+    overlaps_spans,
+    walk_segments,
 )
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.resources.objects.store import ObjectStore
 
-_POSITION_KINDS = {name: kind for name, kind in HIDDEN if name in POSITION}
+_POSITION_KINDS = {name: kind for name, kind in HIDDEN_COLUMNS if name in POSITION}
 
 
 def read_tables(
@@ -59,16 +59,16 @@ def read_tables(
 
     In parts of a row group each, so that only one is in memory. `segments` are those that the spans touch.
     """
-    schema = meta_schema(columns.to_arrow(), positions=positions)
+    schema = with_meta_columns(columns.to_arrow(), positions=positions)
     for partition, span in sorted(spans.items()):
         for segment in segments:
             for file in segment.files:
-                if file.partition == partition and touches(segment, {partition: span}):
-                    for table in _file_rows(store, prefix, segment, file, span, columns.names, positions=positions):
+                if file.partition == partition and overlaps_spans(segment, {partition: span}):
+                    for table in _read_file(store, prefix, segment, file, span, columns.names, positions=positions):
                         yield table.cast(schema)
 
 
-def meta_schema(schema: pa.Schema, *, positions: bool = False) -> pa.Schema:
+def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schema:
     """Return the Arrow schema of a read: the record's columns, then those of RECORD_META, then those of POSITION."""
     import pyarrow as pa
 
@@ -80,7 +80,7 @@ def meta_schema(schema: pa.Schema, *, positions: bool = False) -> pa.Schema:
     return schema
 
 
-def open_parquet(store: ObjectStore, prefix: str, segment: Segment, file: FileEntry) -> pq.ParquetFile:
+def open_segment_file(store: ObjectStore, prefix: str, segment: Segment, file: FileEntry) -> pq.ParquetFile:
     """Open a segment's file. Raises ManifestMismatchError where it is missing or is no such file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -104,7 +104,7 @@ def open_parquet(store: ObjectStore, prefix: str, segment: Segment, file: FileEn
     return parquet
 
 
-def groups_of(parquet: pq.ParquetFile, column: str) -> Iterator[tuple[int, object, object, int]]:
+def iter_row_groups(parquet: pq.ParquetFile, column: str) -> Iterator[tuple[int, object, object, int]]:
     """Yield (row group, least, greatest, nulls) of a column; least and greatest are None where unknown."""
     names = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
     index = names.index(column)
@@ -116,7 +116,7 @@ def groups_of(parquet: pq.ParquetFile, column: str) -> Iterator[tuple[int, objec
             yield group, None, None, parquet.metadata.row_group(group).num_rows
 
 
-def _file_rows(
+def _read_file(
     store: ObjectStore,
     prefix: str,
     segment: Segment,
@@ -132,9 +132,9 @@ def _file_rows(
 
     base = segment.base[file.partition]
     low, high = span[0] - base, span[1] - base
-    parquet = open_parquet(store, prefix, segment, file)
+    parquet = open_segment_file(store, prefix, segment, file)
     more = _POSITION_KINDS if positions else {}
-    for group, least, greatest, _ in groups_of(parquet, ROW):
+    for group, least, greatest, _ in iter_row_groups(parquet, ROW):
         if isinstance(least, int) and isinstance(greatest, int) and (greatest < low or least >= high):
             continue
         # Columns that the file is older than are left out here, and null for who reads them.
@@ -145,18 +145,18 @@ def _file_rows(
         when = pa.scalar(segment.appended * 1000, pa.timestamp("us", tz="UTC"))
         yield pa.table(
             {
-                **{name: _column(table, name) for name in columns},
+                **{name: _column_or_nulls(table, name) for name in columns},
                 PARTITION: pa.array(np.full(table.num_rows, file.partition, np.int32)),
                 OFFSET: pc.add(table.column(ROW), base),
                 TIMESTAMP: pc.fill_null(table.column(TIMESTAMP), when),
                 TOMBSTONE: table.column(TOMBSTONE),
                 EPOCH: _epochs(table),
-                **{name: _column(table, name) for name in more},
+                **{name: _column_or_nulls(table, name) for name in more},
             }
         )
 
 
-def _column(table: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
+def _column_or_nulls(table: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
     import pyarrow as pa
 
     place = table.schema.get_field_index(name)
@@ -174,7 +174,7 @@ def _epochs(table: pa.Table) -> pa.Array | pa.ChunkedArray:
     return pc.fill_null(table.column(EPOCH), 0)
 
 
-def first_offset_at(
+def find_offset_at_time(
     store: ObjectStore, prefix: str, state: StreamState, pages: Pages, partition: int, time_us: int
 ) -> int:
     """Return the offset of the partition's first record at or after this time, or its next offset."""
@@ -183,22 +183,22 @@ def first_offset_at(
         latest = entry.latest(partition)  # type: ignore[attr-defined]
         return latest is not None and latest >= time_us
 
-    for segment in walk(state, pages, may_hold):
+    for segment in walk_segments(state, pages, may_hold):
         file = next(file for file in segment.files if file.partition == partition)
-        row = _first_row_at(store, prefix, segment, file, time_us)
+        row = _find_row_at_time(store, prefix, segment, file, time_us)
         if row is not None:
             return segment.base[partition] + row
     return state.next[partition]
 
 
-def _first_row_at(store: ObjectStore, prefix: str, segment: Segment, file: FileEntry, time_us: int) -> int | None:
+def _find_row_at_time(store: ObjectStore, prefix: str, segment: Segment, file: FileEntry, time_us: int) -> int | None:
     import numpy as np
     import pyarrow.compute as pc
 
-    parquet = open_parquet(store, prefix, segment, file)
+    parquet = open_segment_file(store, prefix, segment, file)
     appended = segment.appended * 1000
-    for group, _, greatest, nulls in groups_of(parquet, TIMESTAMP):
-        if not (nulls and appended >= time_us) and greatest is not None and _us(greatest) < time_us:
+    for group, _, greatest, nulls in iter_row_groups(parquet, TIMESTAMP):
+        if not (nulls and appended >= time_us) and greatest is not None and _epoch_micros(greatest) < time_us:
             continue
         table = parquet.read_row_group(group, columns=[ROW, TIMESTAMP])
         times = pc.fill_null(table.column(TIMESTAMP).cast("int64"), appended).to_numpy()
@@ -208,18 +208,18 @@ def _first_row_at(store: ObjectStore, prefix: str, segment: Segment, file: FileE
     return None
 
 
-def _us(value: object) -> int:
+def _epoch_micros(value: object) -> int:
     import datetime as dt
 
     assert isinstance(value, dt.datetime)
     return (value - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
 
 
-_INTERVALS = 8
+_MAX_INTERVALS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class RowRanges:
     """Conditions on `__row`, which counts from a segment's base in each of its files.
 
     `partitions` are those whose files are wanted, None where all are. `rows` are intervals [low, high) that hold every
@@ -236,7 +236,7 @@ class Cut:
     highs: tuple[int, ...]
 
 
-def cut_of(segments: Sequence[Segment], spans: Mapping[int, Span], partitions: int) -> Cut:
+def find_row_ranges(segments: Sequence[Segment], spans: Mapping[int, Span], partitions: int) -> RowRanges:
     """Return what cuts the segments' rows down to those of the spans, given as [start, end) by partition."""
     wanted = tuple(sorted(p for p, (start, end) in spans.items() if start < end))
     files = [(i, segment, file.partition) for i, segment in enumerate(segments) for file in segment.files]
@@ -256,8 +256,8 @@ def cut_of(segments: Sequence[Segment], spans: Mapping[int, Span], partitions: i
             ended.add(i)
         if low < high:
             rows.append((low, high))
-    intervals = _merged(rows)
-    return Cut(
+    intervals = _merge_intervals(rows)
+    return RowRanges(
         None if {p for _, _, p in files} <= set(wanted) else wanted,
         () if intervals == ((0, longest),) else intervals,
         tuple(sorted(begun)),
@@ -267,7 +267,7 @@ def cut_of(segments: Sequence[Segment], spans: Mapping[int, Span], partitions: i
     )
 
 
-def _merged(rows: Iterable[Span]) -> tuple[Span, ...]:
+def _merge_intervals(rows: Iterable[Span]) -> tuple[Span, ...]:
     """Return what the intervals cover, as a few; as one where more would be needed."""
     merged: list[Span] = []
     for low, high in sorted(rows):
@@ -275,7 +275,7 @@ def _merged(rows: Iterable[Span]) -> tuple[Span, ...]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], high))
         else:
             merged.append((low, high))
-    return tuple(merged) if len(merged) <= _INTERVALS else ((merged[0][0], merged[-1][1]),)
+    return tuple(merged) if len(merged) <= _MAX_INTERVALS else ((merged[0][0], merged[-1][1]),)
 
 
 def read_frame(
@@ -299,11 +299,11 @@ def read_frame(
 
     declaration = state.declaration
     layout, schema, n = declaration.layout, declaration.schema_, declaration.partitions
-    segments = [segment for segment in touched if holds_records(segment, spans)]
+    segments = [segment for segment in touched if has_records_in(segment, spans)]
     generations = [segment.generation(i, prefix) for i, segment in enumerate(segments)]
     frame = bucketed_frame(spark, store, prefix, layout, generations)
     if not segments:
-        return _no_records(frame, schema.names, positions=positions)
+        return _empty_frame(frame, schema.names, positions=positions)
 
     partition: Column = F.lit(0)
     if declaration.key:
@@ -318,7 +318,7 @@ def read_frame(
         TOMBSTONE: F.col(TOMBSTONE),
         EPOCH: F.coalesce(F.col(EPOCH), F.lit(0)),  # files without the column read as null
     }
-    for condition in _conditions(cut_of(segments, spans, n), place, len(segments)):
+    for condition in _row_conditions(find_row_ranges(segments, spans, n), place, len(segments)):
         frame = frame.where(condition)
     own = [F.col(quoted(name)) for name in schema.names]
     return frame.select(
@@ -328,7 +328,7 @@ def read_frame(
     )
 
 
-def _no_records(frame: DataFrame, own: Sequence[str], *, positions: bool) -> DataFrame:
+def _empty_frame(frame: DataFrame, own: Sequence[str], *, positions: bool) -> DataFrame:
     """Return the columns of records, of a table without any: a scan that is bucketed still.
 
     What may say when a record was, or whether it is one, is no literal: Spark would see that nothing passes, and leave
@@ -337,7 +337,7 @@ def _no_records(frame: DataFrame, own: Sequence[str], *, positions: bool) -> Dat
     from pyspark.sql import functions as F
 
     kinds = dict(zip(RECORD_META, ("int", "bigint", "timestamp", "boolean", "int"), strict=True))
-    kinds |= {name: kind for name, kind in HIDDEN if positions and name in POSITION}
+    kinds |= {name: kind for name, kind in HIDDEN_COLUMNS if positions and name in POSITION}
     known = {EPOCH: F.lit(0), TIMESTAMP: F.col(TIMESTAMP), TOMBSTONE: F.col(TOMBSTONE)}
     return frame.select(
         *[F.col(quoted(name)) for name in own],
@@ -345,7 +345,7 @@ def _no_records(frame: DataFrame, own: Sequence[str], *, positions: bool) -> Dat
     )
 
 
-def _conditions(cut: Cut, place: Column, segments: int) -> Iterator[Column]:
+def _row_conditions(cut: RowRanges, place: Column, segments: int) -> Iterator[Column]:
     """Yield what rows must fulfil. Spark checks each row, so what costs much is asked only where it may not hold."""
     from pyspark.sql import functions as F
 
@@ -356,12 +356,12 @@ def _conditions(cut: Cut, place: Column, segments: int) -> Iterator[Column]:
     if cut.rows:
         yield reduce(or_, [(F.col(ROW) >= low) & (F.col(ROW) < high) for low, high in cut.rows])
     if cut.begun:
-        yield _outside(cut.begun, segments) | (F.col(ROW) >= F.get(bigints(cut.lows), place))
+        yield _is_outside(cut.begun, segments) | (F.col(ROW) >= F.get(bigints(cut.lows), place))
     if cut.ended:
-        yield _outside(cut.ended, segments) | (F.col(ROW) < F.get(bigints(cut.highs), place))
+        yield _is_outside(cut.ended, segments) | (F.col(ROW) < F.get(bigints(cut.highs), place))
 
 
-def _outside(some: Sequence[int], segments: int) -> Column:
+def _is_outside(some: Sequence[int], segments: int) -> Column:
     """Return whether a row is in none of these segments. As text, which does not take a call for each."""
     from pyspark.sql import functions as F
 
@@ -371,7 +371,7 @@ def _outside(some: Sequence[int], segments: int) -> Column:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskReads:
+class TaskReader:
     """Returns, called with a partition, its records in the order of offsets: these columns, then those of RECORD_META.
 
     They come in parts of a row group each. It can be pickled, and opens the store where it is called.

@@ -22,8 +22,8 @@ from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
     OffsetOutOfRangeError,
 )
-from dagster_adjunct.resources.streams.lake.lineage import Lineage, WithoutPosition, lineages_of, with_rewritten
-from dagster_adjunct.resources.streams.lake.manifest import Count, Coverage, Superseded, replaced_since
+from dagster_adjunct.resources.streams.lake.lineage import Lineage, WithoutPosition, lineage_lookup, translate_coverage
+from dagster_adjunct.resources.streams.lake.manifest import Count, Coverage, SupersededRange, find_replaced_since
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import LAKE, Epochs, OffsetRange, SystemStreamPartition
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.lake.manifest import StreamState
 
-KIND = "reader"
+READER_KIND = "reader"
 
 
 class ReaderPosition(StoredDocument):
@@ -84,7 +84,7 @@ class NewRecords:
         position: ReaderPosition,
         ranges: Mapping[SystemStreamPartition, OffsetRange],
         lost: Mapping[SystemStreamPartition, OffsetRange],
-        replaced: Sequence[Superseded],
+        replaced: Sequence[SupersededRange],
         by: str,
     ) -> None:
         self.stream, self.reader, self.by = stream, reader, by
@@ -147,7 +147,7 @@ class NewRecords:
         """
         if self.committed:
             return
-        log = _log(self._streams.lake, self.stream, self.reader)
+        log = _reader_log(self._streams.lake, self.stream, self.reader)
         try:
             log.commit(self._parent, self._position.model_dump(mode="json"), by=self.by)
         except CommitConflictError as conflict:
@@ -192,13 +192,13 @@ def read_new(
             f"reader {reader!r}: max_records={max_records}: expected 1 or more.", "Raise it.", argument="max_records"
         )
     # The position first: what the stream then says is never older.
-    parent = _log(lake, stream, reader).current()
+    parent = _reader_log(lake, stream, reader).current()
     _, state = streams.state(stream)
-    position = _carried(_parse(parent, lake), state) if parent is not None else None
+    position = _follow_repartitions(_parse(parent, lake), state) if parent is not None else None
     if position is None:
         position = ReaderPosition(stream=state.id, offsets=state.oldest if start == "oldest" else state.next)
         position = position.model_copy(update={"read": state.read if start == "upcoming" else {}})
-    elif problem := _problem(position, state):
+    elif problem := _find_problem(position, state):
         raise OffsetOutOfRangeError(
             f"reader {reader!r} can't go on in lake.{stream}: {problem}.",
             f"Start over as a new reader: adjunct stream remove-reader {stream} {reader}; or forget_reader in Python.",
@@ -218,12 +218,12 @@ def read_new(
             'Accept the loss with on_lost="oldest", and keep the stream longer than the reader may stand still.',
             stream=f"lake.{stream}",
         )
-    ends = _shared(begins, state.next, max_records)
+    ends = _divide_limit(begins, state.next, max_records)
     ranges = {ssp: OffsetRange(str(begin), str(end)) for ssp, begin, end in zip(ssps, begins, ends, strict=True)}
     # All that came since the last batch, as long as some of it is to come: what is made anew may hold that already.
     told = parent is None or ends == state.next
     after = ReaderPosition(stream=state.id, offsets=ends, read=state.read if told else position.read)
-    replaced = replaced_since(with_rewritten(position.read, state.read, lineages_of(streams)), state.read)
+    replaced = find_replaced_since(translate_coverage(position.read, state.read, lineage_lookup(streams)), state.read)
     return NewRecords(streams, stream, reader, parent, after, ranges, lost, replaced, by or f"reader {reader}")
 
 
@@ -232,27 +232,27 @@ def list_readers(lake: Lake, stream: str) -> list[ReaderInfo]:
     stream = unqualify_stream_name(LAKE, stream)
     _, state = LakeStreams(lake).state(stream)
     folder = f"{lake.stream_prefix(stream)}/readers/"
-    names = {key.removesuffix("/CURRENT") for key in _keys(lake, folder) if key.endswith("/CURRENT")}
+    names = {key.removesuffix("/CURRENT") for key in _list_keys(lake, folder) if key.endswith("/CURRENT")}
     readers = []
     for name in sorted(names):
-        commit = _log(lake, stream, name).current()
+        commit = _reader_log(lake, stream, name).current()
         if commit is not None:
-            readers.append(_info(name, commit, _carried(_parse(commit, lake), state), state))
+            readers.append(_reader_info(name, commit, _follow_repartitions(_parse(commit, lake), state), state))
     return readers
 
 
 def forget_reader(lake: Lake, stream: str, reader: str) -> bool:
     """Remove a named reader and its history; return whether it was there. A batch of it that is open can't commit."""
     stream = unqualify_stream_name(LAKE, stream)
-    log = _log(lake, stream, reader)
+    log = _reader_log(lake, stream, reader)
     there = lake.store.head(log.pointer_key) is not None
     lake.store.delete(log.pointer_key)  # first: what is without a pointer is no reader
     lake.store.delete_many([item.key for item in lake.store.list(f"{log.prefix}/")])
     return there
 
 
-def _info(name: str, commit: Commit, position: ReaderPosition, state: StreamState) -> ReaderInfo:
-    problem = _problem(position, state)
+def _reader_info(name: str, commit: Commit, position: ReaderPosition, state: StreamState) -> ReaderInfo:
+    problem = _find_problem(position, state)
     behind = lost = 0
     if not problem:
         for offset, oldest, upcoming in zip(position.offsets, state.oldest, state.next, strict=True):
@@ -261,7 +261,7 @@ def _info(name: str, commit: Commit, position: ReaderPosition, state: StreamStat
     return ReaderInfo(name, position.offsets, behind, lost, commit.number, commit.created_at, commit.by, problem)
 
 
-def _carried(position: ReaderPosition, state: StreamState) -> ReaderPosition:
+def _follow_repartitions(position: ReaderPosition, state: StreamState) -> ReaderPosition:
     """Return where the reader goes on in a stream that was rewritten into other partitions after it had read all."""
     lineage = Lineage.of(state)
     for rewriting, identity in zip(lineage.rewritings, lineage.ids[1:], strict=True):
@@ -270,7 +270,7 @@ def _carried(position: ReaderPosition, state: StreamState) -> ReaderPosition:
     return position
 
 
-def _problem(position: ReaderPosition, state: StreamState) -> str:
+def _find_problem(position: ReaderPosition, state: StreamState) -> str:
     if position.stream != state.id:
         if Lineage.of(state).place(position.stream) is not None:
             return "the stream was repartitioned before it had read all of it"
@@ -282,7 +282,7 @@ def _problem(position: ReaderPosition, state: StreamState) -> str:
     return ""
 
 
-def _shared(begins: Sequence[int], ends: Sequence[int], limit: int | None) -> tuple[int, ...]:
+def _divide_limit(begins: Sequence[int], ends: Sequence[int], limit: int | None) -> tuple[int, ...]:
     """Return where a batch of at most `limit` offsets ends, shared by what is new in each partition."""
     lags = [end - begin for begin, end in zip(begins, ends, strict=True)]
     total = sum(lags)
@@ -296,11 +296,11 @@ def _shared(begins: Sequence[int], ends: Sequence[int], limit: int | None) -> tu
     return tuple(begin + share for begin, share in zip(begins, shares, strict=True))
 
 
-def _log(lake: Lake, stream: str, reader: str) -> CommitLog:
-    return lake.commit_log(f"{lake.stream_prefix(stream)}/readers/{check_name('reader', reader)}", KIND)
+def _reader_log(lake: Lake, stream: str, reader: str) -> CommitLog:
+    return lake.commit_log(f"{lake.stream_prefix(stream)}/readers/{check_name('reader', reader)}", READER_KIND)
 
 
-def _keys(lake: Lake, folder: str) -> list[str]:
+def _list_keys(lake: Lake, folder: str) -> list[str]:
     return [item.key.removeprefix(folder) for item in lake.store.list(folder)]
 
 

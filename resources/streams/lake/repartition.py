@@ -18,24 +18,24 @@ from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOp
 from dagster_adjunct.resources.errors import ConfigurationError, ManifestMismatchError
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 from dagster_adjunct.resources.schemas.schema import arrow_type
-from dagster_adjunct.resources.streams.checksum import promised_checksum
-from dagster_adjunct.resources.streams.lake.maintenance import positions_in
+from dagster_adjunct.resources.streams.checksum import parse_records_checksum
+from dagster_adjunct.resources.streams.lake.maintenance import find_position_columns
 from dagster_adjunct.resources.streams.lake.manifest import (
     ROW,
-    Declaration,
-    Dropped,
+    DroppedKey,
     FileEntry,
+    LakeStreamDeclaration,
     MarkerEntry,
-    Rewritten,
+    RepartitionRecord,
     Segment,
     StreamState,
-    all_segments,
     data_folder,
-    page_keys,
-    rebuilt,
+    list_page_keys,
+    list_segments,
+    rebuild_index,
 )
-from dagster_adjunct.resources.streams.lake.read import open_parquet
-from dagster_adjunct.resources.streams.system import EPOCH, TIMESTAMP, time_of_micros
+from dagster_adjunct.resources.streams.lake.read import open_segment_file
+from dagster_adjunct.resources.streams.system import EPOCH, TIMESTAMP, time_from_micros
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.store import ObjectStore
     from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 
-_TRIES = 10
+_MAX_ATTEMPTS = 10
 Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class MarkerCut:
+class RewriteStep:
     """The rows [low, high) of each old partition of a segment that lie between the same two markers."""
 
     segment: Segment
@@ -57,7 +57,7 @@ class MarkerCut:
 
 
 @dataclass(frozen=True, slots=True)
-class Barrier:
+class MarkerBarrier:
     """A version's markers, one in each old partition. `astray` is by how many records their counts are wrong, None
     where one gave no count."""
 
@@ -74,7 +74,7 @@ class _WrittenPiece:
     files: tuple[FileEntry, ...]
 
 
-def cuts_of(stream: str, segments: Sequence[Segment], partitions: int) -> list[MarkerCut | Barrier]:
+def plan_rewrite(stream: str, segments: Sequence[Segment], partitions: int) -> list[RewriteStep | MarkerBarrier]:
     """Return the segments' rows and markers in the order in which they are written anew. No I/O.
 
     Raises ConfigurationError for markers that do not stand in all partitions alike, hold a checksum of records, or say
@@ -85,7 +85,7 @@ def cuts_of(stream: str, segments: Sequence[Segment], partitions: int) -> list[M
         for marker in segment.markers:
             marked[marker.partition].append((marker, segment.appended))
     _check_markers(stream, [[marker for marker, _ in in_partition] for in_partition in marked])
-    result: list[MarkerCut | Barrier] = []
+    result: list[RewriteStep | MarkerBarrier] = []
     starts = [0] * partitions
     for epoch in range(len(marked[0]) + 1):
         last = epoch == len(marked[0])
@@ -102,7 +102,7 @@ def cuts_of(stream: str, segments: Sequence[Segment], partitions: int) -> list[M
             for p, (low, high) in enumerate(ranges):
                 counts[p] += max(high - low, 0)
             if any(low < high for p, (low, high) in enumerate(ranges) if p in filled):
-                result.append(MarkerCut(segment, ranges))
+                result.append(RewriteStep(segment, ranges))
         if not last:
             markers = [in_partition[epoch][0] for in_partition in marked]
             told = [marker.rows for marker in markers]
@@ -110,7 +110,7 @@ def cuts_of(stream: str, segments: Sequence[Segment], partitions: int) -> list[M
             appended = max(in_partition[epoch][1] for in_partition in marked)
             first, wrong = markers[0], None if None in told else astray
             valid_from = next((marker.valid_from for marker in markers if marker.valid_from is not None), None)
-            result.append(Barrier(first.version, first.checksum, wrong, appended, valid_from))
+            result.append(MarkerBarrier(first.version, first.checksum, wrong, appended, valid_from))
             starts = [end + 1 for end in ends]
     return result
 
@@ -127,7 +127,7 @@ def _check_markers(stream: str, marked: Sequence[Sequence[MarkerEntry]]) -> None
                 stream=f"lake.{stream}",
             )
     for markers in zip(*marked, strict=True):
-        promised = [promised_checksum(marker.checksum) for marker in markers]
+        promised = [parse_records_checksum(marker.checksum) for marker in markers]
         if any(promised) or len({marker.checksum for marker in markers}) > 1:
             raise ConfigurationError(
                 f"stream {stream!r} can't be repartitioned now: the markers of version {markers[0].version!r} hold "
@@ -137,7 +137,7 @@ def _check_markers(stream: str, marked: Sequence[Sequence[MarkerEntry]]) -> None
             )
         times = {marker.valid_from: marker.partition for marker in markers if marker.valid_from is not None}
         if len(times) > 1:
-            listed = ", ".join(f"{time_of_micros(time)} in partition {p}" for time, p in sorted(times.items()))
+            listed = ", ".join(f"{time_from_micros(time)} in partition {p}" for time, p in sorted(times.items()))
             raise ConfigurationError(
                 f"stream {stream!r} can't be repartitioned now: the markers of version {markers[0].version!r} say "
                 f"different times since when it is valid ({listed}), and no partition of now would hold one of them.",
@@ -167,30 +167,30 @@ def repartition(
         _check_count(stream, state.declaration, partitions)
         declaration = state.declaration.model_copy(update={"partitions": partitions})
         pages = streams.pages_of(stream)
-        old = all_segments(state, pages)
-        steps = cuts_of(stream, old, state.declaration.partitions)
+        old = list_segments(state, pages)
+        steps = plan_rewrite(stream, old, state.declaration.partitions)
         check(state)
         # What upkeep may have collected meanwhile, because it is listed nowhere, is written again.
         for collected in [key for key, piece in written.items() if int(piece.attempt[:13]) < state.horizon]:
             del written[collected]
         for step in steps:
-            if isinstance(step, MarkerCut) and (step.segment.id, step.ranges) not in written:
-                piece = _write(streams, stream, state.declaration, declaration, step)
+            if isinstance(step, RewriteStep) and (step.segment.id, step.ranges) not in written:
+                piece = _write_step(streams, stream, state.declaration, declaration, step)
                 written[step.segment.id, step.ranges] = piece
-        after = _after(streams, state, declaration, steps, written, reason)
+        after = _build_state(streams, state, declaration, steps, written, reason)
         kept = after.tail
-        gone = [segment.folder(pages.prefix) for segment in old if segment.files] + sorted(page_keys(state, pages))
+        gone = [segment.folder(pages.prefix) for segment in old if segment.files] + sorted(list_page_keys(state, pages))
         at = streams.now_ms()
-        after = rebuilt(after.model_copy(update={"tail": ()}), kept, pages)
-        after = after.model_copy(update={"dropped": (*state.dropped, *(Dropped(key, at) for key in gone))})
+        after = rebuild_index(after.model_copy(update={"tail": ()}), kept, pages)
+        after = after.model_copy(update={"dropped": (*state.dropped, *(DroppedKey(key, at) for key in gone))})
         check(state)  # once more: writing takes a while
         streams.log(stream).commit(commit, after.body(), by=by)
         return after
 
-    return retry_conflicts(lambda: rewrite_and_commit, attempts=_TRIES)
+    return retry_conflicts(lambda: rewrite_and_commit, attempts=_MAX_ATTEMPTS)
 
 
-def _check_count(stream: str, stored: Declaration, partitions: int) -> None:
+def _check_count(stream: str, stored: LakeStreamDeclaration, partitions: int) -> None:
     if not stored.key:
         raise ConfigurationError(
             f"stream {stream!r} has no key: without one nothing says which partition a record belongs to.",
@@ -213,7 +213,9 @@ def _check_count(stream: str, stored: Declaration, partitions: int) -> None:
         )
 
 
-def _write(streams: LakeStreams, stream: str, old: Declaration, new: Declaration, cut: MarkerCut) -> _WrittenPiece:
+def _write_step(
+    streams: LakeStreams, stream: str, old: LakeStreamDeclaration, new: LakeStreamDeclaration, cut: RewriteStep
+) -> _WrittenPiece:
     """Write the rows of a cut, in the order of their old partitions and rows, into the new ones."""
     import numpy as np
 
@@ -223,7 +225,7 @@ def _write(streams: LakeStreams, stream: str, old: Declaration, new: Declaration
     attempt = f"{streams.now_ms():013d}-{uuid.uuid4().hex[:12]}"
     folder = data_folder(prefix, attempt)
     options = WriteOptions(prefix, number_rows=True, range_of=TIMESTAMP)
-    hidden = (EPOCH, *positions_in(store, prefix, [cut.segment]))
+    hidden = (EPOCH, *find_position_columns(store, prefix, [cut.segment]))
     before, layout = old.layout_of(hidden), new.layout_of(hidden)
     writers: dict[int, BucketFileWriter] = {}
     expected = 0
@@ -231,7 +233,7 @@ def _write(streams: LakeStreams, stream: str, old: Declaration, new: Declaration
         for file in cut.segment.files:
             low, high = cut.ranges[file.partition]
             expected += max(high - low, 0)
-            for rows in _rows(store, prefix, before, cut.segment, file, low, high) if low < high else ():
+            for rows in _read_rows(store, prefix, before, cut.segment, file, low, high) if low < high else ():
                 numbers = buckets([rows.column(name) for name in new.key], new.partitions)
                 for bucket in np.unique(numbers).tolist():
                     if bucket not in writers:
@@ -252,14 +254,14 @@ def _write(streams: LakeStreams, stream: str, old: Declaration, new: Declaration
     return _WrittenPiece(attempt, tuple(FileEntry.of(file) for file in done))
 
 
-def _rows(
+def _read_rows(
     store: ObjectStore, prefix: str, layout: BucketLayout, segment: Segment, file: FileEntry, low: int, high: int
 ) -> Iterator[pa.Table]:
     """Yield the file's rows [low, high) with the stream's columns of now and its marks, without their number."""
     import numpy as np
     import pyarrow as pa
 
-    parquet = open_parquet(store, prefix, segment, file)
+    parquet = open_segment_file(store, prefix, segment, file)
     for group in range(parquet.metadata.num_row_groups):
         table = parquet.read_row_group(group)
         first, last = np.searchsorted(table.column(ROW).to_numpy(), [low, high])
@@ -270,11 +272,11 @@ def _rows(
         yield as_laid_out(table, layout).drop_columns([ROW])
 
 
-def _after(
+def _build_state(
     streams: LakeStreams,
     state: StreamState,
-    declaration: Declaration,
-    steps: Iterable[MarkerCut | Barrier],
+    declaration: LakeStreamDeclaration,
+    steps: Iterable[RewriteStep | MarkerBarrier],
     written: dict[tuple[int, Ranges], _WrittenPiece],
     reason: str,
 ) -> StreamState:
@@ -289,7 +291,7 @@ def _after(
     counted = [0] * n
     for step in steps:
         base, number = at, len(segments)
-        if isinstance(step, MarkerCut):
+        if isinstance(step, RewriteStep):
             piece = written[step.segment.id, step.ranges]
             rows = {file.partition: file.rows for file in piece.files}
             at = tuple(offset + rows.get(p, 0) for p, offset in enumerate(base))
@@ -331,7 +333,7 @@ def _after(
         )
         for name, window in state.producers.items()
     }
-    rewritten = Rewritten(
+    rewritten = RepartitionRecord(
         id=state.id, ended=state.next, next=at, at=streams.now_ms(), reason=reason, oldest=state.oldest
     )
     before = (*state.rewritten_before, *((state.rewritten,) if state.rewritten else ()))

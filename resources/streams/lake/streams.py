@@ -24,61 +24,67 @@ from dagster_adjunct.resources.errors import (
     ProducerConflictError,
     SchemaMismatchError,
 )
-from dagster_adjunct.resources.objects.commit_log import Swept, commit_deletion, is_deleted, objects_of, older_than
+from dagster_adjunct.resources.objects.commit_log import (
+    DeletedObjects,
+    commit_deletion,
+    exclude_newer_manifests,
+    is_deletion_commit,
+    list_log_objects,
+)
 from dagster_adjunct.resources.schemas.records import ArrowFrame, table_of
 from dagster_adjunct.resources.schemas.schema import Schema, evolved, refused_changes
 from dagster_adjunct.resources.spark.in_process import resolve_session
-from dagster_adjunct.resources.streams.lake.append import Append, NewMarker, decide_append, written
+from dagster_adjunct.resources.streams.lake.append import Append, NewMarker, decide_append, write_append
 from dagster_adjunct.resources.streams.lake.lineage import (
     WithoutPosition,
-    only_latest,
-    only_latest_frame,
-    replaced_results,
-    without_positions,
+    drop_positions,
+    filter_latest,
+    filter_latest_frame,
+    find_replaced_results,
 )
 from dagster_adjunct.resources.streams.lake.manifest import (
-    KIND,
-    NAMES,
+    NAMES_PREFIX,
+    STREAM_KIND,
     CompactionPolicy,
-    Declaration,
     Fold,
+    LakeStreamDeclaration,
     Retention,
     Segment,
     Span,
     StreamState,
     StreamStates,
-    foldable,
-    markers_in,
-    touches,
-    walk,
+    find_full_level,
+    find_markers,
+    overlaps_spans,
+    walk_segments,
 )
-from dagster_adjunct.resources.streams.lake.producers import content_digest, known, result_of
-from dagster_adjunct.resources.streams.lake.read import TaskReads, first_offset_at, meta_schema, read_tables
-from dagster_adjunct.resources.streams.startpoint import check_ms
+from dagster_adjunct.resources.streams.lake.producers import content_digest, find_sequence, result_from_sequence
+from dagster_adjunct.resources.streams.lake.read import TaskReader, find_offset_at_time, read_tables, with_meta_columns
+from dagster_adjunct.resources.streams.startpoint import check_timestamp_ms
 from dagster_adjunct.resources.streams.system import (
     POSITION,
     AppendResult,
     Epochs,
-    HeldOffsets,
     Marker,
     NewStreams,
     NumberedOffsets,
     OffsetRange,
-    Repartitioned,
+    OffsetRangeChecker,
+    Repartitioning,
     Sources,
     StreamInfo,
     StreamSystem,
     SystemStreamPartition,
-    check_epochs,
+    build_declaration,
     check_producer,
-    declared,
-    differences_beside_columns,
-    micros_of_marker,
-    no_partition,
-    one_stream,
+    describe_differences,
+    micros_from_valid_from,
+    missing_partition_error,
     parse_offset,
-    refuse_differences,
-    time_of_micros,
+    raise_if_different,
+    require_one_stream,
+    time_from_micros,
+    wants_latest_epochs,
 )
 
 if TYPE_CHECKING:
@@ -86,14 +92,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.resources.objects.commit_log import Commit
-    from dagster_adjunct.resources.streams.lake.maintenance import Maintained
+    from dagster_adjunct.resources.streams.lake.maintenance import MaintenanceResult
 
 
-def check_ranges(
+def spans_from_ranges(
     stream: str, state: StreamState, ranges: Mapping[SystemStreamPartition, OffsetRange]
 ) -> dict[int, Span]:
     """Return the ranges as [start, end) by partition. Raises OffsetOutOfRangeError for what is not held whole."""
-    held = HeldOffsets(
+    held = OffsetRangeChecker(
         of="stream",
         upcoming="the stream's upcoming one",
         dropped="Records before it were dropped by retention: begin at the oldest (a startpoint does that), or keep "
@@ -103,7 +109,7 @@ def check_ranges(
     spans: dict[int, Span] = {}
     for ssp, given in ranges.items():
         if ssp.partition >= len(state.next):
-            raise no_partition(ssp, len(state.next))
+            raise missing_partition_error(ssp, len(state.next))
         start, end = parse_offset(given.start, str(ssp)), parse_offset(given.end, str(ssp))
         oldest, upcoming = state.oldest[ssp.partition], state.next[ssp.partition]
         held.check(ssp, start, end, oldest, upcoming)
@@ -117,11 +123,11 @@ class LakeReads(StreamStates, NumberedOffsets):
     def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
         if not ranges:
             return 0
-        stream = one_stream(self.name, ranges)
+        stream = require_one_stream(self.name, ranges)
         _, state = self.state(stream)
-        spans = check_ranges(stream, state, ranges)
+        spans = spans_from_ranges(stream, state, ranges)
         width = sum(end - start for start, end in spans.values())
-        return width - len(markers_in(state, self.pages_of(stream), spans))
+        return width - len(find_markers(state, self.pages_of(stream), spans))
 
     def read(
         self,
@@ -141,14 +147,14 @@ class LakeReads(StreamStates, NumberedOffsets):
         from dagster_adjunct.resources.streams.lake.read import read_frame
 
         spark = resolve_session(spark)
-        latest = check_epochs(epochs)
+        latest = wants_latest_epochs(epochs)
         stream, state, segments, spans = self._found(ranges)
         prefix = self.lake.stream_prefix(stream)
-        replaced = replaced_results(self, stream, state, segments, without_position) if latest else []
+        replaced = find_replaced_results(self, stream, state, segments, without_position) if latest else []
         frame = read_frame(
             spark, self.lake.store, prefix, state, segments, spans, positions=positions or bool(replaced)
         )
-        frame = only_latest_frame(frame, replaced)
+        frame = filter_latest_frame(frame, replaced)
         return frame if positions else frame.drop(*POSITION)
 
     def read_arrow(
@@ -179,34 +185,39 @@ class LakeReads(StreamStates, NumberedOffsets):
         without_position: WithoutPosition = "refuse",
     ) -> Iterator[pa.Table]:
         """Yield what `read_arrow` returns in parts of at most 65,536 records; one is in memory. The first is empty."""
-        latest = check_epochs(epochs)
+        latest = wants_latest_epochs(epochs)
         stream, state, segments, spans = self._found(ranges)
         schema = state.declaration.schema_ if columns is None else state.declaration.schema_.select(columns)
-        replaced = replaced_results(self, stream, state, segments, without_position) if latest else []
-        yield meta_schema(schema.to_arrow(), positions=positions).empty_table()
+        replaced = find_replaced_results(self, stream, state, segments, without_position) if latest else []
+        yield with_meta_columns(schema.to_arrow(), positions=positions).empty_table()
         wanted = positions or bool(replaced)
         prefix = self.lake.stream_prefix(stream)
         for table in read_tables(self.lake.store, prefix, schema, segments, spans, positions=wanted):
-            latest_rows = only_latest(table, replaced)
-            yield latest_rows if positions else without_positions(latest_rows)
+            latest_rows = filter_latest(table, replaced)
+            yield latest_rows if positions else drop_positions(latest_rows)
 
     def task_reads(
         self,
         ranges: Mapping[SystemStreamPartition, OffsetRange],
         columns: Sequence[str],
-    ) -> TaskReads:
+    ) -> TaskReader:
         stream, state, segments, spans = self._found(ranges)
         schema, prefix = state.declaration.schema_.select(columns), self.lake.stream_prefix(stream)
-        return TaskReads(self.lake.store.descriptor, prefix, schema, segments, spans)
+        return TaskReader(self.lake.store.descriptor, prefix, schema, segments, spans)
 
     def _found(
         self, ranges: Mapping[SystemStreamPartition, OffsetRange]
     ) -> tuple[str, StreamState, list[Segment], dict[int, Span]]:
         """Return the stream of these ranges, its state, the segments that they touch, and the ranges by partition."""
-        stream = one_stream(self.name, ranges)
+        stream = require_one_stream(self.name, ranges)
         _, state = self.state(stream)
-        spans = check_ranges(stream, state, ranges)
-        return stream, state, list(walk(state, self.pages_of(stream), lambda entry: touches(entry, spans))), spans
+        spans = spans_from_ranges(stream, state, ranges)
+        return (
+            stream,
+            state,
+            list(walk_segments(state, self.pages_of(stream), lambda entry: overlaps_spans(entry, spans))),
+            spans,
+        )
 
     def whole(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
         """Return the ranges of all that the stream holds now."""
@@ -236,9 +247,9 @@ class LakeReads(StreamStates, NumberedOffsets):
                 entry.rows,
                 entry.checksum,
                 entry.counted,
-                None if entry.valid_from is None else time_of_micros(entry.valid_from),
+                None if entry.valid_from is None else time_from_micros(entry.valid_from),
             )
-            for entry in markers_in(state, self.pages_of(stream), spans)
+            for entry in find_markers(state, self.pages_of(stream), spans)
         ]
 
 
@@ -263,7 +274,7 @@ class StreamDescription:
     changed_at: datetime
 
 
-def declare(
+def declare_stream(
     name: str,
     schema: Schema,
     key: tuple[str, ...],
@@ -271,10 +282,10 @@ def declare(
     timestamp: str | None,
     retention: Retention | None,
     compaction: CompactionPolicy | None,
-) -> Declaration:
+) -> LakeStreamDeclaration:
     """Return the declaration, or raise ConfigurationError or SchemaMismatchError saying what can't be."""
-    declaration = declared(
-        Declaration,
+    declaration = build_declaration(
+        LakeStreamDeclaration,
         f"lake.{name}",
         schema,
         key,
@@ -293,16 +304,18 @@ def declare(
     return declaration
 
 
-def evolve(name: str, stored: Declaration, wanted: Declaration) -> Declaration:
+def evolve_declaration(
+    name: str, stored: LakeStreamDeclaration, wanted: LakeStreamDeclaration
+) -> LakeStreamDeclaration:
     """Return the stored declaration with the columns that another one adds or widens.
 
     The order of columns says nothing: records are matched by name. Raises StreamExistsError with what can't change.
     """
     fixed = [*stored.key, *([stored.timestamp] if stored.timestamp else [])]
     columns = refused_changes(stored.schema_, wanted.schema_, fixed, "the key or the record's time")
-    refuse_differences(
+    raise_if_different(
         f"lake.{name}",
-        [*columns, *differences_beside_columns(stored, wanted)],
+        [*columns, *describe_differences(stored, wanted)],
         "Declare it as it is, or choose another name. Columns of a lake stream can be added and widened; one that is "
         "not needed any more can be null. Policies are changed with configure, and partitions by adjunct stream "
         "repartition.",
@@ -311,12 +324,12 @@ def evolve(name: str, stored: Declaration, wanted: Declaration) -> Declaration:
     return stored if now.to_json() == stored.schema_.to_json() else stored.model_copy(update={"columns": now})
 
 
-def info_of(name: str, state: StreamState) -> StreamInfo:
+def stream_info_from_state(name: str, state: StreamState) -> StreamInfo:
     declaration, rewritten = state.declaration, state.rewritten
     repartitioned = None
     if rewritten is not None:
         ended, went_on = (tuple(map(str, offsets)) for offsets in (rewritten.ended, rewritten.next))
-        repartitioned = Repartitioned(rewritten.id, ended, went_on)
+        repartitioned = Repartitioning(rewritten.id, ended, went_on)
     return StreamInfo(
         name,
         declaration.partitions,
@@ -329,11 +342,11 @@ def info_of(name: str, state: StreamState) -> StreamInfo:
     )
 
 
-def described(name: str, commit: Commit, state: StreamState) -> StreamDescription:
+def describe_state(name: str, commit: Commit, state: StreamState) -> StreamDescription:
     """Return what a stream's manifest says, in sums."""
     entries, declared = state.entries(), state.declaration
     return StreamDescription(
-        info=info_of(name, state),
+        info=stream_info_from_state(name, state),
         timestamp=declared.timestamp,
         retention=declared.retention,
         compaction=declared.compaction,
@@ -387,37 +400,37 @@ class LakeStreams(LakeReads):
         Raises StreamExistsError with the differences, and ConfigurationError or SchemaMismatchError.
         """
         prefix = self.lake.stream_prefix(name)
-        declaration = declare(name, schema, tuple(key), partitions, timestamp, retention, compaction)
+        declaration = declare_stream(name, schema, tuple(key), partitions, timestamp, retention, compaction)
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
-            if commit is None or is_deleted(commit):
+            if commit is None or is_deletion_commit(commit):
                 return StreamState.empty(declaration).body()
             state = self._parse(commit)
-            now = evolve(name, state.declaration, declaration)
+            now = evolve_declaration(name, state.declaration, declaration)
             return None if now is state.declaration else state.with_declaration(now).body()
 
         # The name first: a stream that is there is always listed, and a listed name without commit is left out.
         with suppress(ObjectExistsError):
-            self.lake.store.put_if_absent(f"{NAMES}/{name}", b"")
-        self.lake.commit_log(prefix, KIND).transact(decide, by="create", attempts=_COMMIT_ATTEMPTS)
+            self.lake.store.put_if_absent(f"{NAMES_PREFIX}/{name}", b"")
+        self.lake.commit_log(prefix, STREAM_KIND).transact(decide, by="create", attempts=_COMMIT_ATTEMPTS)
         return self.info(name)
 
     def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
-        declaration = declare(name, schema, tuple(key), partitions, None, None, None)
+        declaration = declare_stream(name, schema, tuple(key), partitions, None, None, None)
         commit = self.log(name).current()
-        if commit is not None and not is_deleted(commit):
-            evolve(name, self._parse(commit).declaration, declaration)
+        if commit is not None and not is_deletion_commit(commit):
+            evolve_declaration(name, self._parse(commit).declaration, declaration)
 
     def info(self, stream: str) -> StreamInfo:
         state = self.state(stream)[1]
-        return info_of(stream, state)
+        return stream_info_from_state(stream, state)
 
     def stored_bytes(self, stream: str) -> int:
         return self.describe(stream).size
 
     def describe(self, stream: str) -> StreamDescription:
         """Return the whole of what the stream's manifest says in sums."""
-        return described(stream, *self.state(stream))
+        return describe_state(stream, *self.state(stream))
 
     # -- offsets
 
@@ -428,10 +441,10 @@ class LakeStreams(LakeReads):
         return self._edges(ssps, lambda state: state.next)
 
     def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
-        check_ms("timestamp_ms", timestamp_ms, str(ssp))
+        check_timestamp_ms("timestamp_ms", timestamp_ms, str(ssp))
         state = self._state_of(ssp)
         prefix, pages = self.lake.stream_prefix(ssp.stream), self.pages_of(ssp.stream)
-        offset = first_offset_at(self.lake.store, prefix, state, pages, ssp.partition, timestamp_ms * 1000)
+        offset = find_offset_at_time(self.lake.store, prefix, state, pages, ssp.partition, timestamp_ms * 1000)
         return str(offset)
 
     # -- appending
@@ -470,12 +483,12 @@ class LakeStreams(LakeReads):
         check_producer(producer, sequence)
         if end_of_dataset is not None:
             check_name("version", end_of_dataset)
-        valid_micros = micros_of_marker(end_of_dataset, valid_from)
+        valid_micros = micros_from_valid_from(end_of_dataset, valid_from)
         _, state = self.state(stream)
         if not hasattr(data, "mapInArrow"):
             data = table_of(data, f"stream {stream!r}", state.declaration.schema_)
         while True:
-            append, files = written(
+            append, files = write_append(
                 self.lake,
                 stream,
                 state,
@@ -493,7 +506,7 @@ class LakeStreams(LakeReads):
             try:
                 result = self._commit(state, append)
             except ProducerConflictError:
-                sent = known(self.state(stream)[1].producers, producer, sequence, stream)
+                sent = find_sequence(self.state(stream)[1].producers, producer, sequence, stream)
                 if sent is None or sent.columns == append.columns:
                     raise
                 _, state = self.state(stream)
@@ -522,9 +535,9 @@ class LakeStreams(LakeReads):
         """
         check_producer(producer, sequence)
         check_name("version", version)
-        valid_micros = micros_of_marker(version, valid_from)
+        valid_micros = micros_from_valid_from(version, valid_from)
         _, state = self.state(stream)
-        sent = known(state.producers, producer, sequence, stream)
+        sent = find_sequence(state.producers, producer, sequence, stream)
         count = sent.partitions if sent is not None and sent.partitions else state.declaration.partitions
         chosen = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
         if not chosen or not 0 <= chosen[0] <= chosen[-1] < count:
@@ -541,8 +554,8 @@ class LakeStreams(LakeReads):
         return self._commit(state, append)
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
-        sent = known(self.state(stream)[1].producers, producer, sequence, stream)
-        return None if sent is None else result_of(sent, duplicate=True)
+        sent = find_sequence(self.state(stream)[1].producers, producer, sequence, stream)
+        return None if sent is None else result_from_sequence(sent, duplicate=True)
 
     # -- keeping
 
@@ -559,7 +572,7 @@ class LakeStreams(LakeReads):
 
         self.log(stream).transact(decide, by="configure", attempts=_COMMIT_ATTEMPTS)
 
-    def maintain(self, stream: str, now: datetime | None = None) -> Maintained:
+    def maintain(self, stream: str, now: datetime | None = None) -> MaintenanceResult:
         """Apply the stream's retention and compaction, and delete what has been out of reach for an hour.
 
         Retention drops whole segments from the front and moves `oldest`; compaction changes no offset. An append
@@ -590,16 +603,16 @@ class LakeStreams(LakeReads):
 
     def _fold(self, stream: str, state: StreamState) -> Fold | None:
         """Write the page that the index needs next, if any, so that the decision itself does no I/O."""
-        full = foldable(state)
+        full = find_full_level(state)
         if full is None:
             return None
         level, entries = full
         return Fold(self.pages_of(stream).write(level, entries), entries, self.now_ms())
 
     def _state_of(self, ssp: SystemStreamPartition) -> StreamState:
-        _, state = self.state(one_stream(self.name, [ssp]))
+        _, state = self.state(require_one_stream(self.name, [ssp]))
         if ssp.partition >= state.declaration.partitions:
-            raise no_partition(ssp, state.declaration.partitions)
+            raise missing_partition_error(ssp, state.declaration.partitions)
         return state
 
     def _edges(
@@ -608,12 +621,12 @@ class LakeStreams(LakeReads):
         edges: dict[SystemStreamPartition, str] = {}
         by_stream: dict[str, list[SystemStreamPartition]] = {}
         for ssp in ssps:
-            by_stream.setdefault(one_stream(self.name, [ssp]), []).append(ssp)
+            by_stream.setdefault(require_one_stream(self.name, [ssp]), []).append(ssp)
         for stream, wanted in by_stream.items():
             offsets = edge(self.state(stream)[1])
             for ssp in wanted:
                 if ssp.partition >= len(offsets):
-                    raise no_partition(ssp, len(offsets))
+                    raise missing_partition_error(ssp, len(offsets))
                 edges[ssp] = str(offsets[ssp.partition])
         return edges
 
@@ -634,24 +647,26 @@ class _Snapshot(LakeStreams):
         return self._state
 
 
-def objects_in(streams: LakeStreams, stream: str) -> dict[str, int]:
+def list_deletable_objects(streams: LakeStreams, stream: str) -> dict[str, int]:
     """Return what a deletion takes: all but the positions of named readers, which tell them of the deletion later."""
     log = streams.log(stream)
-    return {key: size for key, size in objects_of(log).items() if not key.startswith(f"{log.prefix}/readers/")}
+    return {key: size for key, size in list_log_objects(log).items() if not key.startswith(f"{log.prefix}/readers/")}
 
 
-def delete(streams: LakeStreams, stream: str, seen: Commit, *, reason: str, by: str) -> Swept:
+def delete_stream(streams: LakeStreams, stream: str, seen: Commit, *, reason: str, by: str) -> DeletedObjects:
     """Delete the stream as it was `seen`, or what an interrupted deletion has left; return what went.
 
     Raises CommitConflictError where it has changed since. Who reads it at this moment fails over a missing file.
     """
     log = streams.log(stream)
-    last = seen if is_deleted(seen) else commit_deletion(log, seen, reason=reason, by=by)
-    sizes = objects_in(streams, stream)
+    last = seen if is_deletion_commit(seen) else commit_deletion(log, seen, reason=reason, by=by)
+    sizes = list_deletable_objects(streams, stream)
     now = log.current()
     if now is None or now.id != last.id:
-        return Swept(0, 0, left=True)  # made anew meanwhile: its `maintain` collects what is left of the one before
+        return DeletedObjects(
+            0, 0, left=True
+        )  # made anew meanwhile: its `maintain` collects what is left of the one before
     # Nobody writes to a stream that is deleted: what was found while it still was is of before.
-    keys = older_than(log, last, sizes)
+    keys = exclude_newer_manifests(log, last, sizes)
     log.store.delete_many(keys)
-    return Swept(len(keys), sum(sizes[key] for key in keys))
+    return DeletedObjects(len(keys), sum(sizes[key] for key in keys))

@@ -83,11 +83,11 @@ class Table:
 
     def drop_the_front(self, keep: int = 1) -> None:
         """Let retention drop all segments of the stream but the newest `keep`."""
-        from dagster_adjunct.resources.streams.lake.manifest import Retention, all_segments
+        from dagster_adjunct.resources.streams.lake.manifest import Retention, list_segments
 
         streams = LakeStreams(self.world.lake)
         _, state = streams.state(NAME)
-        sizes = [segment.size for segment in all_segments(state, streams.pages_of(NAME))]
+        sizes = [segment.size for segment in list_segments(state, streams.pages_of(NAME))]
         streams.configure(NAME, retention=Retention(max_bytes=max(1, sum(sizes[len(sizes) - keep :]))), compaction=None)
         streams.maintain(NAME)
 

@@ -18,7 +18,7 @@ from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
-from dagster_adjunct.resources.streams.lake.manifest import Retention, all_segments
+from dagster_adjunct.resources.streams.lake.manifest import Retention, list_segments
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.assets.changes.changing import VALUES, dataset, send, stream
 from tests.assets.conftest import World
@@ -138,7 +138,7 @@ def test_a_key_that_an_update_changes_is_deleted_and_the_new_one_written(sparkli
 def forget_all_but_the_newest(world: World) -> None:
     """Let retention drop all of the stream's segments but one."""
     streams = LakeStreams(world.lake)
-    sizes = [segment.size for segment in all_segments(streams.state(NAME)[1], streams.pages_of(NAME))]
+    sizes = [segment.size for segment in list_segments(streams.state(NAME)[1], streams.pages_of(NAME))]
     streams.configure(NAME, retention=Retention(max_bytes=sizes[-1]), compaction=None)
     streams.maintain(NAME)
 

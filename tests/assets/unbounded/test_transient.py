@@ -29,7 +29,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
-from dagster_adjunct.resources.streams.lake.manifest import Retention, all_segments
+from dagster_adjunct.resources.streams.lake.manifest import Retention, list_segments
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import StreamInfo, SystemStreamPartition
 from tests.assets.conftest import World
@@ -82,7 +82,7 @@ class Runs:
     def drop_the_front(self) -> None:
         """Let retention drop all but the newest append."""
         streams = self.world.streams
-        newest = list(all_segments(streams.state("table")[1], streams.pages_of("table")))[-1]
+        newest = list(list_segments(streams.state("table")[1], streams.pages_of("table")))[-1]
         streams.configure("table", retention=Retention(max_bytes=newest.size), compaction=None)
         streams.maintain("table")
 

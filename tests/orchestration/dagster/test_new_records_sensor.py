@@ -53,7 +53,7 @@ from dagster_adjunct.orchestration.code_location.sensors import (
     launch_rules,
     measure_backlog,
 )
-from dagster_adjunct.resources.objects.store import InMemoryStore, Stored
+from dagster_adjunct.resources.objects.store import InMemoryStore, StoredObject
 from tests.clocks import on_clock
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.ticking import Ticker
@@ -394,7 +394,7 @@ def test_a_lake_is_asked_as_often_for_many_partitions_as_for_few() -> None:
     requests: list[str] = []
 
     class Counting(InMemoryStore):
-        def get(self, key: str) -> Stored:
+        def get(self, key: str) -> StoredObject:
             requests.append(key)
             return super().get(key)
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.resources.streams.lake.manifest import FileEntry, Segment
-from dagster_adjunct.resources.streams.lake.read import Cut, cut_of
+from dagster_adjunct.resources.streams.lake.read import RowRanges, find_row_ranges
 
 N = 3
 WIDTHS = st.lists(st.tuples(*[st.integers(0, 6)] * N), min_size=1, max_size=5)
@@ -23,7 +23,7 @@ def segments_of(widths: list[tuple[int, ...]]) -> list[Segment]:
     return segments
 
 
-def passes(cut: Cut, segment: int, partition: int, row: int) -> bool:
+def passes(cut: RowRanges, segment: int, partition: int, row: int) -> bool:
     """Return whether a row fulfils the conditions."""
     place = segment * N + partition
     return (
@@ -38,7 +38,7 @@ def passes(cut: Cut, segment: int, partition: int, row: int) -> bool:
 @given(WIDTHS, SPANS)
 def test_exactly_the_rows_of_the_spans_pass(widths: list[tuple[int, ...]], spans: dict[int, tuple[int, int]]) -> None:
     segments = segments_of(widths)
-    cut = cut_of(segments, spans, N)
+    cut = find_row_ranges(segments, spans, N)
     for number, segment in enumerate(segments):
         for file in segment.files:
             start, end = spans.get(file.partition, (0, 0))
@@ -48,17 +48,17 @@ def test_exactly_the_rows_of_the_spans_pass(widths: list[tuple[int, ...]], spans
 
 
 def test_whole_segments_ask_nothing_of_their_rows() -> None:
-    cut = cut_of(segments_of([(4, 4, 4), (9, 2, 0)]), {0: (0, 13), 1: (0, 6), 2: (0, 4)}, N)
+    cut = find_row_ranges(segments_of([(4, 4, 4), (9, 2, 0)]), {0: (0, 13), 1: (0, 6), 2: (0, 4)}, N)
     assert (cut.partitions, cut.rows, cut.begun, cut.ended) == (None, (), (), ())
 
 
 def test_only_segments_that_are_cut_compare_rows() -> None:
-    cut = cut_of(segments_of([(8, 8, 8)] * 4), dict.fromkeys(range(N), (4, 28)), N)
+    cut = find_row_ranges(segments_of([(8, 8, 8)] * 4), dict.fromkeys(range(N), (4, 28)), N)
     assert (cut.partitions, cut.rows, cut.begun, cut.ended) == (None, (), (0,), (3,))
 
 
 def test_row_groups_in_the_middle_of_two_neighbours_are_skipped() -> None:
-    cut = cut_of(segments_of([(1000, 0, 0), (1000, 0, 0)]), {0: (990, 1010)}, N)
+    cut = find_row_ranges(segments_of([(1000, 0, 0), (1000, 0, 0)]), {0: (990, 1010)}, N)
     assert cut.rows == ((0, 10), (990, 1000))
 
 
@@ -67,5 +67,5 @@ def test_many_places_become_one_interval() -> None:
     segment = Segment(id=0, attempt="a", base=(0,) * 12, next=(1000,) * 12, appended=0, files=files)
     spans = {p: (50 * p + 10, 50 * p + 20) for p in range(12)}
     few = {p: spans[p] for p in (0, 2, 5)}
-    assert cut_of([segment], few, 12).rows == ((10, 20), (110, 120), (260, 270))
-    assert cut_of([segment], spans, 12).rows == ((10, 570),)
+    assert find_row_ranges([segment], few, 12).rows == ((10, 20), (110, 120), (260, 270))
+    assert find_row_ranges([segment], spans, 12).rows == ((10, 570),)

@@ -17,11 +17,11 @@ from dagster_adjunct.resources.streams.lake.lineage import WithoutPosition
 from dagster_adjunct.resources.streams.lake.manifest import (
     CompactionPolicy,
     Coverage,
-    Read,
+    ReadCoverage,
     Retention,
-    replaced_since,
-    superseded,
-    with_sources,
+    add_sources,
+    find_replaced_since,
+    list_superseded,
 )
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import POSITION, OffsetRange, SourceRange, Sources
@@ -210,7 +210,7 @@ def test_along_a_chain_results_count_that_were_made_last_of_records_that_count(
         second.catch_up(chance.randrange(6))
         counting = streams.read_arrow(streams.whole("middle"), ["v"], epochs="latest")
         places = set(zip(counting["__partition"].to_pylist(), counting["__offset"].to_pylist(), strict=True))
-        again = superseded(streams.state("end")[1].read)
+        again = list_superseded(streams.state("end")[1].read)
         expected = []
         everything = streams.read_arrow(streams.whole("end"), positions=True).to_pylist()
         for row in everything:
@@ -301,23 +301,23 @@ def test_positions_are_read_where_they_are_asked_for_and_free_where_there_are_no
 
 
 def test_long_replays_are_kept_as_few_ranges() -> None:
-    read: Read = {}
+    read: ReadCoverage = {}
     for batch in range(500):
-        read = with_sources(read, Sources("lake.in", "app", (SourceRange("lake.in.0", batch, batch + 1, 0),)))
+        read = add_sources(read, Sources("lake.in", "app", (SourceRange("lake.in.0", batch, batch + 1, 0),)))
     for batch in range(100, 400):
-        read = with_sources(read, Sources("lake.in", "app", (SourceRange("lake.in.0", batch, batch + 1, 1),)))
+        read = add_sources(read, Sources("lake.in", "app", (SourceRange("lake.in.0", batch, batch + 1, 1),)))
     assert read == {"app": {"lake.in.0": Coverage(until=500, replayed=((100, 400, 1),))}}
 
 
 def test_what_was_replaced_since_leaves_out_what_is_new() -> None:
-    def after(read: Read, *span: int) -> Read:
-        return with_sources(read, Sources("lake.in", "app", (SourceRange("lake.in.0", *span),)))
+    def after(read: ReadCoverage, *span: int) -> ReadCoverage:
+        return add_sources(read, Sources("lake.in", "app", (SourceRange("lake.in.0", *span),)))
 
     before = after(after({}, 0, 10, 0), 2, 4, 1)
-    assert replaced_since(before, before) == []
+    assert find_replaced_since(before, before) == []
     now = after(after(before, 3, 14, 2), 14, 20, 2)
-    assert replaced_since(before, now) == [("app", "lake.in.0", 3, 4, 2), ("app", "lake.in.0", 4, 10, 2)]
-    assert superseded(now) == [("app", "lake.in.0", 2, 3, 1), ("app", "lake.in.0", 3, 20, 2)]
+    assert find_replaced_since(before, now) == [("app", "lake.in.0", 3, 4, 2), ("app", "lake.in.0", 4, 10, 2)]
+    assert list_superseded(now) == [("app", "lake.in.0", 2, 3, 1), ("app", "lake.in.0", 3, 20, 2)]
 
 
 @pytest.mark.spark

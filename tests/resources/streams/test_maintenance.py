@@ -10,8 +10,15 @@ from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import arrow_type
-from dagster_adjunct.resources.streams.lake.maintenance import Maintained, expired, runs_to_merge
-from dagster_adjunct.resources.streams.lake.manifest import FAN, HIDDEN, CompactionPolicy, FileEntry, Retention, Segment
+from dagster_adjunct.resources.streams.lake.maintenance import MaintenanceResult, count_expired, plan_merges
+from dagster_adjunct.resources.streams.lake.manifest import (
+    FAN_OUT,
+    HIDDEN_COLUMNS,
+    CompactionPolicy,
+    FileEntry,
+    Retention,
+    Segment,
+)
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import POSITION, OffsetRange, SourceRange, Sources, SystemStreamPartition
 from tests.clocks import Clock, on_clock
@@ -39,20 +46,20 @@ def rows(streams: LakeStreams) -> list[tuple[object, ...]]:
 
 def test_age_and_size_drop_from_the_front() -> None:
     segments = [segment(i, 100, appended=i * 1000) for i in range(10)]
-    assert expired(segments, None, 10**9) == 0
-    assert expired(segments, Retention(max_age=timedelta(seconds=3)), 9000) == 7
-    assert expired(segments, Retention(max_bytes=250), 9000) == 8
-    assert expired(segments, Retention(max_age=timedelta(seconds=3), max_bytes=100), 9000) == 9
-    assert expired(segments, Retention(max_age=timedelta(seconds=3)), 10**9) == 10
+    assert count_expired(segments, None, 10**9) == 0
+    assert count_expired(segments, Retention(max_age=timedelta(seconds=3)), 9000) == 7
+    assert count_expired(segments, Retention(max_bytes=250), 9000) == 8
+    assert count_expired(segments, Retention(max_age=timedelta(seconds=3), max_bytes=100), 9000) == 9
+    assert count_expired(segments, Retention(max_age=timedelta(seconds=3)), 10**9) == 10
 
 
 def test_only_runs_of_small_neighbours_are_merged() -> None:
     policy = CompactionPolicy(min_segments=3, target_bytes=100)
     sizes = [10, 10, 10, 90, 10, 10, 90, 40, 40, 40, 10, 10]
     segments = [segment(i, size) for i, size in enumerate(sizes)]
-    runs = [[s.id for s in run] for run in runs_to_merge(segments, policy)]
+    runs = [[s.id for s in run] for run in plan_merges(segments, policy)]
     assert runs == [[0, 1, 2]]  # 90 is no small one; two are too few; 40 outweighs the 10 and 10 after it
-    assert runs_to_merge(segments, None) == []
+    assert plan_merges(segments, None) == []
 
 
 def test_compaction_writes_each_byte_only_when_its_neighbours_have_doubled() -> None:
@@ -61,7 +68,7 @@ def test_compaction_writes_each_byte_only_when_its_neighbours_have_doubled() -> 
     written = 0
     for i in range(2000):
         segments.append(segment(i, 1))
-        for run in runs_to_merge(segments, policy):
+        for run in plan_merges(segments, policy):
             size = sum(s.size for s in run)
             written += size
             at = segments.index(run[0])
@@ -84,7 +91,7 @@ def test_retention_moves_oldest_and_names_it_to_who_comes_late(
     with pytest.raises(OffsetOutOfRangeError, match="begins at offset 4, the oldest that the stream still holds is 5"):
         streams.read_arrow({ZERO: OffsetRange("4", "6")})
     assert done.deleted_objects == 0
-    assert streams.maintain("s", clock.forward(minutes=30)) == Maintained()
+    assert streams.maintain("s", clock.forward(minutes=30)) == MaintenanceResult()
     later = streams.maintain("s", clock.forward(minutes=40))
     assert (later.dropped_rows, later.deleted_objects) == (3, 5)
     assert streams.oldest([ZERO]) == streams.upcoming([ZERO]) == {ZERO: "8"}
@@ -93,22 +100,22 @@ def test_retention_moves_oldest_and_names_it_to_who_comes_late(
 
 def test_compaction_changes_no_offset_marker_or_timestamp(streams: LakeStreams, records: Records, clock: Clock) -> None:
     streams.create("s", schema=SCHEMA, partitions=1, compaction=CompactionPolicy(min_segments=4))
-    for i in range(3 * FAN):
+    for i in range(3 * FAN_OUT):
         fill(streams, records, 1, start=i)
         clock.forward(seconds=1)
     before, markers = rows(streams), streams.markers("s")
     done = streams.maintain("s", clock.now)
-    assert (done.merged_segments, done.merged_into) == (3 * FAN, 1)
+    assert (done.merged_segments, done.merged_into) == (3 * FAN_OUT, 1)
     assert streams.describe("s").segments == 1
     assert rows(streams) == before
     assert streams.markers("s") == markers
     ms = int(before[50][4].timestamp() * 1000)  # type: ignore[attr-defined]
     assert streams.offset_for_timestamp(ZERO, ms) == str(before[50][3])
     assert streams.records_between({ZERO: OffsetRange("5", "25")}) == 18
-    fill(streams, records, 1, start=3 * FAN)
-    assert len(rows(streams)) == 3 * FAN + 1
-    assert streams.maintain("s", clock.forward(hours=2)).deleted_objects >= 3 * FAN
-    assert len(rows(streams)) == 3 * FAN + 1
+    fill(streams, records, 1, start=3 * FAN_OUT)
+    assert len(rows(streams)) == 3 * FAN_OUT + 1
+    assert streams.maintain("s", clock.forward(hours=2)).deleted_objects >= 3 * FAN_OUT
+    assert len(rows(streams)) == 3 * FAN_OUT + 1
 
 
 def test_an_append_during_compaction_is_kept(streams: LakeStreams, records: Records, clock: Clock) -> None:
@@ -171,14 +178,14 @@ def test_maintenance_that_crashes_anywhere_loses_nothing(records: Records) -> No
 def test_a_commit_does_not_grow_with_the_number_of_appends(streams: LakeStreams, records: Records) -> None:
     streams.create("s", schema=SCHEMA, partitions=1)
     sizes = []
-    for i in range(12 * FAN):
+    for i in range(12 * FAN_OUT):
         streams.append("s", records(("a", i)), producer="p", sequence=i)
         sizes.append(
             max(item.size for item in streams.lake.store.list("streams/s/manifests/") if f"{i + 2:012d}" in item.key)
         )
-    assert max(sizes[-2 * FAN :]) < 1.2 * max(sizes[: 4 * FAN])
-    assert [row[1] for row in rows(streams)] == list(range(12 * FAN))
-    assert streams.describe("s").segments == 12 * FAN
+    assert max(sizes[-2 * FAN_OUT :]) < 1.2 * max(sizes[: 4 * FAN_OUT])
+    assert [row[1] for row in rows(streams)] == list(range(12 * FAN_OUT))
+    assert streams.describe("s").segments == 12 * FAN_OUT
     assert len(streams.read_arrow({ZERO: OffsetRange("40", "45")})) == 5
 
 
@@ -190,7 +197,7 @@ def test_records_with_and_without_positions_are_merged_again_and_again(streams: 
         row = pa.table({"k": ["a"], "v": [number]})
         if number == 0:
             for name, value in zip(POSITION, ("lake.in.0", 0, 0, "app"), strict=True):
-                row = row.append_column(name, pa.array([value], arrow_type(dict(HIDDEN)[name])))
+                row = row.append_column(name, pa.array([value], arrow_type(dict(HIDDEN_COLUMNS)[name])))
         streams.append("s", row, producer="p", sequence=number, sources=source if number == 0 else None)
         streams.maintain("s", clock.forward(hours=2))
     assert streams.describe("s").segments < 6

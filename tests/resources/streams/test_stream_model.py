@@ -127,10 +127,10 @@ class StreamMachineWithSmallPages(StreamMachine):
 
     @initialize()
     def make_pages_small(self) -> None:
-        self._fan, stream_index.FAN = stream_index.FAN, 2
+        self._fan, stream_index.FAN_OUT = stream_index.FAN_OUT, 2
 
     def teardown(self) -> None:
-        stream_index.FAN = getattr(self, "_fan", stream_index.FAN)
+        stream_index.FAN_OUT = getattr(self, "_fan", stream_index.FAN_OUT)
 
 
 TestStreamModel = StreamMachine.TestCase

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_adjunct.resources.streams.kafka.record_formats import decoder, encoder, schema_of
+from dagster_adjunct.resources.streams.kafka.record_formats import create_decoder, create_encoder, topic_schema
 from dagster_adjunct.resources.streams.kafka.streams import KafkaTopic
 
 STREAM = "kafka.flights"
@@ -42,16 +42,16 @@ def batch_of(
 
 def read(topic: KafkaTopic, *values: bytes | None, **more: Any) -> list[dict[str, Any]]:
     """Return the records of these messages, without META."""
-    records = decoder(topic, STREAM)(batch_of(values, **more))
-    return records.select(schema_of(topic).names).to_pylist()
+    records = create_decoder(topic, STREAM)(batch_of(values, **more))
+    return records.select(topic_schema(topic).names).to_pylist()
 
 
 def written(topic: KafkaTopic, *rows: dict[str, Any], tombstones: Sequence[bool] | None = None) -> list[dict[str, Any]]:
     """Return the messages of these records: `__key`, `__value`, and `__headers` where they are declared."""
-    batch = pa.RecordBatch.from_pylist(list(rows), schema=schema_of(topic).to_arrow())
+    batch = pa.RecordBatch.from_pylist(list(rows), schema=topic_schema(topic).to_arrow())
     if tombstones is not None:
         batch = batch.append_column("__tombstone", pa.array(tombstones))
-    return encoder(topic, STREAM)(batch).to_pylist()
+    return create_encoder(topic, STREAM)(batch).to_pylist()
 
 
 def avro_schema(*fields: tuple[str, Any], **defaults: Any) -> str:

@@ -24,14 +24,14 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
-from dagster_adjunct.resources.streams.kafka.avro import Avro, from_avro
-from dagster_adjunct.resources.streams.kafka.consume import _times
+from dagster_adjunct.resources.streams.kafka.avro import Avro, avro_converter
+from dagster_adjunct.resources.streams.kafka.consume import _timestamps
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText, Raw, Text, Unfit
 from dagster_adjunct.resources.streams.kafka.protobuf import Protobuf
-from dagster_adjunct.resources.streams.kafka.record_formats import decoder, encode_table, schema_of
+from dagster_adjunct.resources.streams.kafka.record_formats import create_decoder, encode_table, topic_schema
 from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.task_producer import Target
-from dagster_adjunct.resources.streams.kafka.task_producer import _times as sent_times
+from dagster_adjunct.resources.streams.kafka.task_producer import _record_times as sent_times
 from dagster_adjunct.resources.streams.system import OffsetRange
 from tests.resources.streams.kafka.messages import (
     FIRST,
@@ -214,7 +214,7 @@ def test_what_json_has_no_form_for_is_not_written(value: float) -> None:
 def test_a_tombstone_has_its_key_and_nothing_else() -> None:
     topic = KafkaTopic(value=Json("tailnum STRING, seats INT"), key=KeyText("tailnum"))
     given = [b'{"tailnum":"N1","seats":3}', None, b'{"seats":4}']
-    batch = decoder(topic, STREAM)(batch_of(given, keys=[b"other", b"N2", b"N3"]))
+    batch = create_decoder(topic, STREAM)(batch_of(given, keys=[b"other", b"N2", b"N3"]))
     assert batch.column("tailnum").to_pylist() == ["N1", "N2", None]  # the value wins, where there is one
     assert batch.column("seats").to_pylist() == [3, None, 4]
     assert batch.column("__tombstone").to_pylist() == [False, True, False]
@@ -222,7 +222,7 @@ def test_a_tombstone_has_its_key_and_nothing_else() -> None:
 
 def test_key_columns_that_the_value_lacks_come_from_every_key() -> None:
     topic = KafkaTopic(value=Json("seats INT"), key=KeyText("origin STRING, hour TIMESTAMP, no BIGINT"))
-    assert schema_of(topic).names == ("origin", "hour", "no", "seats")
+    assert topic_schema(topic).names == ("origin", "hour", "no", "seats")
     keys = [b'["EWR","2024-01-01T05:00:00Z","7"]', None, b'["J\xc3\xa9",null,"-1"]']
     assert read(topic, b'{"seats":1}', b'{"seats":2}', None, keys=keys) == [
         {"origin": "EWR", "hour": dt.datetime(2024, 1, 1, 5, tzinfo=UTC), "no": 7, "seats": 1},
@@ -260,13 +260,13 @@ def test_one_key_column_is_its_plain_text() -> None:
 
 def test_a_key_may_be_of_any_format() -> None:
     topic = KafkaTopic(value=Raw(), key=Json("id INT"))
-    assert schema_of(topic).ddl() == "`id` INT, `value` BINARY"
+    assert topic_schema(topic).ddl() == "`id` INT, `value` BINARY"
     assert read(topic, b"\0", keys=[b'{"id":3}']) == [{"id": 3, "value": b"\0"}]
 
 
 def test_raw_messages_are_their_bytes() -> None:
     topic = KafkaTopic()
-    assert schema_of(topic).ddl() == "`key` BINARY, `value` BINARY"
+    assert topic_schema(topic).ddl() == "`key` BINARY, `value` BINARY"
     assert read(topic, b"\xff", None, b"", keys=[None, b"k", b""]) == [
         {"key": None, "value": b"\xff"}, {"key": b"k", "value": None}, {"key": b"", "value": b""},
     ]  # fmt: skip
@@ -298,7 +298,7 @@ def test_headers_become_a_column_and_are_headers_again() -> None:
 @pytest.mark.parametrize(
     ("declare", "message"),
     [
-        (lambda: schema_of(KafkaTopic(value=Json("id INT"), key=KeyText("id BIGINT"))), "'id' is bigint in the key"),
+        (lambda: topic_schema(KafkaTopic(value=Json("id INT"), key=KeyText("id BIGINT"))), "'id' is bigint in the key"),
         (lambda: Json("id INT", malformed="id"), "stand twice"),
         (lambda: Json("id INT", malformed=""), "malformed is empty"),
         (lambda: Json("id INT", timestamps="days"), "timestamps='days'"),  # type: ignore[arg-type]
@@ -374,7 +374,7 @@ def as_avro(schema: str, row: dict[str, Any]) -> bytes:
 
 def test_an_avro_record_becomes_columns_of_its_types() -> None:
     topic = KafkaTopic(value=Avro(LOGICAL))
-    assert schema_of(topic).ddl() == (
+    assert topic_schema(topic).ddl() == (
         "`tailnum` STRING, `seats` INT, `at` TIMESTAMP, `precise` TIMESTAMP, `day` DATE, `price` DECIMAL(10,2), "
         "`id` STRING, `status` STRING, `before` STRING, `time` STRING, `hash` BINARY, `plane` STRING, `legs` STRING, "
         "`tags` STRING, `any` STRING, `ratio` FLOAT, `lat` DOUBLE"
@@ -432,7 +432,7 @@ def test_a_value_that_avro_would_change_or_refuse_is_not_written(column: str, va
 
 
 def test_a_local_time_is_not_taken_for_one_of_a_zone() -> None:
-    convert = from_avro({"type": "long", "logicalType": "timestamp-micros"})
+    convert = avro_converter({"type": "long", "logicalType": "timestamp-micros"})
     assert convert is not None
     assert convert(dt.datetime(2024, 1, 1, tzinfo=UTC)) == dt.datetime(2024, 1, 1, tzinfo=UTC)
     with pytest.raises(Unfit, match="without a zone"):  # a writer's local-timestamp-micros
@@ -480,7 +480,7 @@ def test_a_records_own_time_is_one_that_kafka_keeps_in_any_unit(unit: Any) -> No
 
 
 def test_a_messages_time_after_the_year_9999_is_none() -> None:
-    assert _times([-1, 0, 253_402_300_799_999, 253_402_300_800_000, 2**62]).to_pylist() == [
+    assert _timestamps([-1, 0, 253_402_300_799_999, 253_402_300_800_000, 2**62]).to_pylist() == [
         None,
         dt.datetime(1970, 1, 1, tzinfo=UTC),
         dt.datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC),
@@ -507,7 +507,7 @@ def _flight() -> Any:
 
 
 def test_a_protobuf_message_becomes_columns_of_its_fields() -> None:
-    assert schema_of(PROTOBUF).ddl() == (
+    assert topic_schema(PROTOBUF).ddl() == (
         "`tailnum` STRING, `number` INT, `delay` INT, `id` DECIMAL(20,0), `status` STRING, `at` TIMESTAMP, "
         "`weight` BIGINT, `plane` STRING, `legs` STRING, `spare` STRING, `raw` BINARY, `lat` DOUBLE, `on` BOOLEAN, "
         "`seats` STRING, `debt` BIGINT, `ratio` FLOAT, `gate` BIGINT"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.kafka.formats import Json, at_once, columns_of, from_json
+from dagster_adjunct.resources.streams.kafka.formats import Json, build_columns, fast_json_reader, json_converter
 
 SCHEMA = Schema.of(a="bigint", t="tinyint", s="string", d="double", b="boolean")
 NAMES = {"b": "is"}
@@ -63,7 +63,7 @@ def one_by_one(data: list[bytes | None]) -> tuple[list[Any], dict[int, str]]:
     problems: dict[int, str] = {}
     reader = Json(SCHEMA, names=NAMES).reader()
     rows: list[dict[str, Any] | None] = []
-    converts = {field.name: from_json(field, None) for field in SCHEMA.fields}
+    converts = {field.name: json_converter(field, None) for field in SCHEMA.fields}
     for row, message in enumerate(data):
         record = None
         if message is not None:
@@ -77,7 +77,7 @@ def one_by_one(data: list[bytes | None]) -> tuple[list[Any], dict[int, str]]:
                 else:
                     problems[row] = "no object"
         rows.append(record)
-    made = [column.to_pylist() for column in columns_of(rows, SCHEMA, converts, problems)]
+    made = [column.to_pylist() for column in build_columns(rows, SCHEMA, converts, problems)]
     own_problems: dict[int, str] = {}
     assert [column.to_pylist() for column in reader(data, own_problems)] == made
     assert set(own_problems) == set(problems)
@@ -91,7 +91,7 @@ def _refused(text: str) -> Any:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.one_of(st.none(), objects, objects, odd), min_size=1, max_size=3))
 def test_what_is_read_at_once_is_what_is_read_one_by_one(data: list[bytes | None]) -> None:
-    columns = at_once(SCHEMA, NAMES)(data)
+    columns = fast_json_reader(SCHEMA, NAMES)(data)
     made, problems = one_by_one(data)
     if columns is not None:
         assert not problems
@@ -105,14 +105,14 @@ def test_plain_messages_are_read_at_once() -> None:
     ]
     data: list[bytes | None] = [json.dumps(row).encode() for row in rows]
     data[5] = None
-    columns = at_once(SCHEMA, NAMES)(data)
+    columns = fast_json_reader(SCHEMA, NAMES)(data)
     assert columns is not None
     expected = [dict.fromkeys(SCHEMA.names) if i == 5 else {**row, "b": row["is"]} for i, row in enumerate(rows)]
     assert [column.to_pylist() for column in columns] == [[row[name] for row in expected] for name in SCHEMA.names]
 
 
 def test_it_gives_up_after_three_batches_in_vain() -> None:
-    read = at_once(SCHEMA, {})
+    read = fast_json_reader(SCHEMA, {})
     good: list[bytes | None] = [b'{"a": 1}']
     bad: list[bytes | None] = [b'{"a": 1.5}']
     for data in (bad, bad, good, bad, bad):
@@ -123,23 +123,23 @@ def test_it_gives_up_after_three_batches_in_vain() -> None:
 
 @pytest.mark.parametrize("kind", ["timestamp", "date", "decimal(5,2)", "binary", "float"])
 def test_types_that_need_more_are_left_to_the_exact_reader(kind: str) -> None:
-    assert at_once(Schema.of(a="bigint", x=kind), {})([b"{}"]) is None
+    assert fast_json_reader(Schema.of(a="bigint", x=kind), {})([b"{}"]) is None
 
 
 @pytest.mark.parametrize(
     "message", [b"null", b"", b"[]", b"{}null{}", b'{"a":1}{"a":2}', b'{"more":NaN}', b'{"s":"\xff"}']
 )
 def test_what_is_no_single_object_is_left_to_the_exact_reader(message: bytes) -> None:
-    assert at_once(SCHEMA, {})([message]) is None
+    assert fast_json_reader(SCHEMA, {})([message]) is None
 
 
 def test_a_message_of_many_levels_does_no_harm() -> None:
     deep = b'{"more":' + b"[" * 200_000 + b"]" * 200_000 + b',"a":7}'
-    columns = at_once(SCHEMA, {})([deep])
+    columns = fast_json_reader(SCHEMA, {})([deep])
     assert columns is None or columns[0].to_pylist() == [7]
 
 
 def test_columns_are_whole_arrays() -> None:
-    columns = at_once(SCHEMA, {})([b"{}", b"{}"])
+    columns = fast_json_reader(SCHEMA, {})([b"{}", b"{}"])
     assert columns is not None
     assert all(isinstance(column, pa.Array) for column in columns)

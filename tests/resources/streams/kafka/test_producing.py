@@ -16,7 +16,7 @@ from dagster_adjunct.resources.errors import (
     StreamUnavailableError,
 )
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.kafka.produce import deliver
+from dagster_adjunct.resources.streams.kafka.produce import send_without_transaction
 from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.task_producer import Target, TaskAppend
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
@@ -196,7 +196,7 @@ def test_a_broker_that_is_not_there_is_a_passing_failure(tmp_path: Path) -> None
     nowhere = KafkaSettings("kafka", f"127.0.0.1:{free_port()}", client={"message.timeout.ms": 300})
     batch = pa.RecordBatch.from_pydict({"__key": [b"k"], "__value": [b"v"]})
     with pytest.raises(StreamUnavailableError, match=r"kafka\.s: .*_MSG_TIMED_OUT"):
-        deliver(TaskAppend(Target(nowhere, "s", "t", "id", 1, 1_000_000), "p", 0), [batch])
+        send_without_transaction(TaskAppend(Target(nowhere, "s", "t", "id", 1, 1_000_000), "p", 0), [batch])
 
 
 def test_what_kafka_cannot_keep_is_refused(kafka: KafkaServer, tmp_path: Path) -> None:

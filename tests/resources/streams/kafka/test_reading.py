@@ -18,7 +18,13 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
-from dagster_adjunct.resources.streams.kafka.consume import LEAST, SPLIT, TopicRange, read_ranges, shares
+from dagster_adjunct.resources.streams.kafka.consume import (
+    MAX_TASK_OFFSETS,
+    MIN_TASK_OFFSETS,
+    TopicRange,
+    read_ranges,
+    split_into_tasks,
+)
 from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams, KafkaTopic
 from dagster_adjunct.resources.streams.system import RECORD_META, OffsetRange, SystemStreamPartition
 from tests.resources.streams.kafka.conftest import NewLog, SystemOf
@@ -312,7 +318,11 @@ def test_a_long_range_is_read_by_several_tasks_and_every_record_once(
     assert tuple(totals.collect()[0]) == (count - 10, count - 10, 10, 0)
 
 
-WIDTH = st.integers(0, 2 * LEAST) | st.integers(0, 6 * SPLIT) | st.sampled_from([LEAST, LEAST + 1, SPLIT, SPLIT + 1])
+WIDTH = (
+    st.integers(0, 2 * MIN_TASK_OFFSETS)
+    | st.integers(0, 6 * MAX_TASK_OFFSETS)
+    | st.sampled_from([MIN_TASK_OFFSETS, MIN_TASK_OFFSETS + 1, MAX_TASK_OFFSETS, MAX_TASK_OFFSETS + 1])
+)
 WIDTHS = st.lists(st.tuples(st.integers(0, 10**6), WIDTH), max_size=30)
 
 
@@ -321,8 +331,10 @@ WIDTHS = st.lists(st.tuples(st.integers(0, 10**6), WIDTH), max_size=30)
 def test_tasks_share_the_ranges_without_gap_or_overlap(widths: list[tuple[int, int]]) -> None:
     ranges = [TopicRange("t", "id", p, start, start + width, "kafka.t") for p, (start, width) in enumerate(widths)]
     positions = {wanted.partition: wanted.start for wanted in ranges}
-    for share in shares(ranges):
-        assert sum(part.end - part.start for part in share) <= (LEAST if len(share) > 1 else max(SPLIT, LEAST))
+    for share in split_into_tasks(ranges):
+        assert sum(part.end - part.start for part in share) <= (
+            MIN_TASK_OFFSETS if len(share) > 1 else max(MAX_TASK_OFFSETS, MIN_TASK_OFFSETS)
+        )
         for part in share:
             assert positions[part.partition] == part.start < part.end
             positions[part.partition] = part.end

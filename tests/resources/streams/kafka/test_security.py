@@ -18,7 +18,12 @@ from dagster_adjunct.resources.errors import ConfigurationError, StreamUnavailab
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.kafka.client import BrokerRefusals, Kind, new_client, resolved
+from dagster_adjunct.resources.streams.kafka.client import (
+    BrokerRefusals,
+    ClientKind,
+    new_client,
+    resolve_client_settings,
+)
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, read_ranges
 from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
@@ -165,11 +170,11 @@ def test_a_callback_without_a_token_is_a_passing_trouble(broker: KafkaServer) ->
 def test_nothing_that_is_kept_or_shown_holds_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_PASSWORD", SECRET)
     settings = KafkaSettings("kafka", "127.0.0.1:9", {"sasl.password": "env:KAFKA_PASSWORD"})
-    assert resolved(settings) == {"bootstrap.servers": "127.0.0.1:9", "sasl.password": SECRET}
+    assert resolve_client_settings(settings) == {"bootstrap.servers": "127.0.0.1:9", "sasl.password": SECRET}
     streams = KafkaStreams(lake_in(InMemoryStore()), settings)
     for held in (pickle.dumps(settings), repr(settings).encode(), repr(streams).encode(), repr(vars(streams)).encode()):
         assert SECRET.encode() not in held
-    assert resolved(pickle.loads(pickle.dumps(settings)))["sasl.password"] == SECRET
+    assert resolve_client_settings(pickle.loads(pickle.dumps(settings)))["sasl.password"] == SECRET
 
 
 @pytest.mark.parametrize(
@@ -236,7 +241,7 @@ def test_what_librdkafka_says_is_logged_once_for_each_broker_and_cause(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings = KafkaSettings("far", "localhost:1,127.0.0.1:2")
-    kinds: list[tuple[Kind, dict[str, Any]]] = [("producer", {}), ("consumer", {"group.id": "g"}), ("admin", {})]
+    kinds: list[tuple[ClientKind, dict[str, Any]]] = [("producer", {}), ("consumer", {"group.id": "g"}), ("admin", {})]
     clients = [new_client(kind, settings, own, BrokerRefusals(settings)) for kind, own in kinds * 2]
     for turn in range(200):
         for client in clients:

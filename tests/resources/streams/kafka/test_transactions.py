@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.errors import CommitConflictError, PermanentError, ProducerConflictError
-from dagster_adjunct.resources.streams.kafka.produce import read_marks, transact
+from dagster_adjunct.resources.streams.kafka.produce import read_marks, send_in_transaction
 from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.task_producer import Target, TaskAppend
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
@@ -154,14 +154,14 @@ def test_a_second_producer_of_the_name_fences_the_first(kafka: KafkaServer, topi
 
     def zombie() -> Iterator[pa.RecordBatch]:
         yield _encoded(0, 10)
-        spans, duplicate = transact(append, [_encoded(0, 20)])
+        spans, duplicate = send_in_transaction(append, [_encoded(0, 20)])
         assert (sum(span.rows for span in spans), duplicate) == (20, False)
         yield _encoded(10, 10)
 
     with pytest.raises(CommitConflictError, match=r"kafka\.s: another producer with the same name took over"):
-        transact(append, zombie())
+        send_in_transaction(append, zombie())
     assert keys(kafka, topic) == ALL
-    assert transact(append, [_encoded(0, 20)])[1]
+    assert send_in_transaction(append, [_encoded(0, 20)])[1]
 
 
 def test_marks_on_a_topic_that_was_created_again_do_not_count(
@@ -228,7 +228,7 @@ def test_what_an_open_transaction_will_be_is_not_told_before_it_is_settled(
         yield _encoded(5, 15)
         inside.append((system.appended("s", "p", 1), system.appended("s", "p", 2)))
 
-    transact(TaskAppend(target, "p", 2), batches())
+    send_in_transaction(TaskAppend(target, "p", 2), batches())
     ((before, now),) = inside
     assert before is not None
     assert now is None
