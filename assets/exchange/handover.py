@@ -22,7 +22,7 @@ from dagster_adjunct.assets.reading.history import (
     history_edge,
     time_column_names,
 )
-from dagster_adjunct.assets.reading.key_lookup import StoredFile, list_stored_files
+from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, moment_of
 from dagster_adjunct.resources.bucketing.files import attempt_of

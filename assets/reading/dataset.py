@@ -39,9 +39,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.reading.diff import VerifyReport, VersionDiff
+    from dagster_adjunct.assets.reading.diff import VersionDiff
     from dagster_adjunct.assets.reading.file_cache import FileCache
     from dagster_adjunct.assets.reading.rows_over_time import Validity
+    from dagster_adjunct.assets.reading.verify import VerifyReport
     from dagster_adjunct.assets.reading.version_reader import Entry, VersionReader
     from dagster_adjunct.assets.versions.dataset_log import DatasetLog
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
@@ -197,7 +198,7 @@ class Dataset(VersionOperations):
 
         Reads all bytes once (with `deep` the key columns once more). See VerifyReport.
         """
-        from dagster_adjunct.assets.reading.diff import verify_version
+        from dagster_adjunct.assets.reading.verify import verify_version
 
         held = self._served.enter(leased=True)
         try:

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.reading.key_lookup import StoredFile, list_stored_files
+from dagster_adjunct.assets.reading.stored_file import list_stored_files, read_stored_file
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
-from dagster_adjunct.resources.bucketing.files import as_laid_out, columns_problem, encode_key
+from dagster_adjunct.resources.bucketing.files import encode_key
 from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
-    ManifestMismatchError,
-    ObjectNotFoundError,
 )
 from dagster_adjunct.resources.schemas.schema import arrow_type
 
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dagster_adjunct.assets.reading.version_reader import VersionReader
-    from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout
+    from dagster_adjunct.resources.bucketing.files import BucketFile
 
 _CODES = 2**62
 _ANCHORS = 32
@@ -231,23 +229,6 @@ def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = Tru
             rows, [(table.num_rows, id) for table, id in zip(tables, generations, strict=True)], sealed.key
         )
     return rows.select(sealed.columns.names)
-
-
-def read_stored_file(stored: StoredFile, layout: BucketLayout, *, threads: bool = True) -> pa.Table:
-    """Return all rows of a file with the columns of the layout, fetched in one request; raises as `read_entries`."""
-    return stored.reading(partial(_decode_file, stored, layout, threads))
-
-
-def _decode_file(stored: StoredFile, layout: BucketLayout, threads: bool) -> pa.Table:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    file = pq.ParquetFile(pa.BufferReader(stored.store.get(stored.key).data))
-    if file.metadata.num_rows != stored.file.rows:
-        raise stored.damaged(f"it has {file.metadata.num_rows} rows")
-    if problem := columns_problem(file.schema_arrow, layout):
-        raise stored.damaged(problem)
-    return as_laid_out(file.read(use_threads=threads).replace_schema_metadata(), layout)
 
 
 def _current_rows(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...]) -> pa.Table:
@@ -527,171 +508,3 @@ def _jsonable(entry: Entry) -> Entry:
     values = encode_key(list(entry.values()))
     texts = [str(v) if isinstance(v, float) and not math.isfinite(v) else v for v in values]
     return dict(zip(entry, texts, strict=True))
-
-
-# Proves that the objects of a version are those that its manifest lists: size, SHA-256, and nothing beside them.
-#
-# With `deep`, also what the bytes say: as many rows as listed, the declared columns, keys sorted, unique, within the
-# listed range and in their bucket. No Spark is needed.
-
-
-_WORKERS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """One object that is not what the manifest lists, and what was found instead."""
-
-    object: str
-    problem: str
-
-    def __str__(self) -> str:
-        return f"{self.object}: {self.problem}"
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyReport:
-    """What a check of one version, by its id, found. `objects`, `rows` and `bytes` are what the manifest lists."""
-
-    dataset: str
-    version: str
-    deep: bool
-    objects: int
-    rows: int
-    bytes: int
-    damaged: tuple[Damage, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Whether every object is what the manifest lists."""
-        return not self.damaged
-
-    def summary(self) -> str:
-        """Return the outcome in one line, for logs."""
-        outcome = (
-            "all as listed" if self.ok else f"{len(self.damaged)} damaged: {'; '.join(map(str, self.damaged[:3]))}"
-        )
-        return (
-            f"dataset {self.dataset}, version {self.version}: {self.objects:,} objects, {self.bytes:,} bytes, {outcome}"
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON-able values."""
-        damaged = [{"object": damage.object, "problem": damage.problem} for damage in self.damaged]
-        return {name: getattr(self, name) for name in self.__slots__} | {"damaged": damaged, "ok": self.ok}
-
-
-def verify_version(view: VersionReader, *, deep: bool = False) -> VerifyReport:
-    """Read every object of a version and say which are missing, damaged or not listed; raises nothing for these.
-
-    Reads all bytes once (with `deep` the key columns once more), in ranges, several objects at a time.
-    """
-    files = list_stored_files(view.store, view.dataset, view.sealed)
-    check = partial(_verify_file, layout=view.sealed.layout, deep=deep)
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        damaged = [damage for damages in pool.map(check, files) for damage in damages]
-    damaged += _unlisted_objects(view, {stored.key for stored in files})
-    return VerifyReport(
-        dataset=view.dataset,
-        version=view.version,
-        deep=deep,
-        objects=len(files),
-        rows=sum(stored.file.rows for stored in files),
-        bytes=sum(stored.file.size for stored in files),
-        damaged=tuple(damaged),
-    )
-
-
-def _unlisted_objects(view: VersionReader, listed: set[str]) -> Iterator[Damage]:
-    """Find objects beside those listed: Spark would refuse the whole folder for one of them."""
-    for folder in sorted({generation.folder for generation in view.sealed.generations}):
-        for item in view.store.list(f"{folder}/"):
-            if item.key not in listed:
-                yield Damage(item.key, "it is not listed in the manifest; Spark refuses the version while it is there")
-
-
-def _verify_file(stored: StoredFile, *, layout: BucketLayout, deep: bool) -> list[Damage]:
-    file = stored.file
-    info = stored.store.head(stored.key)
-    if info is None:
-        return [Damage(stored.key, "it is missing")]
-    if info.size != file.size:
-        return [Damage(stored.key, f"it has {info.size:,} bytes, the manifest lists {file.size:,}")]
-    try:
-        sha256 = stored.sha256()
-    except ObjectNotFoundError:
-        return [Damage(stored.key, "it is missing")]
-    if sha256 != file.sha256:
-        return [Damage(stored.key, f"its SHA-256 is {sha256}, the manifest lists {file.sha256}")]
-    if not deep:
-        return []
-    try:
-        return [Damage(stored.key, problem) for problem in _content_problems(stored, layout)]
-    except ManifestMismatchError as error:
-        return [Damage(stored.key, error.problem)]
-
-
-def _content_problems(stored: StoredFile, layout: BucketLayout) -> list[str]:
-    import pyarrow as pa
-
-    opened, file = stored.open(), stored.file
-    if opened.metadata.num_rows != file.rows:
-        return [f"it has {opened.metadata.num_rows:,} rows, the manifest lists {file.rows:,}"]
-    if problem := columns_problem(opened.schema_arrow, layout):
-        return [problem]
-    if not layout.key:
-        return []
-    last: pa.Table | None = None
-    first: list[Any] | None = None
-    for group in range(opened.num_row_groups):
-        keys = stored.reading(partial(opened.read_row_group, group, columns=list(layout.key)))
-        first = first or _encoded_key(keys, layout.key, 0)
-        problem = _bucket_problem(keys, layout, file.bucket)
-        joined = keys if last is None else pa.concat_tables([last, keys])
-        problem = problem or _order_problem(joined, layout.key)
-        if problem:
-            return [f"row group {group}: {problem}"]
-        last = keys.slice(keys.num_rows - 1)
-    greatest = None if last is None else _encoded_key(last, layout.key, 0)
-    if (first, greatest) != (file.min_key, file.max_key):
-        return [f"its keys go from {first} to {greatest}, the manifest lists {file.min_key} to {file.max_key}"]
-    return []
-
-
-def _encoded_key(table: pa.Table, key: Sequence[str], row: int) -> list[Any]:
-    return encode_key([table.column(name)[row].as_py() for name in key])
-
-
-def _bucket_problem(keys: pa.Table, layout: BucketLayout, bucket: int) -> str:
-    if not layout.bucket_by:
-        return ""
-    import numpy as np
-
-    from dagster_adjunct.resources.bucketing.hashing import buckets
-
-    by_row = buckets([keys.column(name) for name in layout.bucket_by], layout.partitions)
-    wrong = np.nonzero(by_row != bucket)[0]
-    if not wrong.size:
-        return ""
-    key = _encoded_key(keys, layout.key, int(wrong[0]))
-    return f"{wrong.size:,} keys belong to another bucket, such as {key}, of bucket {by_row[wrong[0]]} (file: {bucket})"
-
-
-def _order_problem(keys: pa.Table, key: Sequence[str]) -> str:
-    """Say where a key is not greater than the one before it: rows are sorted, and no key comes twice."""
-    import pyarrow.compute as pc
-
-    count = keys.num_rows - 1
-    if count < 1:
-        return ""
-    rises = equal = None
-    for name in key:
-        before, after = keys.column(name).slice(0, count), keys.column(name).slice(1)
-        greater, same = pc.greater(after, before), pc.equal(after, before)
-        rises = greater if rises is None else pc.or_(rises, pc.and_(equal, greater))
-        equal = same if equal is None else pc.and_(equal, same)
-    wrong = pc.index(pc.fill_null(rises, False), False).as_py()
-    if wrong < 0:
-        return ""
-    pair = _encoded_key(keys, key, wrong), _encoded_key(keys, key, wrong + 1)
-    return f"the key {pair[1]} comes " + ("twice" if pair[0] == pair[1] else f"after {pair[0]}")

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.reading.key_lookup import StoredFile, list_stored_files
+from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
 from dagster_adjunct.assets.retention.discard import delete_doomed
 from dagster_adjunct.assets.retention.rewrite import VersionReplacement, replace_versions
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version

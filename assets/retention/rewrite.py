@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from dagster_adjunct.assets.reading.key_lookup import StoredFile, list_stored_files
+from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
 from dagster_adjunct.assets.retention.key_search import ERASE_ACTION, Leftovers, find_leftovers, redact, search_files
 from dagster_adjunct.assets.versions.leases import AttemptRenewal, attempt_key
 from dagster_adjunct.assets.versions.manifest import (

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.declaration.change_formats import KEPT, kept_marks
 from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
 from dagster_adjunct.assets.reading.diff import key_codes
-from dagster_adjunct.assets.reading.key_lookup import StoredFile
+from dagster_adjunct.assets.reading.stored_file import StoredFile
 from dagster_adjunct.assets.sources.changes import bad_change
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.resources.bucketing.files import unpack_footer

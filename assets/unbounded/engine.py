@@ -13,8 +13,7 @@ from operator import and_
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from dagster_adjunct.assets.declaration.change_formats import PROBLEM
-from dagster_adjunct.assets.reading.diff import read_stored_file
-from dagster_adjunct.assets.reading.key_lookup import StoredFile
+from dagster_adjunct.assets.reading.stored_file import StoredFile, read_stored_file
 from dagster_adjunct.assets.sources.arrow_changes import ArrowDecoder, with_problems
 from dagster_adjunct.assets.sources.change_stream import SparkDecoder
 from dagster_adjunct.assets.sources.changes import ChangeDecoder, Rows, too_late

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.assets.reading.key_lookup import count_nulls, list_stored_files
+from dagster_adjunct.assets.reading.stored_file import count_nulls, list_stored_files
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.quoted_columns import quoted
 from dagster_adjunct.resources.spark.errors import first_message_line

@@ -385,8 +385,8 @@ def verify(name: str, version: str | None, deep: bool, lake_url: str | None, jso
 
     Ends with exit code 1 when one is not.
     """
-    from dagster_adjunct.assets.reading.diff import verify_version
     from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
+    from dagster_adjunct.assets.reading.verify import verify_version
     from dagster_adjunct.resources.errors import VersionDiscardedError
     from dagster_adjunct.resources.objects.lake import open_lake
 

@@ -136,7 +136,8 @@ def waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Appli
 
     A dataset that has a version, or whose first one is delivered, holds nothing back: a run seals it.
     """
-    from dagster_adjunct.assets.reading.stored_versions import StoredVersions, no_complete_version_error
+    from dagster_adjunct.assets.reading.no_version_errors import no_complete_version_error
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 
     waiting = []
     for dataset in app.datasets:

@@ -25,8 +25,7 @@ from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.policies import DeadLetters, DiscardPolicy
 from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
-from dagster_adjunct.assets.reading.diff import read_stored_file
-from dagster_adjunct.assets.reading.key_lookup import StoredFile, list_stored_files
+from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files, read_stored_file
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.retention.erasure import forget

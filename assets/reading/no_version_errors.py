@@ -1,0 +1,130 @@
+"""Errors for datasets that have no version to read, saying what the next version waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.declaration.sources import QuerySource
+from dagster_adjunct.resources.errors import NoSealedVersionError
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.sources.version_source import Awaiting
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+
+
+def is_delivered(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
+    """Whether versions of this bounded dataset are delivered and nothing else explains why none is served."""
+    withdrawn = manifest is not None and any(ref.state == "withdrawn" for ref in manifest.listed)
+    return not _follows_changes(spec, manifest) and not withdrawn and not _is_computed(spec, manifest)
+
+
+def query_not_run_error(
+    name: str, spec: AdjunctDataset | None, manifest: DatasetManifest | None
+) -> NoSealedVersionError | None:
+    """Return the error for a dataset that a query computes, which waits for nobody's delivery; None for any other."""
+    if not _is_computed(spec, manifest):
+        return None
+    by_name = _is_partitioned(spec, manifest)
+    return NoSealedVersionError(
+        f"dataset {name!r} has no version to read yet: {_describe_query_cause(manifest, by_name)}.",
+        f"Materialise {_describe_partitions(spec, by_name)} in Dagster, or run adjunct dataset advance {name} "
+        f"MODULE:APP{' --partition NAME' if by_name else ''}.",
+        dataset=name,
+    )
+
+
+def not_delivered_error(
+    name: str, spec: AdjunctDataset | None, manifest: DatasetManifest | None, waiting: str | None = None
+) -> NoSealedVersionError:
+    """Return the error for any other dataset; `waiting` is what is known of the next version's delivery."""
+    return NoSealedVersionError(
+        f"dataset {name!r} has no version to read yet: {_describe_cause(spec, manifest, waiting)}.",
+        "Deliver what is missing and advance the dataset (materialise its asset, or adjunct run).",
+        dataset=name,
+    )
+
+
+def no_complete_version_error(
+    spec: AdjunctDataset, manifest: DatasetManifest | None, awaiting: Awaiting
+) -> NoSealedVersionError:
+    """Return the error for a declared dataset of which no version is delivered whole; it waits for this."""
+    waiting = describe_waiting(awaiting, manifest) if is_delivered(spec, manifest) else None
+    return query_not_run_error(spec.name, spec, manifest) or not_delivered_error(spec.name, spec, manifest, waiting)
+
+
+def describe_waiting(awaiting: Awaiting | None, manifest: DatasetManifest | None, others: Sequence[str] = ()) -> str:
+    """Return what the next version waits for; None stands for one that is delivered whole.
+
+    `others` are the markers that the other members of its version set wait for.
+    """
+    if awaiting is None:
+        lacks = (
+            f", and other members of its version set wait for the end-of-dataset markers of {', '.join(others)}"
+            if others
+            else ""
+        )
+        return f"one is delivered whole and not sealed yet{lacks}"
+    version = f"version {awaiting.version!r}" if awaiting.version else "the first version"
+    begun = manifest.awaited if manifest is not None else None
+    since = f" since {begun.since:%Y-%m-%d %H:%M} UTC" if begun else ""
+    return f"{version} waits{since} for the end-of-dataset markers of {', '.join(awaiting.missing)}"
+
+
+def _describe_cause(spec: AdjunctDataset | None, manifest: DatasetManifest | None, waiting: str | None) -> str:
+    if (spec is not None and spec.is_local) or (manifest is not None and manifest.declaration.owner is not None):
+        return "no batch of its application has written it"
+    if _follows_changes(spec, manifest):
+        return "its bootstrap is not finished"
+    refs = manifest.listed if manifest is not None else ()
+    if any(ref.state == "withdrawn" for ref in refs):
+        return "all that were sealed are withdrawn"
+    rejected = [ref for ref in refs if ref.state == "rejected"]
+    refused = f"; version {rejected[-1].name!r} was rejected ({rejected[-1].reason})" if rejected else ""
+    if waiting is not None:
+        return f"{waiting}{refused}"
+    source = manifest.declaration.input if manifest else spec.input if spec else "its input"
+    return f"no version has been marked as complete in every partition of {source} and sealed{refused}"
+
+
+def _follows_changes(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
+    """Whether it follows a change stream, and has no versions that are delivered."""
+    if manifest is not None:
+        return manifest.versions_are_commits
+    return spec is not None and spec.follows_changes
+
+
+def _is_computed(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
+    """Whether the versions are answers to a query."""
+    if spec is not None:
+        return isinstance(spec.input, QuerySource)
+    return manifest is not None and manifest.declaration.computed
+
+
+def _is_partitioned(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
+    """Whether versions are partitions."""
+    if spec is not None:
+        return spec.versions is not None
+    return manifest is not None and manifest.declaration.order == "name"
+
+
+def _describe_query_cause(manifest: DatasetManifest | None, by_name: bool) -> str:
+    refs = manifest.listed if manifest is not None else ()
+    rejected = [ref for ref in refs if ref.state == "rejected"]
+    if any(ref.state == "withdrawn" for ref in refs):
+        return "all that were sealed are withdrawn"
+    if rejected:
+        return f"version {rejected[-1].name!r} was rejected ({rejected[-1].reason})"
+    if by_name:
+        return "it is computed by a query for each of its partitions, and none has been asked for"
+    return "it is computed by a query, which has not been asked yet"
+
+
+def _describe_partitions(spec: AdjunctDataset | None, by_name: bool) -> str:
+    versions = spec.versions if spec is not None else None
+    if versions is not None and versions.start is not None:
+        return f"the partition of a day of its asset ({versions.start} is the first)"
+    if versions is not None and versions.names:
+        return f"one of the partitions of its asset ({', '.join(versions.names[:5])}, …)"
+    return "a partition of its asset" if by_name else "its asset"

@@ -1,0 +1,125 @@
+"""One stored file of a version: its bytes, rows and nulls, and the error for one that is missing or damaged."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from dagster_adjunct.resources.bucketing.files import as_laid_out, columns_problem
+from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
+from dagster_adjunct.resources.objects.arrow_files import open_object
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from dagster_adjunct.assets.versions.version import SealedVersion
+    from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout
+    from dagster_adjunct.resources.objects.store import ObjectStore
+
+T = TypeVar("T")
+_CHUNK = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """One file of a version, where it is stored. `what` names the dataset and version in errors."""
+
+    store: ObjectStore
+    what: str
+    folder: str
+    file: BucketFile
+
+    @property
+    def key(self) -> str:
+        """The object's key."""
+        return f"{self.folder}/{self.file.name}"
+
+    def sha256(self) -> str:
+        """Return the object's SHA-256, read in ranges as long as the manifest lists. Raises ObjectNotFoundError."""
+        digest = hashlib.sha256()
+        for start in range(0, self.file.size, _CHUNK):
+            digest.update(self.store.get_range(self.key, start, min(_CHUNK, self.file.size - start)))
+        return digest.hexdigest()
+
+    def open(self) -> pq.ParquetFile:
+        """Return the opened file. Raises ManifestMismatchError where it is missing or can't be read."""
+        import pyarrow.parquet as pq
+
+        return self.reading(
+            lambda: pq.ParquetFile(
+                open_object(self.store, self.key, self.file.size), page_checksum_verification=True, pre_buffer=True
+            )
+        )
+
+    def reading(self, read: Callable[[], T]) -> T:
+        """Return what `read` returns; its errors about a damaged file become ManifestMismatchError."""
+        import pyarrow as pa
+
+        try:
+            return read()
+        except ObjectNotFoundError as error:
+            raise self.damaged("it is missing") from error
+        except (pa.ArrowException, OSError) as error:
+            raise self.damaged(f"it can't be read: {str(error).partition(chr(10))[0]}") from error
+
+    def damaged(self, problem: str) -> ManifestMismatchError:
+        return ManifestMismatchError(
+            f"{self.what}: the manifest lists {self.key} with {self.file.rows} rows in {self.file.size} bytes, "
+            f"and {problem}.",
+            "Restore that object from a backup (its SHA-256 is in the manifest), or open an earlier version; other "
+            "versions are untouched.",
+            key=self.key,
+        )
+
+
+def list_stored_files(store: ObjectStore, dataset: str, sealed: SealedVersion) -> list[StoredFile]:
+    """Return all files of a version, those of every generation."""
+    what = f"dataset {dataset!r}, version {sealed.id}"
+    return [
+        StoredFile(store, what, generation.folder, file)
+        for generation in sealed.generations
+        for file in generation.files
+    ]
+
+
+def count_nulls(files: Sequence[StoredFile], columns: Sequence[str]) -> dict[str, int]:
+    """Return how many nulls these columns hold, from the files' footers: a small read for each file."""
+    nulls = dict.fromkeys(columns, 0)
+    for stored in files:
+        for name, count in stored.reading(partial(_nulls, stored.open(), columns)).items():
+            nulls[name] += count
+    return nulls
+
+
+def _nulls(file: pq.ParquetFile, columns: Sequence[str]) -> dict[str, int]:
+    metadata, nulls = file.metadata, dict.fromkeys(columns, 0)
+    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    for name in columns:
+        for group in range(metadata.num_row_groups):
+            statistics = metadata.row_group(group).column(paths.index(name)).statistics
+            if statistics is None or not statistics.has_null_count:
+                nulls[name] += file.read_row_group(group, columns=[name]).column(0).null_count
+            else:
+                nulls[name] += statistics.null_count
+    return nulls
+
+
+def read_stored_file(stored: StoredFile, layout: BucketLayout, *, threads: bool = True) -> pa.Table:
+    """Return all rows of a file with the columns of the layout, in one request. Raises ManifestMismatchError."""
+    return stored.reading(partial(_decode_file, stored, layout, threads))
+
+
+def _decode_file(stored: StoredFile, layout: BucketLayout, threads: bool) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(pa.BufferReader(stored.store.get(stored.key).data))
+    if file.metadata.num_rows != stored.file.rows:
+        raise stored.damaged(f"it has {file.metadata.num_rows} rows")
+    if problem := columns_problem(file.schema_arrow, layout):
+        raise stored.damaged(problem)
+    return as_laid_out(file.read(use_threads=threads).replace_schema_metadata(), layout)
