@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+from bisect import bisect_right
+from functools import reduce
 from zoneinfo import ZoneInfo
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dagster_adjunct.errors import ConfigurationError
@@ -52,23 +54,25 @@ def windows_by_minute(zone: str, first: dt.datetime, last: dt.datetime, length: 
 @pytest.mark.spark
 @pytest.mark.parametrize("kind", [{"days": 1}, {"days": 2}, {"hours": 1}, {"hours": 2}, {"hours": 6}, {"hours": 12}])
 def test_windows_begin_where_clocks_first_show_their_begin(spark: SparkSession, kind: dict[str, int]) -> None:
-    for zone, date in CHANGES:
+    beginning = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    known: list[list[dt.datetime]] = []
+    frames: list[DataFrame] = []
+    for number, (zone, date) in enumerate(CHANGES):
         window = Tumbling(**kind, zone=zone)
         assert window.local is not None
         day = dt.datetime.fromisoformat(date).replace(tzinfo=dt.UTC)
         begins = windows_by_minute(zone, day - 4 * DAY, day + 5 * DAY, window.local)
-        times = [begin + MINUTE * number for begin in begins[:-1] for number in range(0, 3 * 24 * 60, 30)]
+        times = [begin + MINUTE * minutes for begin in begins[:-1] for minutes in range(0, 3 * 24 * 60, 30)]
         times += [begin - dt.timedelta(microseconds=1) for begin in begins[1:]]
         times = sorted({time for time in times if begins[0] <= time < begins[-1]})
-        beginning = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-        numbers = [((time - beginning) // dt.timedelta(microseconds=1),) for time in times]
-        frame = spark.createDataFrame(numbers, "t bigint").coalesce(1)
-        frame = frame.withColumn("b", window_start(F.col("t"), window))
-        rows = frame.withColumn("e", window_end(F.col("b"), window)).collect()
-        found = [tuple(beginning + dt.timedelta(microseconds=value) for value in row) for row in rows]
-        for time, begin, end in found:
-            number = max(place for place, known in enumerate(begins) if known <= time)
-            assert (begin, end) == (begins[number], begins[number + 1]), (zone, kind, time)
+        micros = [((time - beginning) // dt.timedelta(microseconds=1),) for time in times]
+        frame = spark.createDataFrame(micros, "t bigint").coalesce(1).withColumn("b", window_start(F.col("t"), window))
+        frames.append(frame.withColumn("e", window_end(F.col("b"), window)).withColumn("number", F.lit(number)))
+        known.append(begins)
+    for *micros, number in reduce(DataFrame.unionAll, frames).collect():
+        time, begin, end = (beginning + dt.timedelta(microseconds=value) for value in micros)
+        place = bisect_right(known[number], time) - 1
+        assert (begin, end) == tuple(known[number][place : place + 2]), (CHANGES[number], kind, time)
 
 
 @pytest.mark.spark

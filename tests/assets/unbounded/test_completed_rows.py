@@ -225,7 +225,7 @@ def test_incomplete_changes_go_to_the_dead_letters_once_each(either: World) -> N
 @pytest.mark.parametrize("seed", range(3))
 def test_any_cut_gives_what_a_dictionary_comes_to(either: World, seed: int) -> None:
     draw = random.Random(seed)
-    changes = drawn(draw, 150)
+    changes = drawn(draw, 150 if either.spark is IN_PROCESS else 50)
     spec = declared(either, on_bad_change=DeadLetters("lake.dead"), chunk=draw.choice([7, 1000]))
     table, incomplete, at = {}, [], 0
     while at < len(changes):
