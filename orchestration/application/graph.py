@@ -227,7 +227,7 @@ def find_outputs(app: Application) -> tuple[Output, ...]:
         target = spec.target(app)
         if target is not None:
             outputs[target] = _union(outputs.get(target, ()), upstream)
-            if not spec.writes_aside:
+            if not spec.is_side_output:
                 upstream = (target,)
         made_of[operator.id] = upstream
     return tuple(Output(node, upstream) for node, upstream in _remove_cycles(app, outputs).items())

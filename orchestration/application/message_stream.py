@@ -245,7 +245,7 @@ def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
                 stream=above.spec.writes,
             )
         waiting += above.inputs
-        if above.spec.reads is not None and not above.spec.says_time:
+        if above.spec.reads is not None and not above.spec.has_event_time:
             raise PlanningError(
                 f"{what}: nothing says when the records of {above.spec.reads} happened.",
                 f'Say it where they enter: app.input_stream("{above.spec.reads}", event_time="a column", …), or '

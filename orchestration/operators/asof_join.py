@@ -103,9 +103,9 @@ class AsOfJoin(Join):
         keys = [f"__key_{index}" for index in range(len(self.on))]
         met = self._met(frame, keys, over, batch.app.dataset(self.dataset))
         if self.before_history == "error" or self.on_null_time == "fail":
-            met = batch.computed_once(operator, met)
+            met = batch.materialize(operator, met)
             self._refuse(operator, met, batch)
-        counted = batch.matched(operator, self.dataset, met)
+        counted = batch.count_matches(operator, self.dataset, met)
         kept = counted.filter(MATCHED) if self.how == "inner" else counted
         return kept.drop(*keys, _FROM, _TO, _BEGINS, _ENTRY, BEFORE_HISTORY, NO_TIME, MATCHED)
 

@@ -55,10 +55,10 @@ class StateHandle(Protocol):
         """Return the rows that the batch was begun with, without the expired ones; in their buckets: no exchange."""
         ...
 
-    def write(self, rows: DataFrame, *, lying: bool = False) -> None:
+    def write(self, rows: DataFrame, *, partitioned: bool = False) -> None:
         """Keep these rows of the table's columns, and `__tombstone` where some delete; committed with the batch.
 
-        `lying` says that they lie by the table's `partition_by` in its partitions. A bounded replay keeps nothing.
+        `partitioned` says that they are in the table's partitions already. A bounded replay writes nothing.
         """
         ...
 
@@ -91,7 +91,7 @@ class BatchContext(Protocol):
         """Return the planned count of the records that leave an operator."""
         ...
 
-    def lying_by(self, operator: str) -> Sequence[str]:
+    def required_partitioning(self, operator: str) -> Sequence[str]:
         """Return the columns by which records that leave an operator have to lie; () where nobody relies on it."""
         ...
 
@@ -103,7 +103,7 @@ class BatchContext(Protocol):
         """Return the stream that the positions of an operator's records are in; None for several, or unknown."""
         ...
 
-    def goes_on(self, operator: str) -> bool:
+    def has_consumers(self, operator: str) -> bool:
         """Whether another operator takes the records of this one."""
         ...
 
@@ -117,19 +117,19 @@ class BatchContext(Protocol):
         """The batch's number among those of the application."""
         ...
 
-    def counted(self, operator: str, frame: DataFrame, conditions: Mapping[str, Column]) -> DataFrame:
+    def count_records(self, operator: str, frame: DataFrame, conditions: Mapping[str, Column]) -> DataFrame:
         """Return the records, counted as they pass: how many meet each condition is told of the operator."""
         ...
 
-    def leave_out(self, operator: str, records: DataFrame) -> None:
+    def divert_late_records(self, operator: str, records: DataFrame) -> None:
         """Hand over what an operator has left out (`late_records.as_late`), for who asks for it."""
         ...
 
-    def left_out(self, operator: str) -> DataFrame:
+    def diverted_late_records(self, operator: str) -> DataFrame:
         """Return what the operator before this one has left out."""
         ...
 
-    def late_wanted(self, operator: str) -> bool:
+    def has_late_consumer(self, operator: str) -> bool:
         """Whether somebody asks for what this operator leaves out."""
         ...
 
@@ -161,7 +161,7 @@ class BatchContext(Protocol):
         """Return the rows over time of a dataset, of the version or versions that the batch was begun with."""
         ...
 
-    def matched(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
+    def count_matches(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
         """Return joined records, counted as they pass; `__matched` is null where one met no entry of the dataset."""
         ...
 
@@ -169,15 +169,15 @@ class BatchContext(Protocol):
         """Return the first of these records, which is looked for now; None where there is none, and in a rehearsal."""
         ...
 
-    def looked_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
+    def look_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
         """Return records with what a remote table answers, counted as they pass; `__matched` as of `matched`."""
         ...
 
-    def together(self, frame: DataFrame) -> DataFrame:
+    def gather_small(self, frame: DataFrame) -> DataFrame:
         """Return the records before they are moved: few are brought into one task, which does the work of all."""
         ...
 
-    def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
+    def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
         """Return the same records, kept while the batch runs, so that two who read them read the same."""
         ...
 
@@ -191,23 +191,27 @@ class BatchContext(Protocol):
         """Write records to a declared remote table."""
         ...
 
-    def keep(self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey) -> None:
+    def write_local(
+        self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey
+    ) -> None:
         """Keep the last record of each key in a local table; tombstones, and what meets `deleted`, delete theirs."""
         ...
 
-    def hand_to(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
+    def call_sink(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
         """Hand records to a function of the application, in tasks."""
         ...
 
-    def results_of(self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema) -> DataFrame:
+    def call_sink_for_results(
+        self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema
+    ) -> DataFrame:
         """Return what a function of the application returns for records, the same however often the batch is run."""
         ...
 
-    def letters(self, operator: str) -> DataFrame:
+    def refused_records(self, operator: str) -> DataFrame:
         """Return what a table has refused of the records of an operator that writes to it (`send_dead_letters.py`)."""
         ...
 
-    def send_letters(
+    def send_dead_letters(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
         """Append refused records to a stream, once for the batch, whatever else a repeated batch finds refused."""

@@ -258,11 +258,11 @@ class LateRecords(Spec):
         return "records that came too late"
 
     @property
-    def takes_left_out(self) -> bool:
+    def reads_late_records(self) -> bool:
         return True
 
     @property
-    def makes_records(self) -> bool:
+    def assigns_positions(self) -> bool:
         return True
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
@@ -276,7 +276,7 @@ class LateRecords(Spec):
         from pyspark.sql import functions as F
 
         return make_records(
-            batch.left_out(operator).select(*LATE_RECORD_COLUMNS, "__place", EVENT_TIME, BEHIND),
+            batch.diverted_late_records(operator).select(*LATE_RECORD_COLUMNS, "__place", EVENT_TIME, BEHIND),
             batch,
             by=(),
             partitions=1,
@@ -307,7 +307,7 @@ def to_late_records(frame: DataFrame, why: Column, holds_back: timedelta, side: 
 
 def build_late_records(after: str, spec: Spec) -> LateRecords:
     """Return the records that the operator `after` leaves out. Raises PlanningError where it leaves out none."""
-    if not spec.leaves_out:
+    if not spec.diverts_late_records:
         raise PlanningError(
             f"late_records after {after}: it leaves no records out.",
             "Ask a join of two streams, or a window, itself: joined.late_records().",

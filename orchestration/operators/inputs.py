@@ -137,7 +137,7 @@ class Input(Spec):
         return () if self.event_time is None else self.event_time.sql
 
     @property
-    def says_time(self) -> bool:
+    def has_event_time(self) -> bool:
         return self.event_time is not None
 
     @property

@@ -215,7 +215,7 @@ class Join(Spec):
         check_new_names(operator, added, "Rename one with 'column as name'.")
         return None if stream is None else (*stream, *added)
 
-    def compared(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
+    def compared_columns(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
         (types,) = arriving
         entries = self._entry_types(context) or {}
         return [
@@ -274,7 +274,7 @@ class Join(Spec):
             condition = equal if condition is None else condition & equal
         side = F.broadcast(side) if batch.app.dataset(self.dataset).broadcast else side.hint("merge")
         # An inner join is a left one without what has met no entry, which is counted before it goes.
-        counted = batch.matched(operator, self.dataset, frame.join(side, condition, "left"))
+        counted = batch.count_matches(operator, self.dataset, frame.join(side, condition, "left"))
         kept = counted.filter("__matched") if self.how == "inner" else counted
         return kept.drop(*keys, "__matched")
 

@@ -154,7 +154,7 @@ class LookupJoin(Spec):
         require_columns(operator, "the stream", lookup.keys, columns, "Correct on=, or add the column with map().")
         self._columns(operator, lookup, columns)
         check_lookup_key_types(operator, table, self.on, types)
-        joined = batch.looked_up(operator, frame, lookup)
+        joined = batch.look_up(operator, frame, lookup)
         kept = joined.filter("__matched") if self.how == "inner" else joined
         return kept.drop("__matched")
 

@@ -182,7 +182,7 @@ class Spec(ABC):
         return None
 
     @property
-    def says_time(self) -> bool:
+    def has_event_time(self) -> bool:
         """Whether the records that enter here say when they happened."""
         return False
 
@@ -228,17 +228,17 @@ class Spec(ABC):
         return False
 
     @property
-    def leaves_out(self) -> bool:
+    def diverts_late_records(self) -> bool:
         """Whether it hands over what it leaves out (`late_records.py`)."""
         return False
 
     @property
-    def takes_left_out(self) -> bool:
+    def reads_late_records(self) -> bool:
         """Whether it takes what the operator before leaves out (`Batch.left_out`), which is kept only for who does."""
         return False
 
     @property
-    def makes_records(self) -> bool:
+    def assigns_positions(self) -> bool:
         """Whether records that leave have positions of their own, and not those of an input (`made_records.py`)."""
         return False
 
@@ -258,32 +258,32 @@ class Spec(ABC):
         return None
 
     @property
-    def gives_updates(self) -> bool:
+    def emits_updates(self) -> bool:
         """Whether a result comes again when it has changed, until the one that is final."""
         return False
 
     @property
-    def asks_final(self) -> bool:
+    def keeps_only_final(self) -> bool:
         """Whether it asks of results that may be updated whether they are final, and lets others go."""
         return False
 
     @property
-    def holds_back(self) -> timedelta:
+    def watermark_delay(self) -> timedelta:
         """How far the times of what leaves it may lie below the watermark of what arrives."""
         return timedelta(0)
 
     @property
-    def reaches(self) -> timedelta:
+    def max_result_delay(self) -> timedelta:
         """How much later than a record that arrives what is made of it may be."""
         return timedelta(0)
 
     @property
-    def keeps_for(self) -> timedelta:
+    def record_retention(self) -> timedelta:
         """For how long after its time a record may be needed: no time may lie beyond the year 9999."""
         return timedelta(0)
 
     @property
-    def writes_aside(self) -> bool:
+    def is_side_output(self) -> bool:
         """Whether records are written, and those that arrived go on, from where they lay."""
         return self.writes is not None and self.role is None
 
@@ -316,7 +316,7 @@ class Spec(ABC):
         """Return how records have to move before they are written; None where they lie right, in `partitions`."""
         return None
 
-    def compared(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
+    def compared_columns(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
         """Return the columns of the records whose values are compared with others, which takes equal types."""
         return ()
 

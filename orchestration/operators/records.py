@@ -69,7 +69,7 @@ class Filter(PassThroughSpec):
         return (self.condition,) if isinstance(self.condition, str) else ()
 
     @property
-    def asks_final(self) -> bool:
+    def keeps_only_final(self) -> bool:
         return isinstance(self.condition, str) and implies_true(self.condition, FINAL)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
@@ -365,7 +365,7 @@ class Merge(Spec):
         for source, types in zip(self.inputs[1:], own[1:], strict=True):
             self._check_names(operator, tuple(own[0]), source, tuple(types))
             self._check_types(operator, own[0], source, types)
-        by = batch.lying_by(operator)
+        by = batch.required_partitioning(operator)
         first, *others = frames
         if by:
             # Spark puts partition i of all inputs together where they lie alike. It compares them by the names that the
@@ -421,7 +421,7 @@ class PartitionBy(PassThroughSpec):
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
-        return batch.together(frame).repartition(
+        return batch.gather_small(frame).repartition(
             batch.partitions_at(operator), *[column(name) for name in self.columns]
         )
 

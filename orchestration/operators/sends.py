@@ -47,41 +47,41 @@ if TYPE_CHECKING:
 
 
 def exchange_before_stream(
-    operator: str, reason: Reason, stream: StreamFacts, flow: Flow, lying: int
+    operator: str, reason: Reason, stream: StreamFacts, flow: Flow, current: int
 ) -> Exchange | None:
-    """Return the exchange that writing to a stream needs, for records that lie in `lying` partitions."""
+    """Return the exchange that writing to a stream needs, for records that lie in `current` partitions."""
     key, partitions = stream.key, stream.partitions
     if not key:
-        if flow.partitioned_by and lying == partitions:
+        if flow.partitioned_by and current == partitions:
             return None
         return Exchange(operator, reason, (), partitions, f"{stream.name} has {partitions} partitions and no key")
     if stream.partitioner == SPARK:
-        right = flow.partitioned_by == key and flow.partitioner == SPARK and lying == partitions
+        right = flow.partitioned_by == key and flow.partitioner == SPARK and current == partitions
     else:
         # The system's own client chooses the partition; only the order of one key's records is ours to keep.
         right = _has_one_task_per_key(flow, key)
     if right:
         return None
-    why = f"{stream.name} has {partitions} partitions by ({', '.join(key)}); {_describe_partitioning(flow, lying)}"
+    why = f"{stream.name} has {partitions} partitions by ({', '.join(key)}); {_describe_partitioning(flow, current)}"
     return Exchange(operator, reason, key, partitions, why)
 
 
-def exchange_before_table(operator: str, table: str, key: tuple[str, ...], flow: Flow, lying: int) -> Exchange | None:
-    """Return the exchange that writing to a remote table needs, for records that lie in `lying` partitions."""
+def exchange_before_table(operator: str, table: str, key: tuple[str, ...], flow: Flow, current: int) -> Exchange | None:
+    """Return the exchange that writing to a remote table needs, for records that lie in `current` partitions."""
     if _has_one_task_per_key(flow, key):
         return None
-    where = _describe_partitioning(flow, lying)
+    where = _describe_partitioning(flow, current)
     why = f"records of one {', '.join(key)} have to meet in one task for table {table}; {where}"
-    return Exchange(operator, "remote table", key, lying, why)
+    return Exchange(operator, "remote table", key, current, why)
 
 
 def exchange_before_local_table(
-    operator: str, table: str, by: tuple[str, ...], partitions: int, flow: Flow, lying: int
+    operator: str, table: str, by: tuple[str, ...], partitions: int, flow: Flow, current: int
 ) -> Exchange | None:
-    """Return the exchange that brings records, which lie in `lying` partitions, to the buckets of a local table."""
-    if flow.partitioned_by == by and flow.partitioner == SPARK and lying == partitions:
+    """Return the exchange that brings records, which lie in `current` partitions, to the buckets of a local table."""
+    if flow.partitioned_by == by and flow.partitioner == SPARK and current == partitions:
         return None
-    why = f"local table {table} has {partitions} buckets by ({', '.join(by)}); {_describe_partitioning(flow, lying)}"
+    why = f"local table {table} has {partitions} buckets by ({', '.join(by)}); {_describe_partitioning(flow, current)}"
     return Exchange(operator, "local table", by, partitions, why)
 
 
@@ -188,8 +188,8 @@ class SendDeadLetters(OutputStreamSpec):
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         output = batch.app.outputs[self.stream]
-        letters = batch.letters(operator)
-        batch.send_letters(operator, letters, self.stream, key=output.key, partitions=output.partitions)
+        letters = batch.refused_records(operator)
+        batch.send_dead_letters(operator, letters, self.stream, key=output.key, partitions=output.partitions)
         return letters
 
 
@@ -277,9 +277,9 @@ class SendToLocal(PassThroughSpec):
         """Keep the records; what goes on are the records as they came, computed once."""
         (frame,) = frames
         self.check_types(operator, dict(frame.dtypes))
-        if batch.goes_on(operator):
-            frame = batch.computed_once(operator, frame)
-        batch.keep(operator, frame, self.table, deleted=self.deleted, on_null_key=self.on_null_key)
+        if batch.has_consumers(operator):
+            frame = batch.materialize(operator, frame)
+        batch.write_local(operator, frame, self.table, deleted=self.deleted, on_null_key=self.on_null_key)
         return frame
 
 
@@ -334,10 +334,10 @@ class SendToStream(OutputStreamSpec, PassThroughSpec):
         (frame,) = frames
         output = batch.app.outputs[self.stream]
         system = batch.system_of(self.stream)
-        goes_on = batch.goes_on(operator)
+        goes_on = batch.has_consumers(operator)
         if goes_on and not system.appends_alone:
             # Others may write between these records: go on with those that were sent, computed once.
-            frame = batch.computed_once(operator, frame)
+            frame = batch.materialize(operator, frame)
         result = batch.send(operator, frame, self.stream, key=output.key, partitions=output.partitions)
         if result is None or not goes_on or not system.appends_alone:
             return frame
@@ -404,10 +404,10 @@ class Sink(Spec):
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         if self.returns is not None:
-            return batch.results_of(operator, frame, self.function, self.returns)
-        if batch.goes_on(operator):
-            frame = batch.computed_once(operator, frame)
-        batch.hand_to(operator, frame, self.function)
+            return batch.call_sink_for_results(operator, frame, self.function, self.returns)
+        if batch.has_consumers(operator):
+            frame = batch.materialize(operator, frame)
+        batch.call_sink(operator, frame, self.function)
         return frame
 
 

@@ -206,16 +206,16 @@ _ZERO = timedelta(0)
 
 def watermark_inputs(operators: Iterable[Operator]) -> dict[str, dict[str, timedelta]]:
     """Return, by stateful operator, the input streams above it, and how far what is on the way holds each back."""
-    arriving = _sum_on_the_way(operators, lambda spec: spec.holds_back)
+    arriving = _sum_on_the_way(operators, lambda spec: spec.watermark_delay)
     return {operator.spec.over_time: spans for operator, spans in arriving if operator.spec.over_time is not None}
 
 
 def required_retention(operators: Iterable[Operator]) -> dict[str, timedelta]:
     """Return, by input stream, for how long after its time a record may be needed below it."""
     needed: dict[str, timedelta] = {}
-    for operator, spans in _sum_on_the_way(operators, lambda spec: spec.reaches):
+    for operator, spans in _sum_on_the_way(operators, lambda spec: spec.max_result_delay):
         for stream, span in spans.items():
-            needed[stream] = max(needed.get(stream, _ZERO), span + operator.spec.keeps_for)
+            needed[stream] = max(needed.get(stream, _ZERO), span + operator.spec.record_retention)
     return needed
 
 

@@ -90,7 +90,7 @@ class Side:
 
     name: str
     keys: tuple[str, ...]
-    lying: tuple[str, ...]
+    partition_columns: tuple[str, ...]
     columns: tuple[str, ...]
     outer: bool
     ahead: int
@@ -352,21 +352,21 @@ class StreamJoin(Spec):
         return (f"{self.name}-left", f"{self.name}-right")
 
     @property
-    def leaves_out(self) -> bool:
+    def diverts_late_records(self) -> bool:
         return True
 
     @property
-    def makes_records(self) -> bool:
+    def assigns_positions(self) -> bool:
         return True
 
     @property
-    def holds_back(self) -> timedelta:
+    def watermark_delay(self) -> timedelta:
         """A row that has met nothing comes out when its last partner's time has passed."""
         left = self.after if self._outer("left") else timedelta(0)
         return max(left, self.before if self._outer("right") else timedelta(0))
 
     @property
-    def keeps_for(self) -> timedelta:
+    def record_retention(self) -> timedelta:
         return self.before + self.after + _MICROSECOND
 
     def summary(self) -> str:
@@ -374,10 +374,10 @@ class StreamJoin(Spec):
         return f"{self.how} join on {on}, from {self.before} before to {self.after} after"
 
     def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
-        return [Requirement(None, None, lying) for lying in self._lying]
+        return [Requirement(None, None, partition_columns) for partition_columns in self._partition_columns]
 
     @property
-    def _lying(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _partition_columns(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The columns by which the left and the right stream lie."""
         theirs = dict(self.on)
         return self.partition_by, tuple(theirs[name] for name in self.partition_by)
@@ -419,7 +419,7 @@ class StreamJoin(Spec):
         check_new_names(operator, added, "Rename one with 'column as name'.")
         return None if left is None else (*left, *added)
 
-    def compared(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
+    def compared_columns(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
         left, right = (types or {} for types in arriving)
         return [ComparedColumn(a, left.get(a), f"{b!r} of the right stream", right.get(b)) for a, b in self.on]
 
@@ -460,7 +460,7 @@ class StreamJoin(Spec):
         parts += [unmatchable_results(frame, side) for frame, side in outer]
         results = combine_results(parts, sides, [dict(frame.dtypes) for frame in frames], added)
         conditions = {"matched": F.col(KIND) == BOTH, "unmatched": F.col(KIND) != BOTH}
-        results = batch.counted(operator, results, conditions)
+        results = batch.count_records(operator, results, conditions)
         return self._made(operator, results, batch)
 
     def _sides(self, operator: str, frames: Sequence[DataFrame]) -> tuple[tuple[Side, Side], Sequence[SelectedColumn]]:
@@ -483,9 +483,9 @@ class StreamJoin(Spec):
         keys = [tuple(pair[number] for pair in self.on) for number in (0, 1)]
         added = tuple(dict.fromkeys(item.column for item in chosen if item.column not in keys[1]))
         bound = self.bound
-        lying = self._lying
-        left = Side("left", keys[0], lying[0], tuple(own[0]), self._outer("left"), bound.after)
-        right = Side("right", keys[1], lying[1], (*keys[1], *added), self._outer("right"), bound.before)
+        partition_columns = self._partition_columns
+        left = Side("left", keys[0], partition_columns[0], tuple(own[0]), self._outer("left"), bound.after)
+        right = Side("right", keys[1], partition_columns[1], (*keys[1], *added), self._outer("right"), bound.before)
         return (left, right), chosen
 
     def _outer(self, side: str) -> bool:
@@ -497,13 +497,15 @@ class StreamJoin(Spec):
         """Return the judged records of one side; what is left out is handed over where somebody wants it."""
         from pyspark.sql import functions as F
 
-        frame = classify_join_records(frame, side, watermarks, self.keeps_for // _MICROSECOND)
-        late = batch.late_wanted(operator)
+        frame = classify_join_records(frame, side, watermarks, self.record_retention // _MICROSECOND)
+        late = batch.has_late_consumer(operator)
         if side.outer or late:  # they are read more than once
-            frame = batch.computed_once(operator, frame)
+            frame = batch.materialize(operator, frame)
         if late:
             gone = frame.where(F.col(EXCLUSION).isin(LATE, *(() if side.outer else UNMATCHABLE)))
-            batch.leave_out(operator, to_late_records(gone, F.col(EXCLUSION), self.holds_back, side.name))
+            batch.divert_late_records(
+                operator, to_late_records(gone, F.col(EXCLUSION), self.watermark_delay, side.name)
+            )
         return frame
 
     def _kept(
@@ -520,21 +522,21 @@ class StreamJoin(Spec):
             DELETED: "tombstones",
         }
         conditions = {name: F.col(EXCLUSION) == why for why, name in counts.items()}
-        counted = batch.counted(operator, frame, conditions | {side.name: F.col(EXCLUSION).isNull()})
+        counted = batch.count_records(operator, frame, conditions | {side.name: F.col(EXCLUSION).isNull()})
         rows = select_kept_records(counted, side, self._needed(side), batch)
         own = Schema.from_spark(frame.select(*[column(name) for name in side.columns]).schema)
         more = (Field(RECORD, "string"), Field(AT, "timestamp"), Field(EXPIRES, "timestamp"))
         spec = StateSpec(
             schema=Schema((*own.fields, *more)),
             key=(*side.keys, RECORD),
-            partition_by=side.lying,
+            partition_by=side.partition_columns,
             partitions=batch.partitions_at(operator),
             expires=EXPIRES,
             append_only=True,
             kept_for=self.summary(),
         )
         table = batch.state(f"{self.name}-{side.name}", spec, of=self.name)
-        table.write(rows, lying=True)
+        table.write(rows, partitioned=True)
         return table.with_written()
 
     def _needed(self, side: Side) -> int:
@@ -554,13 +556,13 @@ class StreamJoin(Spec):
             partitions=partitions,
             ordinal=F.concat_ws("|", F.col(KIND), F.col(FIRST), F.col(SECOND)),
             event_time=F.timestamp_micros(F.col(TIME)),
-            behind=hold_back_watermark(F.col(LIMIT), F.col(TIME), self.holds_back),
+            behind=hold_back_watermark(F.col(LIMIT), F.col(TIME), self.watermark_delay),
         )
-        lying = batch.lying_by(operator)
-        if not lying:
+        partition_columns = batch.required_partitioning(operator)
+        if not partition_columns:
             return made
         # Where Spark sees that they lie so, it leaves this out; of a single partition it never sees it.
-        return made.repartition(partitions, *map(column, lying)) if partitions > 1 else made.coalesce(1)
+        return made.repartition(partitions, *map(column, partition_columns)) if partitions > 1 else made.coalesce(1)
 
 
 Within: TypeAlias = timedelta | tuple[timedelta, timedelta]
@@ -596,8 +598,10 @@ def checked_stream_join(
         )
     validate_column_names(f"{operator}: on=", [right for _, right in pairs])
     key = tuple(left for left, _ in pairs)
-    lying = key if partition_by is None else validate_column_names(f"{operator}: partition_by=", partition_by)
-    if not lying or set(lying) - set(key):
+    partition_columns = (
+        key if partition_by is None else validate_column_names(f"{operator}: partition_by=", partition_by)
+    )
+    if not partition_columns or set(partition_columns) - set(key):
         raise ConfigurationError(
             f"{operator} has partition_by={partition_by!r}: expected some of this stream's columns in on= "
             f"({', '.join(key)}).",
@@ -605,7 +609,9 @@ def checked_stream_join(
             argument="partition_by",
             operator=operator,
         )
-    return StreamJoin(name, pairs, lying, before, after, how, parse_selection(operator, select, prefix), prefix)
+    return StreamJoin(
+        name, pairs, partition_columns, before, after, how, parse_selection(operator, select, prefix), prefix
+    )
 
 
 def _validate_within(operator: str, within: Within) -> tuple[timedelta, timedelta]:

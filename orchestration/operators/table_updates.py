@@ -620,8 +620,8 @@ class SendToTable(PassThroughSpec):
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Write the records; what goes on are the records as they came, computed once."""
         (frame,) = frames
-        if batch.goes_on(operator):
-            frame = batch.computed_once(operator, frame)
+        if batch.has_consumers(operator):
+            frame = batch.materialize(operator, frame)
         written = frame
         if self.send.update is not None:
             key = [quoted(name) for name in batch.app.table_key(self.send.table)]

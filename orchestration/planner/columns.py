@@ -362,7 +362,7 @@ class Flows:
         (flow,) = self.arriving[operator]
         return flow
 
-    def together(self, operator: Operator) -> bool:
+    def merges_streams(self, operator: Operator) -> bool:
         """Whether the operator brings streams together that have partitions of their own."""
         return operator.spec.role is None and self.after[operator.id].stream == operator.id
 
@@ -394,7 +394,7 @@ def trace_flows(
                 continue
             for text in operator.spec.sql:
                 check_single_record(operator.id, text)
-            onward = arriving if operator.spec.writes_aside else moved
+            onward = arriving if operator.spec.is_side_output else moved
             flows.after[operator.id] = operator.spec.flow(PlanContext(operator.id, app, catalog, counts), onward)
             check_sql_windows(operator, onward)
     refusals.tell()
@@ -430,7 +430,9 @@ def check_types(app: Application, catalog: Catalog) -> tuple[tuple[str, ...], di
             known = None not in arriving
             unproven += check_declared_types(operator.id, declared, columns_known=known, strict=app.strict)
             after[operator.id] = operator.spec.types(context, arriving)
-            unproven += check_compared_types(operator.id, operator.spec.compared(context, arriving), strict=app.strict)
+            unproven += check_compared_types(
+                operator.id, operator.spec.compared_columns(context, arriving), strict=app.strict
+            )
     refusals.tell()
     return tuple(unproven), after
 

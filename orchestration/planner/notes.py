@@ -147,10 +147,10 @@ def _find_updating_windows(app: Application, operator: Operator) -> list[str]:
     updating, waiting, seen = [], list(operator.inputs), set[str]()
     while waiting:
         before = app.operator(waiting.pop())
-        if before.id in seen or before.spec.asks_final:
+        if before.id in seen or before.spec.keeps_only_final:
             continue
         seen.add(before.id)
-        if before.spec.gives_updates:
+        if before.spec.emits_updates:
             updating.append(before.id)
         elif before.spec.over_time is None:
             waiting.extend(before.inputs)

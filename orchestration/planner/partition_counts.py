@@ -124,7 +124,7 @@ def find_join_groups(app: Application, needs: Requirements, flows: Flows) -> Gro
     for operator in reversed(app.operators):  # so that what brings streams together comes after what relies on it
         arriving = flows.arriving[operator.id]
         members: dict[str, None] = {}
-        if operator.id in relied_on and flows.together(operator):
+        if operator.id in relied_on and flows.merges_streams(operator):
             members = dict.fromkeys([operator.id, *(flow.stream for flow in arriving)])
         asked = list(zip(needs.get(operator.id, ()), arriving, strict=False))
         members |= dict.fromkeys(flow.stream for needed, flow in asked if needed)
@@ -287,7 +287,7 @@ def add_merged_counts(app: Application, flows: Flows, counts: Counts) -> Counts:
     most of their inputs."""
     partitions = dict(counts.partitions)
     for operator in app.operators:
-        if flows.together(operator) and operator.id not in partitions:
+        if flows.merges_streams(operator) and operator.id not in partitions:
             partitions[operator.id] = max(partitions[flow.stream] for flow in flows.arriving[operator.id])
     return replace(counts, partitions=partitions)
 

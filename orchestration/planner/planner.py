@@ -95,7 +95,7 @@ def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
     counts = add_merged_counts(app, flows, add_broadcast_counts(app, assign_counts(open_counts, groups, default)))
     edges = build_stream_edges(app, catalog, flows, counts, inserted, default_from)
     check_co_partitioning(app, catalog, needs, flows, groups, counts, edges)
-    if any(flows.together(operator) for operator in app.operators):
+    if any(flows.merges_streams(operator) for operator in app.operators):
         # Whether what is brought together lies in equally many partitions is known only now.
         flows = trace_flows(app, catalog, apply_insertions(inserted), counts.partitions)
     exchanges = _plan_exchanges(app, catalog, flows, counts.partitions, edges, inserted)

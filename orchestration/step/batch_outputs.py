@@ -60,12 +60,12 @@ class FunctionOutputs:
     counts: BatchCounts
     before_output: Callable[[str], None]
 
-    def hand_to(self, operator: str, frame: DataFrame, function: SinkFunction, sensitive: frozenset[str]) -> None:
+    def call_sink(self, operator: str, frame: DataFrame, function: SinkFunction, sensitive: frozenset[str]) -> None:
         """Hand over all records, in tasks; errors tell no values of `sensitive` columns."""
         self.before_output(function_label(function))
         self.counts.add(operator, function_sinks.handed(frame, self._call(operator, function, None, sensitive)))
 
-    def results_of(
+    def call_sink_for_results(
         self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema, sensitive: frozenset[str]
     ) -> DataFrame:
         """Return the results, as they were recorded when the batch was run first, where the records lie."""
@@ -76,7 +76,7 @@ class FunctionOutputs:
         call = self._call(operator, function, returns, sensitive)
         results, counted = function_sinks.results(frame, call, record, before)
         self.counts.add(operator, counted)
-        kept = known.lying_by(operator)
+        kept = known.required_partitioning(operator)
         return function_sinks.results_frame(known.spark, results, known.partitions_at(operator) if kept else None)
 
     def _call(
@@ -211,7 +211,7 @@ class StreamOutputs:
             **more,
         )
 
-    def send_letters(
+    def send_dead_letters(
         self, operator: str, letters: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
         """Append refused records, unless the batch has done so before: then none of these may be missing there."""
@@ -235,7 +235,7 @@ def streams_of_positions(operators: Iterable[Operator], has_own: Callable[[str],
         spec = operator.spec
         before = {result[source] for source in operator.inputs}
         result[operator.id] = before.pop() if len(before) == 1 else None
-        if spec.makes_records:
+        if spec.assigns_positions:
             result[operator.id] = operator.id
         elif spec.reads is not None:
             result[operator.id] = spec.reads
@@ -311,7 +311,7 @@ class TableOutputs:
         table = table if credits is None else credits.paid(table, known.spark)
         exchange = operator in known.exchanges and not known.inputs.few
         write = replace(self._write_of(operator, frame, send, table), sensitive=bool(sensitive))
-        written = write_table(known.together(frame), write, exchange=exchange, what=operator)
+        written = write_table(known.gather_small(frame), write, exchange=exchange, what=operator)
         self._letters[operator] = (send.table, written.letters)
         known.context.open_tables.forget(send.table)
         self._counts.measure(send.table, written.metrics, written.counters)
@@ -341,12 +341,12 @@ class TableOutputs:
             send.dead_letters,
         )
 
-    def letters(self, operator: str) -> DataFrame:
+    def refused_records(self, operator: str) -> DataFrame:
         """Return what the table of the operator before this one has refused."""
         (before,) = self._known.app.operator(operator).inputs
         return as_records(self._known.spark, *self._letters.get(before, ("", ())))
 
-    def looked_up(self, operator: str, frame: DataFrame, lookup: TableLookup, sensitive: frozenset[str]) -> DataFrame:
+    def look_up(self, operator: str, frame: DataFrame, lookup: TableLookup, sensitive: frozenset[str]) -> DataFrame:
         """Return records, which are computed once, with what the table answers: the same however often it is asked."""
         known = self._known
         asked = about(lookup, dict(frame.dtypes))

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 def only_written_move(known: KnownBatch, operator: Operator) -> bool:
     """Whether records are moved to be written, and go on from where they lay."""
-    return operator.spec.writes_aside and bool(known.moves(operator.id))
+    return operator.spec.is_side_output and bool(known.moves(operator.id))
 
 
 def moved(known: KnownBatch, operator: Operator, sources: Sequence[DataFrame]) -> list[DataFrame]:
@@ -70,7 +70,7 @@ def moved(known: KnownBatch, operator: Operator, sources: Sequence[DataFrame]) -
     frames = list(sources)
     for exchange in known.moves(operator.id):
         number, by = exchange.input, map(column, exchange.partitioned_by)
-        frames[number] = known.together(frames[number]).repartition(exchange.partitions, *by)
+        frames[number] = known.gather_small(frames[number]).repartition(exchange.partitions, *by)
     return frames
 
 
@@ -313,16 +313,16 @@ class CompilingBatch:
     def partitions_at(self, operator: str) -> int:
         return self.known.partitions_at(operator)
 
-    def lying_by(self, operator: str) -> tuple[str, ...]:
-        return self.known.lying_by(operator)
+    def required_partitioning(self, operator: str) -> tuple[str, ...]:
+        return self.known.required_partitioning(operator)
 
     def stream_of(self, operator: str) -> str | None:
         return self.known.stream_of(operator)
 
-    def goes_on(self, operator: str) -> bool:
-        return self.known.goes_on(operator)
+    def has_consumers(self, operator: str) -> bool:
+        return self.known.has_consumers(operator)
 
-    def late_wanted(self, operator: str) -> bool:
+    def has_late_consumer(self, operator: str) -> bool:
         return operator in self.known.late_takers
 
     # -- records, and what they meet
@@ -330,10 +330,10 @@ class CompilingBatch:
     def read(self, stream: str) -> DataFrame:
         return self._times.read(stream)
 
-    def together(self, frame: DataFrame) -> DataFrame:
-        return self.known.together(frame)
+    def gather_small(self, frame: DataFrame) -> DataFrame:
+        return self.known.gather_small(frame)
 
-    def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
+    def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
         return self._kept.keep(frame)
 
     def first(self, frame: DataFrame) -> Row | None:
@@ -352,11 +352,11 @@ class CompilingBatch:
     def over_time(self, dataset: str) -> TimedRows:
         return rows_over_time(self.known, dataset)
 
-    def matched(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
+    def count_matches(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
         return self._counts.of_join(operator, frame)
 
-    def looked_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
-        return self._tables.looked_up(operator, self.computed_once(operator, frame), lookup, self.sensitive(operator))
+    def look_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
+        return self._tables.look_up(operator, self.materialize(operator, frame), lookup, self.sensitive(operator))
 
     # -- time and state
 
@@ -366,13 +366,13 @@ class CompilingBatch:
     def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateHandle:
         return self._states.table(name, spec, self.watermarks(of or name))
 
-    def counted(self, operator: str, frame: DataFrame, conditions: Mapping[str, Column]) -> DataFrame:
+    def count_records(self, operator: str, frame: DataFrame, conditions: Mapping[str, Column]) -> DataFrame:
         return self._left_out.counted(operator, frame, conditions)
 
-    def leave_out(self, operator: str, records: DataFrame) -> None:
+    def divert_late_records(self, operator: str, records: DataFrame) -> None:
         self._left_out.leave(operator, records)
 
-    def left_out(self, operator: str) -> DataFrame:
+    def diverted_late_records(self, operator: str) -> DataFrame:
         (before,) = self.app.operator(operator).inputs
         return self._left_out.of(before)
 
@@ -386,23 +386,27 @@ class CompilingBatch:
     def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
         self._tables.write(operator, frame, send, self.sensitive(operator))
 
-    def letters(self, operator: str) -> DataFrame:
-        return self._tables.letters(operator)
+    def refused_records(self, operator: str) -> DataFrame:
+        return self._tables.refused_records(operator)
 
-    def send_letters(
+    def send_dead_letters(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
-        self._streams.send_letters(operator, frame, stream, key=key, partitions=partitions)
+        self._streams.send_dead_letters(operator, frame, stream, key=key, partitions=partitions)
 
-    def keep(self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey) -> None:
+    def write_local(
+        self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey
+    ) -> None:
         lying = operator not in self.known.exchanges
         self._local.send(operator, frame, table, deleted=deleted, on_null_key=on_null_key, partitioned=lying)
 
-    def hand_to(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
-        self._functions.hand_to(operator, frame, function, self.sensitive(operator))
+    def call_sink(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
+        self._functions.call_sink(operator, frame, function, self.sensitive(operator))
 
-    def results_of(self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema) -> DataFrame:
-        return self._functions.results_of(operator, frame, function, returns, self.sensitive(operator))
+    def call_sink_for_results(
+        self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema
+    ) -> DataFrame:
+        return self._functions.call_sink_for_results(operator, frame, function, returns, self.sensitive(operator))
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,14 +450,14 @@ class KnownBatch:
     def partitions_at(self, operator: str) -> int:
         return self.planned[operator].partitions
 
-    def lying_by(self, operator: str) -> tuple[str, ...]:
+    def required_partitioning(self, operator: str) -> tuple[str, ...]:
         return self.planned[operator].partitioned_by
 
     def stream_of(self, operator: str) -> str | None:
         """Return the stream that the positions of the records after an operator are in; None for several."""
         return self.positions[operator]
 
-    def goes_on(self, operator: str) -> bool:
+    def has_consumers(self, operator: str) -> bool:
         return self.takers.get(operator, 0) > 0
 
     def several_take(self, operator: Operator) -> bool:
@@ -473,7 +477,7 @@ class KnownBatch:
         stream = self.origins[operator].made_of
         return None if stream is None else self.inputs.sources(self.context.writer, stream)
 
-    def together(self, frame: DataFrame) -> DataFrame:
+    def gather_small(self, frame: DataFrame) -> DataFrame:
         """Return records that are moved next: few are brought into one task first."""
         # Spark would drop what brings records together right before they are moved.
         return as_it_is(frame.coalesce(1)) if self.inputs.few else frame
@@ -494,7 +498,7 @@ def known_batch(context: StepContext, inputs: BatchInputs) -> KnownBatch:
         exchanges=exchanges,
         takers=Counter(source for operator in operators for source in set(operator.inputs)),
         late_takers=frozenset(
-            source for operator in operators if operator.spec.takes_left_out for source in operator.inputs
+            source for operator in operators if operator.spec.reads_late_records for source in operator.inputs
         ),
         origins=origins(operators),
         positions=streams_of_positions(
@@ -527,7 +531,7 @@ def compiled_operators(batch: CompilingBatch) -> dict[str, DataFrame]:
         leaving = compiled(batch, operator, [frames[source] for source in operator.inputs])
         # Records that several operators take are computed once.
         several = batch.known.several_take(operator)
-        frames[operator.id] = batch.computed_once(operator.id, leaving) if several else leaving
+        frames[operator.id] = batch.materialize(operator.id, leaving) if several else leaving
     return frames
 
 
@@ -540,8 +544,8 @@ def compiled(batch: CompilingBatch, operator: Operator, sources: Sequence[DataFr
 
     aside = only_written_move(batch.known, operator)
     try:
-        if aside and batch.known.goes_on(operator.id):  # two read them: what is written, and what goes on
-            sources = [batch.computed_once(operator.id, frame) for frame in sources]
+        if aside and batch.known.has_consumers(operator.id):  # two read them: what is written, and what goes on
+            sources = [batch.materialize(operator.id, frame) for frame in sources]
         arriving = arriving_records(batch.known, operator, sources, batch.with_watermark)
         batch.note_arriving(operator.id, arriving)
         leaving = _leaving(batch, operator, arriving)

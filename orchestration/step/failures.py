@@ -482,7 +482,18 @@ def _with_sample(batch: FailedBatch, blamed: Operator, failure: Failure, hidden:
 
 # What changes nothing, and asks nobody outside.
 _HARMLESS = frozenset(
-    {"app", "call", "entries", "lying_by", "partitions_at", "sensitive", "stream_of", "system_of", "tasks", "together"}
+    {
+        "app",
+        "call",
+        "entries",
+        "required_partitioning",
+        "partitions_at",
+        "sensitive",
+        "stream_of",
+        "system_of",
+        "tasks",
+        "gather_small",
+    }
 )
 
 
@@ -502,16 +513,16 @@ class _Probe:
             raise AttributeError(f"no {name} while a record is looked for")
         return getattr(self._batch, name)
 
-    def goes_on(self, operator: str) -> bool:
+    def has_consumers(self, operator: str) -> bool:
         return False
 
-    def matched(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
+    def count_matches(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
         return frame
 
-    def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
+    def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
         return frame
 
     def send(self, operator: str, frame: DataFrame, *given: object, **more: object) -> None:
         self.sent = frame
 
-    write = keep = send_letters = send
+    write = write_local = send_dead_letters = send

@@ -53,7 +53,7 @@ def origins(operators: Iterable[Operator]) -> dict[str, Origin]:
             streams = {begun: stream for origin in before for begun, stream in origin.streams.items()}
         made_of = before[0].made_of if len(streams) == 1 else None
         spec = operator.spec
-        if spec.makes_records:
+        if spec.assigns_positions:
             streams, made_of = {operator.id: operator.id}, None
         elif spec.reads is not None:
             streams, made_of = {operator.id: spec.reads}, spec.reads

@@ -68,14 +68,14 @@ class StateTable:
     def with_written(self) -> DataFrame:
         return self._appended(sends=True)
 
-    def write(self, rows: DataFrame, *, lying: bool = False) -> None:
+    def write(self, rows: DataFrame, *, partitioned: bool = False) -> None:
         from pyspark.sql import functions as F
 
         if TOMBSTONE not in rows.columns:
             rows = rows.withColumn(TOMBSTONE, F.lit(False))
         rows = rows.select(*[column(name) for name in (*self.spec.schema.names, TOMBSTONE)])
         if self.kept:
-            done = self.writes.send(rows, order_by=(), partitioned=lying)
+            done = self.writes.send(rows, order_by=(), partitioned=partitioned)
             if self.spec.append_only and done.get("superseded"):
                 raise SchemaMismatchError(
                     f"state {self.writes.name!r}: {done['superseded']} record(s) of the batch have the position of "

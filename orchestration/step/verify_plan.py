@@ -386,19 +386,19 @@ class Rehearsal(CompilingBatch):
     def _handed_on(self, operator: Operator, frame: DataFrame) -> DataFrame:
         """Return the records as the next operators meet them, cut off from what was looked at already."""
         spec = operator.spec
-        if spec.reads is not None or not self.goes_on(operator.id):
+        if spec.reads is not None or not self.has_consumers(operator.id):
             return frame
         if spec.role == "output" and spec.writes is not None and self.system_of(spec.writes).appends_alone:
             # They are read from the output, in whose partitions they lie.
-            by = map(column, self.lying_by(operator.id))
+            by = map(column, self.required_partitioning(operator.id))
             stored = frame.drop(*tie_breakers(frame), *BATCH_ONLY).repartition(self.partitions_at(operator.id), *by)
             return self._cut(operator.id, stored)
         frame = marked(operator.id, frame)
-        return self.computed_once(operator.id, frame) if self.known.several_take(operator) else frame
+        return self.materialize(operator.id, frame) if self.known.several_take(operator) else frame
 
     def _cut(self, operator: str, frame: DataFrame) -> DataFrame:
         """Return the same records, which Spark plans no more as part of others: kept, if anybody computed them."""
-        return super().computed_once(operator, frame)
+        return super().materialize(operator, frame)
 
     def _look(self, operator: str, frame: DataFrame) -> SparkPlan:
         planned = plan_of(operator, frame, self._datasets)
@@ -441,20 +441,20 @@ class Rehearsal(CompilingBatch):
         store = self.known.context.lake.store
         return bucketed_frame(self.known.spark, store, dataset.name, layout, []).drop(GENERATION)
 
-    def matched(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
+    def count_matches(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
         self._datasets[operator] = dataset
         return frame
 
     def first(self, frame: DataFrame) -> None:
         return None
 
-    def looked_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
+    def look_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
         """Compare what is taken of the table's records with its columns, as its store has them; nothing is read."""
         table = self.app.tables[lookup.table]
         check_stored_columns(operator, table, lookup, self._stored(lookup.table, get_read_function(table)))
-        return with_unknown(self.computed_once(operator, frame), lookup)
+        return with_unknown(self.materialize(operator, frame), lookup)
 
-    def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
+    def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
         self._look(operator, frame)
         return self._cut(operator, frame)
 
@@ -480,7 +480,9 @@ class Rehearsal(CompilingBatch):
             return self._no_entries(declared, declared.input.schema), declared.input.schema
         return super().entries(dataset)
 
-    def keep(self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey) -> None:
+    def write_local(
+        self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey
+    ) -> None:
         self._written_as_they_lie(operator, frame)
         kept_rows(frame, self.app.dataset(table).key, deleted, on_null_key)
 
@@ -513,19 +515,21 @@ class Rehearsal(CompilingBatch):
                 self._looked_at[table] = None
         return self._looked_at[table]
 
-    def hand_to(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
+    def call_sink(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
         pickle_function(operator, function)
         self._look(operator, frame)
 
-    def results_of(self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema) -> DataFrame:
+    def call_sink_for_results(
+        self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema
+    ) -> DataFrame:
         self._look(operator, frame)
         made = made_by(frame, SinkCall(operator, function, self.app.name, self.number, returns))
-        by = self.lying_by(operator)
+        by = self.required_partitioning(operator)
         if by:
             made = made.repartition(self.partitions_at(operator), *map(column, by))
         return self._cut(operator, made)
 
-    def send_letters(
+    def send_dead_letters(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
         name = split_stream_name(stream)[1]

@@ -38,7 +38,7 @@ class Seen(Spec):
         return self.name
 
     @property
-    def holds_back(self) -> timedelta:
+    def watermark_delay(self) -> timedelta:
         return self.held
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:

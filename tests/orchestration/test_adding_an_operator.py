@@ -232,7 +232,7 @@ class Latest(Sample):
         return "latest"
 
     @property
-    def gives_updates(self) -> bool:
+    def emits_updates(self) -> bool:
         return True
 
 

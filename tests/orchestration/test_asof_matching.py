@@ -54,11 +54,11 @@ class FakeBatch:
         now = self.rows.frame.where("__valid_to IS NULL AND NOT __tombstone")
         return now.select(*self.rows.schema.names), self.rows.schema
 
-    def matched(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
+    def count_matches(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
         self.counts.append(JoinCounts(operator))
         return self.counts[-1].observe(frame)
 
-    def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
+    def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
         return frame
 
     def first(self, frame: DataFrame) -> Row | None:

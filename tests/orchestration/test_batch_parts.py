@@ -79,7 +79,7 @@ class LeftOver(Written):
     """What the operator before has left out."""
 
     @property
-    def takes_left_out(self) -> bool:
+    def reads_late_records(self) -> bool:
         return True
 
     def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
@@ -123,9 +123,9 @@ def test_nothing_is_kept_of_records_that_do_not_go_on(tmp_path: Path) -> None:
 
 def test_what_an_operator_leaves_out_is_wanted_where_one_of_any_kind_takes_it(tmp_path: Path) -> None:
     taken = CompilingBatch(known_of(tmp_path / "taken", Written(), LeftOver()), lambda name: None)
-    assert [taken.late_wanted(operator.id) for operator in taken.app.operators] == [False, True, False]
+    assert [taken.has_late_consumer(operator.id) for operator in taken.app.operators] == [False, True, False]
     passed = CompilingBatch(known_of(tmp_path / "passed", Written(), Written()), lambda name: None)
-    assert not any(passed.late_wanted(operator.id) for operator in passed.app.operators)
+    assert not any(passed.has_late_consumer(operator.id) for operator in passed.app.operators)
 
 
 def test_what_is_known_of_a_batch_does_not_change(tmp_path: Path) -> None:

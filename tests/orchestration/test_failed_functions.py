@@ -216,7 +216,7 @@ def test_a_mended_function_ends_the_batch_and_adds_nothing_to_an_output_that_has
 def test_looking_for_a_record_hands_nothing_to_functions_again(returns: Schema | None) -> None:
     handed: list[object] = []
     batch: Any = SimpleNamespace(
-        hand_to=lambda *given: handed.append(given), results_of=lambda *given: handed.append(given)
+        call_sink=lambda *given: handed.append(given), call_sink_for_results=lambda *given: handed.append(given)
     )
     records: Any = object()
     with pytest.raises(AttributeError, match="while a record is looked for"):

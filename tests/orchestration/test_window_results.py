@@ -80,7 +80,7 @@ class State:
     def with_written(self) -> DataFrame:
         return State(self.spark, self.spec, self.rows | self.written, self.watermarks).frame()
 
-    def write(self, rows: DataFrame, *, lying: bool = False) -> None:
+    def write(self, rows: DataFrame, *, partitioned: bool = False) -> None:
         for row in rows.collect():
             key = tuple(row[name] for name in self.spec.key)
             assert key not in self.written, "a key is written once"
@@ -121,19 +121,19 @@ class Batches:
         self.states.append(State(self.spark, spec, self.tables.setdefault(name, {}), self.marks))
         return self.states[-1]
 
-    def counted(self, operator: str, frame: DataFrame, conditions: Mapping[str, Any]) -> DataFrame:
+    def count_records(self, operator: str, frame: DataFrame, conditions: Mapping[str, Any]) -> DataFrame:
         return frame
 
-    def late_wanted(self, operator: str) -> bool:
+    def has_late_consumer(self, operator: str) -> bool:
         return True
 
-    def leave_out(self, operator: str, records: DataFrame) -> None:
+    def divert_late_records(self, operator: str, records: DataFrame) -> None:
         self.late += records.collect()
 
-    def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
+    def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
         return frame.localCheckpoint()
 
-    def lying_by(self, operator: str) -> tuple[str, ...]:
+    def required_partitioning(self, operator: str) -> tuple[str, ...]:
         return ()
 
     def partitions_at(self, operator: str) -> int:

@@ -213,15 +213,15 @@ class Window(Spec):
         return (self.name, *((self._records,) if self._functions else ()))
 
     @property
-    def holds_back(self) -> timedelta:
+    def watermark_delay(self) -> timedelta:
         return self.allowed_lateness
 
     @property
-    def reaches(self) -> timedelta:
+    def max_result_delay(self) -> timedelta:
         return max_duration_after(self.windows)
 
     @property
-    def keeps_for(self) -> timedelta:
+    def record_retention(self) -> timedelta:
         return max_duration_after(self.windows) + self.allowed_lateness
 
     @property
@@ -233,11 +233,11 @@ class Window(Spec):
         return self.name
 
     @property
-    def gives_updates(self) -> bool:
+    def emits_updates(self) -> bool:
         return self.results == "updates"
 
     @property
-    def leaves_out(self) -> bool:
+    def diverts_late_records(self) -> bool:
         return True
 
     @property
@@ -246,7 +246,7 @@ class Window(Spec):
         return 1 + (0 if not self._functions else 2 if isinstance(self.windows, Session) else 1)
 
     @property
-    def makes_records(self) -> bool:
+    def assigns_positions(self) -> bool:
         return True
 
     @property
@@ -259,7 +259,7 @@ class Window(Spec):
 
     @property
     def _columns(self) -> tuple[str, ...]:
-        more = (FINAL,) if self.gives_updates else ()
+        more = (FINAL,) if self.emits_updates else ()
         return (*self.by, START, END, *(name for name, _ in self.aggregates), *more)
 
     def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
@@ -284,7 +284,7 @@ class Window(Spec):
         known |= {START: "timestamp", END: "timestamp"}
         for name, made in self.aggregates:
             known[name] = made.returns_of(types.get(made.columns[0]) if made.columns else None)
-        return known | ({FINAL: "boolean"} if self.gives_updates else {})
+        return known | ({FINAL: "boolean"} if self.emits_updates else {})
 
     def _check_types(self, operator: str, types: Mapping[str, str | None]) -> None:
         """Refuse what can't be added up, or kept; a type that is None is not known yet."""
@@ -324,8 +324,8 @@ class Window(Spec):
         windows = self.of_types(dict(frame.dtypes))
         counted = self._counted(operator, frame, windows, batch)
         state = batch.state(self.name, self._spec(windows, batch.partitions_at(operator)))
-        rows = batch.computed_once(operator, self._rows(operator, state.frame(), counted, windows, batch))
-        state.write(select_open_windows(rows, windows), lying=True)
+        rows = batch.materialize(operator, self._rows(operator, state.frame(), counted, windows, batch))
+        state.write(select_open_windows(rows, windows), partitioned=True)
         if windows.functions:
             rows = self._with_functions(operator, rows, counted, windows, batch)
         return self._made(
@@ -339,15 +339,15 @@ class Window(Spec):
     ) -> DataFrame:
         """Return the windows that the batch has changed or closes, where their records lie."""
         marks = batch.watermarks(self.name)
-        lying = [column(name) for name in self.partition_by]
+        partition_columns = [column(name) for name in self.partition_by]
         if isinstance(self.windows, Session):
-            runs = batch.computed_once(operator, build_session_runs(counted, windows))
+            runs = batch.materialize(operator, build_session_runs(counted, windows))
             rows = union_sessions(kept, runs, windows, marks)
-            return merge_sessions(rows.repartition(batch.partitions_at(operator), *lying), windows, marks)
+            return merge_sessions(rows.repartition(batch.partitions_at(operator), *partition_columns), windows, marks)
         rows = update_fixed_windows(kept, counted, windows, marks)
-        if not windows.functions and not batch.lying_by(operator):
+        if not windows.functions and not batch.required_partitioning(operator):
             return rows  # where they do lie, though Spark does not know
-        return rows.repartition(batch.partitions_at(operator), *lying)
+        return rows.repartition(batch.partitions_at(operator), *partition_columns)
 
     def _made(self, results: DataFrame, batch: BatchContext, partitions: int) -> DataFrame:
         """Return results as records. A window's own time is its last moment."""
@@ -365,13 +365,15 @@ class Window(Spec):
 
         conditions = {name: F.expr(condition) for name, condition in _COUNTS.items()}
         before = batch.watermarks(self.name).before
-        judged = batch.counted(operator, records.classify_window_records(frame, windows, before), conditions)
-        wanted = batch.late_wanted(operator)
+        judged = batch.count_records(operator, records.classify_window_records(frame, windows, before), conditions)
+        wanted = batch.has_late_consumer(operator)
         if wanted or windows.functions:
-            judged = batch.computed_once(operator, judged)
+            judged = batch.materialize(operator, judged)
         if wanted:
             why = F.col(records.EXCLUSION)
-            batch.leave_out(operator, to_late_records(judged.filter(why.isin(*records.LEFT_OUT)), why, self.holds_back))
+            batch.divert_late_records(
+                operator, to_late_records(judged.filter(why.isin(*records.LEFT_OUT)), why, self.watermark_delay)
+            )
         return records.select_counted(judged, batch)
 
     def _spec(self, windows: Windows, partitions: int) -> StateSpec:
@@ -396,10 +398,10 @@ class Window(Spec):
             every = every.repartition(partitions, *[column(name) for name in self.partition_by])
             placed = _keep_single_partition(functions.assign_sessions(every, rows, windows), partitions)
             grown = placed.filter(TOUCHED).filter(f"not {CLOSING}")
-            state.write(grown.select(*[column(name) for name in schema.names]), lying=True)
+            state.write(grown.select(*[column(name) for name in schema.names]), partitioned=True)
             placed = placed.filter(CLOSING) if self.results == "final" else placed
         else:
-            state.write(new, lying=True)
+            state.write(new, partitioned=True)
             placed = functions.select_window_records(state.with_written(), asked, windows)
         values = functions.call_window_functions(operator, placed, windows, batch.sensitive(operator))
         values = values.repartition(partitions, *[column(name) for name in self.partition_by])
@@ -459,14 +461,14 @@ def build_window(
     key = validate_column_names(f"{what}: by=", by)
     if not key:
         raise ConfigurationError(f"{what} has no column in by=.", "Name the key.", argument="by")
-    lying = key if partition_by is None else validate_column_names(f"{what}: partition_by=", partition_by)
-    if not lying or set(lying) - set(key):
+    partition_columns = key if partition_by is None else validate_column_names(f"{what}: partition_by=", partition_by)
+    if not partition_columns or set(partition_columns) - set(key):
         raise ConfigurationError(
             f"{what} has partition_by={partition_by!r}: expected some of by= ({', '.join(key)}).",
             "Name columns of the key, so that all records of a window lie together; or leave it out for all of them.",
             argument="partition_by",
         )
-    return Window(name, kind, key, lying, _aggregates(what, aggregates), results, allowed_lateness)
+    return Window(name, kind, key, partition_columns, _aggregates(what, aggregates), results, allowed_lateness)
 
 
 def _aggregates(what: str, aggregates: Mapping[str, Aggregation]) -> tuple[tuple[str, Aggregation], ...]:

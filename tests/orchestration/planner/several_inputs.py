@@ -45,7 +45,7 @@ class StreamJoin(Planned):
     def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
         return [Requirement(None, None, columns) for columns in self.columns]
 
-    def compared(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
+    def compared_columns(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
         first, *others = [
             [(types or {}).get(name) for name in by] for by, types in zip(self.columns, arriving, strict=True)
         ]

@@ -175,7 +175,7 @@ def test_no_state_has_the_name_of_another_operators() -> None:
 
 
 def test_an_outer_side_holds_back_what_follows_by_its_bound() -> None:
-    held = {how: joining(how=how, within=(MINUTE, 3 * MINUTE)).operators[2].spec.holds_back for how in _HOLDS}
+    held = {how: joining(how=how, within=(MINUTE, 3 * MINUTE)).operators[2].spec.watermark_delay for how in _HOLDS}
     assert held == _HOLDS
 
 
