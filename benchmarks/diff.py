@@ -11,7 +11,7 @@ from benchmarks.seal import SCHEMA, rows
 from benchmarks.timing import alternate, show
 from dagster_adjunct import Lake, open_lake
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.version import SealedVersion, layout_of
+from dagster_adjunct.assets.versions.version import SealedVersion, build_layout
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 
@@ -69,7 +69,7 @@ def compare(rounds: int, old: VersionReader, new: VersionReader) -> None:
 def version(lake: Lake, number: int, table: pa.Table) -> VersionReader:
     """Write one version by the writer that seals versions, but without Spark."""
     folder = f"{lake.dataset_prefix('compared')}/data/attempt{number}"
-    layout = layout_of(SCHEMA, ("k",), ("k",), BUCKETS, False)
+    layout = build_layout(SCHEMA, ("k",), ("k",), BUCKETS, False)
     files = write_arrow_buckets(table.sort_by("k"), lake.store, folder, layout, WriteOptions("compared"))
     sealed = SealedVersion(
         id=f"v{number:06d}-attempt{number}", number=number, name=None, sealed_at=datetime.now(UTC), columns=SCHEMA,

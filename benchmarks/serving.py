@@ -17,7 +17,7 @@ from benchmarks.seal import SCHEMA, rows
 from dagster_adjunct import Lake, open_dataset, open_lake
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
-from dagster_adjunct.assets.versions.version import DatasetDeclaration, SealedVersion, VersionRef, layout_of
+from dagster_adjunct.assets.versions.version import DatasetDeclaration, SealedVersion, VersionRef, build_layout
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.objects.lake import lake_in
@@ -103,7 +103,7 @@ def publish(lake: Lake) -> None:
     attempt = log.attempt()
     table = rows(0, ROWS).sort_by("k")
     folder = attempt.generation(1).folder
-    layout = layout_of(SCHEMA, ("k",), ("k",), BUCKETS, False)
+    layout = build_layout(SCHEMA, ("k",), ("k",), BUCKETS, False)
     files = write_arrow_buckets(table, lake.store, folder, layout, WriteOptions("served"))
     now = datetime.now(UTC)
     version = SealedVersion(

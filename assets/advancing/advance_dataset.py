@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
-from dagster_adjunct.assets.sources.opened_stream import Source
+from dagster_adjunct.assets.sources.opened_stream import OpenedStream
 from dagster_adjunct.assets.unbounded.commit import inspect_table
 from dagster_adjunct.assets.unbounded.recovery import decide_recovery
 from dagster_adjunct.assets.unbounded.transient import TransientTable
-from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, ignore
+from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, ignore_stage
 from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.resources.errors import ConfigurationError, NoSealedVersionError
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
@@ -36,7 +36,7 @@ def advance_dataset(
     by: str,
     partition: str | None = None,
     make_current: bool = False,
-    on_stage: OnStage = ignore,
+    on_stage: OnStage = ignore_stage,
 ) -> AdvanceReport:
     """Publish the complete versions of a bounded dataset, or bootstrap and follow an unbounded one.
 
@@ -48,17 +48,17 @@ def advance_dataset(
     each build's begin.
     """
     runtime = Runtime(lake, systems, session_factory(spark), by)
-    return advance(runtime, spec, partition=partition, make_current=make_current, on_stage=on_stage)
+    return advance_with_runtime(runtime, spec, partition=partition, make_current=make_current, on_stage=on_stage)
 
 
 @translate_spark_errors()
-def advance(
+def advance_with_runtime(
     runtime: Runtime,
     spec: AdjunctDataset,
     *,
     partition: str | None = None,
     make_current: bool = False,
-    on_stage: OnStage = ignore,
+    on_stage: OnStage = ignore_stage,
 ) -> AdvanceReport:
     """Bring a dataset up to date as `advance_dataset` does."""
     if not spec.follows_changes:
@@ -190,7 +190,7 @@ class AdjunctDatasetManager:
                     if decide_recovery(seen).action == "bootstrap":
                         ssps |= set(seen.source.ssps)
                 elif dataset.bootstrap:
-                    ssps |= set(Source.of(self._systems, dataset).ssps)
+                    ssps |= set(OpenedStream.of(self._systems, dataset).ssps)
         return ssps
 
     def release(self) -> None:

@@ -19,16 +19,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.bounded.candidate import Member, Unit, build_candidate, judge, refuse_withdrawn
-from dagster_adjunct.assets.bounded.publish import begin, publish, wait
+from dagster_adjunct.assets.bounded.candidate import (
+    AdvanceGroup,
+    Member,
+    build_candidate,
+    reject_withdrawn_content,
+    validate_candidate,
+)
+from dagster_adjunct.assets.bounded.publish import commit_initial, commit_waiting, publish_candidates
 from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
 from dagster_adjunct.assets.sources.stream_source import open_source
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
-from dagster_adjunct.assets.versions.actions import expire_pins, explained
-from dagster_adjunct.assets.versions.dataset_log import DatasetLog, members_of, redirect_of, set_log
+from dagster_adjunct.assets.versions.actions import expire_pins, require_audit_fields
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog, member_bodies, redirect_target, version_set_log
 from dagster_adjunct.assets.versions.deliveries import Abandoned
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, as_bounded
-from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, OnStage, Stages, ignore
+from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, MarkerConflictError, ValidatorError
 from dagster_adjunct.resources.objects.commit_log import is_deletion_commit, retry_conflicts
@@ -46,7 +52,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.system import StreamSystem
 
 
-def report_of(member: Member) -> AdvanceReport:
+def build_bounded_report(member: Member) -> AdvanceReport:
     """Return what the advance has done with this dataset, and what its next version waits for."""
     done = member.outcome
     manifest, version = member.manifest, member.manifest.version
@@ -66,8 +72,8 @@ def report_of(member: Member) -> AdvanceReport:
         notes += [] if dropped else ["nothing new was delivered"]
     for ref in (manifest.ref(rejected) for rejected in done.rejected):
         if ref is not None:
-            notes.append(_rejected(member, ref))
-    notes += [_kept(member, ref) for kept in done.kept if (ref := manifest.ref(kept)) is not None]
+            notes.append(_describe_rejected(member, ref))
+    notes += [_describe_kept(member, ref) for kept in done.kept if (ref := manifest.ref(kept)) is not None]
     newest = max(manifest.versions, key=lambda ref: ref.number, default=None)
     if newest is not None and newest.state == "rejected" and not done.rejected:
         notes.append(f"version {newest.name!r} ({newest.id}), delivered last, is rejected: {newest.reason}")
@@ -81,7 +87,7 @@ def report_of(member: Member) -> AdvanceReport:
         notes.append(f"{wanted} waits for the markers of {', '.join(waiting)}")
     if manifest.pin is not None:
         notes.append(f"pinned to {manifest.pin.version} by {manifest.pin.by}: {manifest.pin.reason}")
-    looked_at = done.looked_at or version
+    looked_at = done.last_built or version
     return AdvanceReport(
         dataset=manifest.name,
         kind=manifest.declaration.kind,
@@ -104,7 +110,7 @@ def report_of(member: Member) -> AdvanceReport:
     )
 
 
-def _kept(member: Member, ref: VersionRef) -> str:
+def _describe_kept(member: Member, ref: VersionRef) -> str:
     """Return that a version comes before the one that is current, and how to serve it all the same."""
     manifest = member.manifest
     head = manifest.ref(manifest.head or "")
@@ -119,7 +125,7 @@ def _kept(member: Member, ref: VersionRef) -> str:
     )
 
 
-def _rejected(member: Member, ref: VersionRef) -> str:
+def _describe_rejected(member: Member, ref: VersionRef) -> str:
     """Return why a version was rejected and what can be done about it."""
     name, source = member.spec.name, member.spec.input
     again = "deliver it again under the same name"
@@ -136,7 +142,7 @@ def _rejected(member: Member, ref: VersionRef) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class PollResult:
     """What the sources have next, by dataset: `complete` versions, and what the others are `waiting` for.
 
     `together` are the deliveries of one version that all members have; nothing where one still waits.
@@ -147,18 +153,18 @@ class Answers:
     together: Mapping[str, Delivery]
 
 
-def delivered_together(unit: Unit) -> Answers:
+def poll_sources(unit: AdvanceGroup) -> PollResult:
     """Ask every member's source. Raises MarkerConflictError where markers, or the members, contradict each other."""
     answers = {member.name: member.source.next(member.manifest) for member in unit.members}
     complete = {name: answer for name, answer in answers.items() if isinstance(answer, Delivery)}
-    together = _of_one_version(unit, complete)
+    together = _select_common_version(unit, complete)
     if not together:
-        _check_one_version(complete)
+        _check_versions_agree(complete)
     waiting = {name: answer for name, answer in answers.items() if isinstance(answer, Awaiting)}
-    return Answers(complete, waiting, together)
+    return PollResult(complete, waiting, together)
 
 
-def _of_one_version(unit: Unit, complete: Mapping[str, Delivery]) -> Mapping[str, Delivery]:
+def _select_common_version(unit: AdvanceGroup, complete: Mapping[str, Delivery]) -> Mapping[str, Delivery]:
     """Return the deliveries of one version that all members have; none where there is none.
 
     A member that had this version before it joined the set is not waited for. One that abandoned it is: the set never
@@ -171,7 +177,7 @@ def _of_one_version(unit: Unit, complete: Mapping[str, Delivery]) -> Mapping[str
     return {}
 
 
-def _check_one_version(complete: Mapping[str, Delivery]) -> None:
+def _check_versions_agree(complete: Mapping[str, Delivery]) -> None:
     versions = {delivery.version for delivery in complete.values()}
     if len(versions) > 1:
         named = "; ".join(f"{name}: {delivery.version!r}" for name, delivery in complete.items())
@@ -183,7 +189,9 @@ def _check_one_version(complete: Mapping[str, Delivery]) -> None:
         )
 
 
-def look(context: Runtime, specs: Sequence[AdjunctDataset], on_stage: OnStage, partition: str | None = None) -> Unit:
+def snapshot_inputs(
+    context: Runtime, specs: Sequence[AdjunctDataset], on_stage: OnStage, partition: str | None = None
+) -> AdvanceGroup:
     """Return the datasets and their inputs as they are now. Pins that have expired end here."""
     log = context.log(specs[0].name)
     commit, manifests = log.read_all()
@@ -196,7 +204,7 @@ def look(context: Runtime, specs: Sequence[AdjunctDataset], on_stage: OnStage, p
         with stages("collect"):
             opened.append((spec, stages, open_source(context.systems, spec, context.lake, partition=partition)))
     stored_sources = [(manifests[spec.name], source) for spec, _, source in opened if spec.name in manifests]
-    carried = {old.name: new for old, source in stored_sources if (new := source.carried_over(old)) is not None}
+    carried = {old.name: new for old, source in stored_sources if (new := source.follow_repartition(old)) is not None}
     if carried:
         commit = log.commit_all(commit, carried, by=context.by)
         manifests |= carried
@@ -204,10 +212,10 @@ def look(context: Runtime, specs: Sequence[AdjunctDataset], on_stage: OnStage, p
     for spec, stages, source in opened:
         with stages("collect"):
             stored = manifests.get(spec.name)
-            manifest = source.first_manifest() if stored is None else source.taken_up(stored)
+            manifest = source.first_manifest() if stored is None else source.resume_manifest(stored)
             committed = None if stored is None else as_bounded(stored)
             members.append(Member(spec, context, source, stages, manifest, committed))
-    return Unit(commit, tuple(members))
+    return AdvanceGroup(commit, tuple(members))
 
 
 def _check_membership(specs: Sequence[AdjunctDataset], manifests: Manifests) -> None:
@@ -237,8 +245,8 @@ def join_version_set(lake: Lake, name: str, datasets: Sequence[str], *, by: str)
 
     Raises DatasetError when a dataset is in another set, or the set has members that are not named.
     """
-    current = set_log(lake, name).current()
-    known = set(members_of(current)) if current else set()
+    current = version_set_log(lake, name).current()
+    known = set(member_bodies(current)) if current else set()
     missing = sorted(known - set(datasets))
     if missing:
         raise DatasetError(
@@ -252,11 +260,11 @@ def join_version_set(lake: Lake, name: str, datasets: Sequence[str], *, by: str)
         return
 
     def add(commit: Commit | None) -> dict[str, object] | None:
-        members = members_of(commit) if commit else {}
+        members = member_bodies(commit) if commit else {}
         new = {dataset: body for dataset, body in joined.items() if dataset not in members}
         return {"format": _FORMAT, "members": members | new} if new else None
 
-    set_log(lake, name).transact(add, by=by)
+    version_set_log(lake, name).transact(add, by=by)
 
 
 def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | None:
@@ -265,7 +273,7 @@ def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | 
 
     def decide() -> Callable[[], dict[str, object] | None]:
         own = log.log.current()
-        there = redirect_of(own) if own else None
+        there = redirect_target(own) if own else None
         if there not in (None, name):
             raise DatasetError(
                 f"dataset {dataset!r} is a member of the version set {there!r} and can't join {name!r} as well.",
@@ -292,7 +300,7 @@ def advance_bounded(
     *,
     partition: str | None = None,
     make_current: bool = False,
-    on_stage: OnStage = ignore,
+    on_stage: OnStage = ignore_stage,
 ) -> AdvanceReport:
     """Publish every version that is complete, in order, and say what the next one waits for.
 
@@ -308,7 +316,7 @@ def advance_bounded(
             dataset=spec.name,
         )
     _check_partition(spec, partition)
-    unit = look(context, (spec,), on_stage, partition)
+    unit = snapshot_inputs(context, (spec,), on_stage, partition)
     # A query, or a partition that is asked for, gives a version each time that it is asked: once is enough.
     return _advance(unit, once=partition is not None or _has_query(unit), make_current=make_current)[0]
 
@@ -321,7 +329,7 @@ def advance_version_set(
     spark: SparkSession | Callable[[], SparkSession],
     *,
     by: str,
-    on_stage: OnStage = ignore,
+    on_stage: OnStage = ignore_stage,
 ) -> list[AdvanceReport]:
     """Publish every version that all members of a version set have delivered, each in one commit; a report a member.
 
@@ -333,7 +341,7 @@ def advance_version_set(
 
 @translate_spark_errors()
 def advance_members(
-    runtime: Runtime, specs: Sequence[AdjunctDataset], *, on_stage: OnStage = ignore
+    runtime: Runtime, specs: Sequence[AdjunctDataset], *, on_stage: OnStage = ignore_stage
 ) -> list[AdvanceReport]:
     """Publish what the members of a version set have delivered, as `advance_version_set` does."""
     names = {spec.version_set for spec in specs}
@@ -344,7 +352,7 @@ def advance_members(
             argument="specs",
         )
     join_version_set(runtime.lake, str(names.pop()), [spec.name for spec in specs], by=runtime.by)
-    unit = look(runtime, specs, on_stage)
+    unit = snapshot_inputs(runtime, specs, on_stage)
     return _advance(unit, once=_has_query(unit), make_current=False)
 
 
@@ -355,7 +363,7 @@ def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: 
     stays as it is, and what is delivered under its name again is dropped unread, whatever its markers say. In a
     version set it ends for all members: none of them is published without the others. Safe to repeat.
     """
-    explained("abandon", version, reason, by)
+    require_audit_fields("abandon", version, reason, by)
     ended = Abandoned(name=version, reason=reason, by=by, at=lake.now())
     change = Change(action="abandon", version=version, reason=reason)
 
@@ -371,25 +379,25 @@ def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: 
     DatasetLog(lake, dataset).transact_versions(abandon_all, by=by)
 
 
-def _advance(unit: Unit, *, once: bool, make_current: bool) -> list[AdvanceReport]:
+def _advance(unit: AdvanceGroup, *, once: bool, make_current: bool) -> list[AdvanceReport]:
     """As long as a delivery is whole: build, judge, publish. Return a report for each dataset."""
     while True:
         try:
-            answers = delivered_together(unit)
+            answers = poll_sources(unit)
             if not answers.together:
-                return [report_of(member) for member in wait(unit, answers).members]
+                return [build_bounded_report(member) for member in commit_waiting(unit, answers).members]
             built = [build_candidate(unit.member(name), delivery) for name, delivery in answers.together.items()]
-            judged = [judge(candidate) for candidate in refuse_withdrawn(built)]
+            judged = [validate_candidate(candidate) for candidate in reject_withdrawn_content(built)]
         except (MarkerConflictError, ValidatorError):
-            begin(unit)
+            commit_initial(unit)
             raise
-        unit = publish(unit, judged, make_current=make_current)
+        unit = publish_candidates(unit, judged, make_current=make_current)
         if once:
             asked = Awaiting(None, (), idle=True)
-            return [report_of(replace(member, awaiting=asked)) for member in unit.members]
+            return [build_bounded_report(replace(member, awaiting=asked)) for member in unit.members]
 
 
-def _has_query(unit: Unit) -> bool:
+def _has_query(unit: AdvanceGroup) -> bool:
     return any(isinstance(member.spec.input, QuerySource) for member in unit.members)
 
 

@@ -21,15 +21,21 @@ from dagster_adjunct.assets.declaration.policies import told_time
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.validation.validators import Candidate, evaluate
 from dagster_adjunct.assets.versions.dataset_log import Attempt
-from dagster_adjunct.assets.versions.leases import AttemptRenewal, Lease, attempts, forget_attempt, read_attempt
-from dagster_adjunct.assets.versions.version import SealedVersion, layout_of, version_id
+from dagster_adjunct.assets.versions.leases import (
+    AttemptRecord,
+    Lease,
+    delete_attempt,
+    list_attempts,
+    read_finished_build,
+)
+from dagster_adjunct.assets.versions.version import SealedVersion, build_layout, version_id
 from dagster_adjunct.assets.writing.write_generation import (
-    NAMED,
-    add,
-    listed,
-    places_without_key,
+    MAX_NAMED,
+    choose_writer,
+    find_null_keys,
+    format_first,
+    sum_counters,
     write_generation,
-    writer_of,
 )
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -72,18 +78,18 @@ class Outcome:
     lost: tuple[Lost, ...] = ()
     notes: tuple[str, ...] = ()
     counters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    taken_in: int = 0
-    looked_at: SealedVersion | None = None
+    delivery_count: int = 0
+    last_built: SealedVersion | None = None
 
-    def heard(self, source: Delivery | Awaiting) -> Outcome:
+    def with_source_report(self, source: Delivery | Awaiting) -> Outcome:
         """Return it with what the source told beside its answer, and the records that it dropped."""
         lost = (source.lost,) if source.lost is not None else ()
         dropped = {"redelivered": source.redelivered} if source.redelivered else {}
-        return replace(self.counted(dropped), notes=(*self.notes, *source.notes), lost=(*self.lost, *lost))
+        return replace(self.with_counters(dropped), notes=(*self.notes, *source.notes), lost=(*self.lost, *lost))
 
-    def counted(self, counters: Mapping[str, int]) -> Outcome:
+    def with_counters(self, counters: Mapping[str, int]) -> Outcome:
         """Return it with these counters added."""
-        return replace(self, counters=add(dict(self.counters), dict(counters)))
+        return replace(self, counters=sum_counters(dict(self.counters), dict(counters)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +118,13 @@ class Member:
     def log(self) -> DatasetLog:
         return self.context.log(self.spec.name)
 
-    def at(self, manifest: BoundedManifest) -> Member:
+    def after_commit(self, manifest: BoundedManifest) -> Member:
         """Return the member as it stands once this manifest is committed."""
         return replace(self, manifest=manifest, committed=manifest)
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class AdvanceGroup:
     """What advances in one commit: a dataset alone, or all members of a version set, after `commit`."""
 
     commit: Commit | None
@@ -128,20 +134,20 @@ class Unit:
         """Return the member of this name."""
         return next(member for member in self.members if member.name == name)
 
-    def having(self, members: Iterable[Member]) -> Unit:
+    def with_members(self, members: Iterable[Member]) -> AdvanceGroup:
         """Return the unit with these members as they are now."""
         changed = {member.name: member for member in members}
         return replace(self, members=tuple(changed.get(member.name, member) for member in self.members))
 
-    def committed(self, members: Sequence[Member]) -> Unit:
+    def commit_members(self, members: Sequence[Member]) -> AdvanceGroup:
         """Commit these members' manifests in one commit, and return what stands then. Raises CommitConflictError."""
         log, by = members[0].log, members[0].context.by
         commit = log.commit_all(self.commit, {member.name: member.manifest for member in members}, by=by)
-        return replace(self.having(members), commit=commit)
+        return replace(self.with_members(members), commit=commit)
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class CandidateVersion:
     """A version on its way: built or not, and what speaks against it. `problem` "" means nothing does.
 
     `unchanged` is the id of the version that has the same content already, `withdrawn` the version of this name that
@@ -159,7 +165,7 @@ class Built:
     warnings: tuple[str, ...] = ()
     document: str | None = None
 
-    def of(self, unit: Unit) -> Built:
+    def with_member_of(self, unit: AdvanceGroup) -> CandidateVersion:
         """Return it for its member as that is now."""
         return replace(self, member=unit.member(self.member.name))
 
@@ -177,7 +183,7 @@ class Built:
         served = self.member.manifest.version
         return served is not None and served.id == self.id
 
-    def described(self) -> Built:
+    def with_document(self) -> CandidateVersion:
         """Return it with its document written; what was not built has none."""
         return self if self.version is None else replace(self, document=self.member.log.write_version(self.version))
 
@@ -194,7 +200,7 @@ class Built:
             for file in generation.files
         )
 
-    def is_nobodys(self, now: BoundedManifest) -> bool:
+    def is_unreferenced(self, now: BoundedManifest) -> bool:
         """Whether nobody needs its files: by this manifest, its delivery was settled meanwhile by another build.
 
         Until then another writer may find this one finished, and publish it.
@@ -202,14 +208,14 @@ class Built:
         settled = self.delivery.version in now.taken - self.member.manifest.taken
         return settled and not any(self.folder in ref.folders for ref in now.versions)
 
-    def forget_attempt(self, *, files: bool) -> None:
+    def delete_attempt(self, *, files: bool) -> None:
         """Drop the attempt's record, and its files where nothing can refer to them any more."""
         log = self.member.log
-        forget_attempt(log.lake, log.name, self.attempt.id)
+        delete_attempt(log.lake, log.name, self.attempt.id)
         if files and self.version is not None:
             log.drop(self.version.generations[0])
 
-    def lost_as(self, what: str) -> CommitConflictError:
+    def conflict_error(self, what: str) -> CommitConflictError:
         """Return the error of a build that is lost by what another writer did."""
         return CommitConflictError(
             f"dataset {self.member.name!r}, version {self.delivery.version!r}: another writer {what} meanwhile.",
@@ -218,25 +224,25 @@ class Built:
         )
 
 
-_FOOTERS = 1024 * 1024
+_MAX_FOOTER_BYTES = 1024 * 1024
 # What makes a version unfit whenever it is tried: it is kept aside, and the next one may come.
-REFUSED = (MarkerConflictError, NullKeyError, SchemaMismatchError)
+REJECTING_ERRORS = (MarkerConflictError, NullKeyError, SchemaMismatchError)
 
 
-def build_candidate(member: Member, delivery: Delivery) -> Built:
+def build_candidate(member: Member, delivery: Delivery) -> CandidateVersion:
     """Write a delivered version's files, and say whether it equals the one before it or is unfit."""
     log = member.log
-    fingerprint = _fingerprint(member, delivery)
+    fingerprint = _build_fingerprint(member, delivery)
     with member.stages("build", delivery.version) as building:
-        built = _finished(member, delivery, fingerprint)
+        built = _find_finished_build(member, delivery, fingerprint)
         if built is None:
             member.stages.begin_build(delivery.version)
             attempt = log.attempt()
-            built = Built(member, delivery, attempt, member.manifest.next_number, None)
-            with AttemptRenewal(log.lake, log.name, attempt.id, member.context.by) as renewal:
+            built = CandidateVersion(member, delivery, attempt, member.manifest.next_number, None)
+            with AttemptRecord(log.lake, log.name, attempt.id, member.context.by) as renewal:
                 try:
-                    built = replace(built, version=_build(member, delivery, attempt))
-                except REFUSED as error:
+                    built = replace(built, version=_build_version(member, delivery, attempt))
+                except REJECTING_ERRORS as error:
                     building.detail = f"{type(error).__name__}: {error.problem}"
                     built = replace(built, problem=building.detail)
                 else:
@@ -245,13 +251,13 @@ def build_candidate(member: Member, delivery: Delivery) -> Built:
                         renewal.finish({"fingerprint": fingerprint, "version": built.version.model_dump(mode="json")})
     if built.version is not None:
         with member.stages("unchanged", delivery.version):
-            unchanged = _equal_to(member, built.version)
-            withdrawn = None if unchanged else _withdrawn_of(member, built.version)
+            unchanged = _find_equal_version(member, built.version)
+            withdrawn = None if unchanged else _find_withdrawn(member, built.version)
             return replace(built, unchanged=unchanged, withdrawn=withdrawn)
     return built
 
 
-def refuse_withdrawn(built: Sequence[Built]) -> list[Built]:
+def reject_withdrawn_content(built: Sequence[CandidateVersion]) -> list[CandidateVersion]:
     """Return built versions, refused where all that is new in them was withdrawn under their name.
 
     A producer that delivers twice must not bring back what somebody has taken away. Of a version set the content of one
@@ -270,7 +276,7 @@ def refuse_withdrawn(built: Sequence[Built]) -> list[Built]:
     ]
 
 
-def _build(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersion:
+def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersion:
     source, spec, manifest = member.source, member.spec, member.manifest
     spark = member.context.spark
     what = f"dataset {spec.name!r}, version {delivery.version!r}"
@@ -282,7 +288,7 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersio
     counters: dict[str, int] = {"read": records or 0}
     if records != 0:
         schema = source.schema.with_sensitive(*(name for name in spec.sensitive if name in source.schema))
-        layout = layout_of(schema, spec.key, spec.partition_by, spec.partitions, positioned=False)
+        layout = build_layout(schema, spec.key, spec.partition_by, spec.partitions, positioned=False)
         try:
             with interpret_small_plans(spark, records):
                 generation, counted = write_generation(
@@ -291,7 +297,7 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersio
                     manifest.next_generation,
                     layout,
                     source.read(delivery, spark),
-                    writer_of(spark),
+                    choose_writer(spark),
                     what=what,
                     order_by=(*spec.key, *source.ordered_by),
                     keep_tombstones=False,
@@ -299,7 +305,7 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersio
                     refuse_conflicting=spec.duplicates == "error",
                 )
         except NullKeyError as error:
-            raise _located(error, member, delivery) from error
+            raise _with_record_places(error, member, delivery) from error
         counted.pop("conflicting", None)
         entries = generation.rows + counted["superseded"] + counted["deleted"]
         if records is None:
@@ -311,8 +317,8 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersio
                 dataset=member.spec.name,
                 version=delivery.version,
             )
-        counters = add(counters, counted)
-    if generation.footer_size > _FOOTERS:
+        counters = sum_counters(counters, counted)
+    if generation.footer_size > _MAX_FOOTER_BYTES:
         generation = generation.without_footers()
     return SealedVersion(
         id=version_id(manifest.next_number, attempt.id),
@@ -333,17 +339,19 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersio
     )
 
 
-def _located(error: NullKeyError, member: Member, delivery: Delivery) -> NullKeyError:
+def _with_record_places(error: NullKeyError, member: Member, delivery: Delivery) -> NullKeyError:
     """Return the error with the places of the first records without a key. That costs reading the version again."""
     with translate_spark_errors():
-        without_key = places_without_key(member.source.read(delivery, member.context.spark), member.spec.key, NAMED + 1)
+        without_key = find_null_keys(member.source.read(delivery, member.context.spark), member.spec.key, MAX_NAMED + 1)
     places = [place for partition, offset in without_key if (place := member.source.place(delivery, partition, offset))]
     if not places:
         return error
-    return NullKeyError(f"{error.problem.rstrip('.')}: {listed(places)}.", error.next_step, dataset=member.spec.name)
+    return NullKeyError(
+        f"{error.problem.rstrip('.')}: {format_first(places)}.", error.next_step, dataset=member.spec.name
+    )
 
 
-def _equal_to(member: Member, new: SealedVersion) -> str | None:
+def _find_equal_version(member: Member, new: SealedVersion) -> str | None:
     """Return the id of the version that has this content already: the head's, or that of the same partition.
 
     Equal counts and digests, bucket by bucket, in the same layout; and valid from the same time.
@@ -354,27 +362,29 @@ def _equal_to(member: Member, new: SealedVersion) -> str | None:
         ref = named[-1] if named else None
     else:
         ref = manifest.ref(manifest.head) if manifest.head else None
-    if ref is None or not _says_so_of_time(manifest, ref, new):
+    if ref is None or not _is_current_for_time(manifest, ref, new):
         return None
-    return ref.id if _holds(member, ref, new) else None
+    return ref.id if _has_same_content(member, ref, new) else None
 
 
-def _withdrawn_of(member: Member, new: SealedVersion) -> VersionRef | None:
+def _find_withdrawn(member: Member, new: SealedVersion) -> VersionRef | None:
     """Return the withdrawn version of this name with this content and time, None where there is none."""
     named = (ref for ref in member.manifest.versions if ref.name == new.name and ref.state == "withdrawn")
-    return next((ref for ref in named if ref.valid_from == new.valid_from and _holds(member, ref, new)), None)
+    return next(
+        (ref for ref in named if ref.valid_from == new.valid_from and _has_same_content(member, ref, new)), None
+    )
 
 
-def _holds(member: Member, ref: VersionRef, new: SealedVersion) -> bool:
+def _has_same_content(member: Member, ref: VersionRef, new: SealedVersion) -> bool:
     """Whether a version holds the entries of a new one, in the same layout."""
     if ref.rows != new.rows or ref.document is None or new.digest is None:
         return False
     served = member.manifest.version
     old = served if served is not None and served.id == ref.id else member.log.read_version(ref)
-    return old.layout == new.layout and _facts(old) == _facts(new)
+    return old.layout == new.layout and _file_facts(old) == _file_facts(new)
 
 
-def _says_so_of_time(manifest: BoundedManifest, before: VersionRef, new: SealedVersion) -> bool:
+def _is_current_for_time(manifest: BoundedManifest, before: VersionRef, new: SealedVersion) -> bool:
     """Whether the version before is what is valid from the time of the new one, or neither says a time.
 
     The same content of another time is a version of its own, whatever lies between the two now: another may come
@@ -388,11 +398,11 @@ def _says_so_of_time(manifest: BoundedManifest, before: VersionRef, new: SealedV
     )
 
 
-def _facts(version: SealedVersion) -> list[tuple[int, int, int | None]]:
+def _file_facts(version: SealedVersion) -> list[tuple[int, int, int | None]]:
     return [(file.bucket, file.rows, file.digest) for file in version.generations[0].files]
 
 
-def _fingerprint(member: Member, delivery: Delivery) -> str | None:
+def _build_fingerprint(member: Member, delivery: Delivery) -> str | None:
     """Return what a build depends on, None where that can't be said: what a query answers, or a function does."""
     extractor = member.spec.extractor
     told = delivery.ranges or delivery.identity
@@ -413,14 +423,14 @@ def _fingerprint(member: Member, delivery: Delivery) -> str | None:
     return hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()
 
 
-def _finished(member: Member, delivery: Delivery, fingerprint: str | None) -> Built | None:
+def _find_finished_build(member: Member, delivery: Delivery, fingerprint: str | None) -> CandidateVersion | None:
     """Return an earlier attempt that built exactly this, unless it is being discarded or has been."""
     log = member.log
     if fingerprint is None:
         return None
-    for known in attempts(log.lake, log.name):
+    for known in list_attempts(log.lake, log.name):
         attempt = Attempt(f"{log.prefix}/data", known.id)
-        body = read_attempt(log.lake, log.name, known.id)
+        body = read_finished_build(log.lake, log.name, known.id)
         if body is None or body.get("fingerprint") != fingerprint:
             continue
         if f"{attempt.folder}/{attempt.id}" in member.manifest.doomed:
@@ -429,13 +439,13 @@ def _finished(member: Member, delivery: Delivery, fingerprint: str | None) -> Bu
             version = SealedVersion.model_validate(body["version"])
         except (ValidationError, AdjunctError, KeyError):
             continue  # a record that can't be read costs a second build and nothing else
-        built = Built(member, delivery, attempt, version.number, version)
+        built = CandidateVersion(member, delivery, attempt, version.number, version)
         if built.is_stored():  # a discard that died may have left the record of what it has deleted
             return built
     return None
 
 
-def judge(built: Built) -> Built:
+def validate_candidate(built: CandidateVersion) -> CandidateVersion:
     """Return a built version with what the dataset's validators say of it; nobody reads it meanwhile.
 
     Raises ValidatorError for a mistake in one of them, and CommitConflictError where the version that it is compared
@@ -445,7 +455,7 @@ def judge(built: Built) -> Built:
     if version is None or built.unchanged or built.problem:
         return built
     with member.stages("validate", built.delivery.version) as validating:
-        with _served(built) as current:
+        with _lease_served_version(built) as current:
             new = VersionReader(member.context.lake.store, member.name, version)
             candidate = Candidate(new, current, member.context.spark)
             verdicts = evaluate(member.spec.validators, candidate, member.spec.sensitive)
@@ -462,7 +472,7 @@ def judge(built: Built) -> Built:
 
 
 @contextmanager
-def _served(built: Built) -> Iterator[VersionReader | None]:
+def _lease_served_version(built: CandidateVersion) -> Iterator[VersionReader | None]:
     """Yield the version that is served, leased, so that no discard takes it while validators compare with it."""
     member, version = built.member, built.member.manifest.version
     if version is None or not member.spec.validators:
@@ -472,7 +482,7 @@ def _served(built: Built) -> Iterator[VersionReader | None]:
     try:
         lease = Lease.acquire(lake, member.name, [version.id], holder=holder)
     except VersionDiscardedError as gone:
-        raise built.lost_as("discarded the version that it is compared with") from gone
+        raise built.conflict_error("discarded the version that it is compared with") from gone
     with lease:
         yield VersionReader(lake.store, member.name, version)
         lease.check()

@@ -24,7 +24,7 @@ from dagster_adjunct.assets.reading.history import (
 )
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.version import TOMBSTONE, moment_of
+from dagster_adjunct.assets.versions.version import TOMBSTONE, datetime_from_micros
 from dagster_adjunct.resources.bucketing.files import attempt_of
 from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM, VALID_TO
 from dagster_adjunct.resources.common import unqualify_stream_name
@@ -94,7 +94,7 @@ class TimedFiles:
         connection.execute("SELECT 1").fetchall()  # with a result that is not read to its end, nothing is registered
         connection.register(self.name, self._all())
         query = self._sql_over_time() if self.whole else self._sql_at()
-        connection.execute(f"CREATE OR REPLACE TEMP VIEW {_quoted(name)} AS {query}")
+        connection.execute(f"CREATE OR REPLACE TEMP VIEW {_sql_name(name)} AS {query}")
 
     def polars_frame(self, polars: Any) -> polars.LazyFrame:
         """Return them as a frame of Polars."""
@@ -126,7 +126,7 @@ class TimedFiles:
     @property
     def _edge(self) -> datetime | None:
         edge = history_edge(self.reader)
-        return None if edge is None else moment_of(edge)
+        return None if edge is None else datetime_from_micros(edge)
 
     def _condition(self) -> Any:
         """Return pyarrow's expression for the rows that are handed over."""
@@ -134,11 +134,13 @@ class TimedFiles:
 
         valid = ~pc.field(TOMBSTONE)
         if self.whole:
-            return valid if self._edge is None else valid & (_open() | (pc.field(VALID_TO) > _scalar(self._edge)))
+            return (
+                valid if self._edge is None else valid & (_is_open_ended() | (pc.field(VALID_TO) > _scalar(self._edge)))
+            )
         if self.moment is None:
-            return valid & _open()
+            return valid & _is_open_ended()
         moment = _scalar(self.moment)
-        return valid & (pc.field(VALID_FROM) <= moment) & (_open() | (pc.field(VALID_TO) > moment))
+        return valid & (pc.field(VALID_FROM) <= moment) & (_is_open_ended() | (pc.field(VALID_TO) > moment))
 
     def _all(self) -> pyarrow.dataset.FileSystemDataset:
         """Return all rows, deletions too."""
@@ -155,36 +157,36 @@ class TimedFiles:
                 object_location(stored.store, stored.key).removeprefix("s3://"),
                 filesystem=filesystem,
                 file_size=stored.file.size,
-                partition_expression=None if span is None else _told_of(span),
+                partition_expression=None if span is None else _partition_expression(span),
             )
             for span, stored in _files_with_spans(self.reader)
         ]
         return dataset.FileSystemDataset(fragments, pa.schema(fields), parquet, filesystem=filesystem)
 
     def _sql_at(self) -> str:
-        columns = ", ".join(map(_quoted, self.reader.schema.names))
+        columns = ", ".join(map(_sql_name, self.reader.schema.names))
         valid = f"NOT {TOMBSTONE} AND ({VALID_TO} IS NULL"
         if self.moment is None:
-            return f"SELECT {columns} FROM {_quoted(self.name)} WHERE {valid})"
-        moment = _literal(self.moment)
+            return f"SELECT {columns} FROM {_sql_name(self.name)} WHERE {valid})"
+        moment = _sql_timestamp(self.moment)
         return (
-            f"SELECT {columns} FROM {_quoted(self.name)} WHERE {VALID_FROM} <= {moment} AND {valid} "
+            f"SELECT {columns} FROM {_sql_name(self.name)} WHERE {VALID_FROM} <= {moment} AND {valid} "
             f"OR {VALID_TO} > {moment})"
         )
 
     def _sql_over_time(self) -> str:
         reader = self.reader
-        key = ", ".join(map(_quoted, reader.sealed.key))
+        key = ", ".join(map(_sql_name, reader.sealed.key))
         in_time = f"(PARTITION BY {key} ORDER BY {VALID_FROM})"
         same = [f"NOT {TOMBSTONE}", f"NOT lag({TOMBSTONE}, 1, true) OVER {in_time}"]
         same += [f"coalesce(lag({VALID_TO}) OVER {in_time} = {VALID_FROM}, false)"]
-        same += [f"lag({c}) OVER {in_time} IS NOT DISTINCT FROM {c}" for c in map(_quoted, content_columns(reader))]
-        exact = "true" if self._edge is None else f"({VALID_TO} IS NULL OR {VALID_TO} > {_literal(self._edge)})"
+        same += [f"lag({c}) OVER {in_time} IS NOT DISTINCT FROM {c}" for c in map(_sql_name, content_columns(reader))]
+        exact = "true" if self._edge is None else f"({VALID_TO} IS NULL OR {VALID_TO} > {_sql_timestamp(self._edge)})"
         start, end, current = time_column_names(reader)
-        columns = [*map(_quoted, reader.schema.names), *([f"{VALID_FROM} AS {start}"] if start else [])]
+        columns = [*map(_sql_name, reader.schema.names), *([f"{VALID_FROM} AS {start}"] if start else [])]
         whole = f"PARTITION BY {key}, __run ORDER BY {VALID_FROM} ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING"
         return (
-            f"WITH marked AS (SELECT *, NOT ({' AND '.join(same)}) AS __starts FROM {_quoted(self.name)} "
+            f"WITH marked AS (SELECT *, NOT ({' AND '.join(same)}) AS __starts FROM {_sql_name(self.name)} "
             f"WHERE {exact}), "
             f"runs AS (SELECT *, sum(__starts::INT) OVER {in_time} AS __run FROM marked), "
             f"ended AS (SELECT * EXCLUDE ({VALID_TO}), last_value({VALID_TO}) OVER ({whole}) AS {VALID_TO} FROM runs) "
@@ -193,7 +195,7 @@ class TimedFiles:
         )
 
 
-def timed(view: VersionReader | StreamView | EntriesOverTime | EntriesAt) -> TimedFiles | None:
+def select_timed_files(view: VersionReader | StreamView | EntriesOverTime | EntriesAt) -> TimedFiles | None:
     """Return what is handed over of a view whose rows are over time; None for any other."""
     if isinstance(view, EntriesOverTime):
         return TimedFiles(view.reader, whole=True)
@@ -204,7 +206,7 @@ def timed(view: VersionReader | StreamView | EntriesOverTime | EntriesAt) -> Tim
     return None
 
 
-def whole_table_files(reader: Reader) -> list[StoredFile]:
+def list_history_files(reader: Reader) -> list[StoredFile]:
     """Return the files of a table with history. Raises DatasetError where no file says when its rows are valid."""
     if isinstance(reader, VersionsOverTime):
         raise DatasetError(
@@ -237,7 +239,7 @@ def _files_with_spans(reader: Reader) -> list[tuple[Span | None, StoredFile]]:
     return [(None, StoredFile(reader.store, what, only.folder, file)) for only in generations for file in only.files]
 
 
-def _told_of(span: Span) -> Any:
+def _partition_expression(span: Span) -> Any:
     """Return what pyarrow is to know of all rows of a version's file."""
     import pyarrow.compute as pc
 
@@ -249,7 +251,7 @@ def _told_of(span: Span) -> Any:
     )
 
 
-def _open() -> Any:
+def _is_open_ended() -> Any:
     import pyarrow.compute as pc
 
     return pc.field(VALID_TO).is_null()
@@ -261,11 +263,11 @@ def _scalar(moment: datetime) -> Any:
     return pa.scalar(moment, arrow_type("timestamp"))
 
 
-def _literal(moment: datetime) -> str:
+def _sql_timestamp(moment: datetime) -> str:
     return f"TIMESTAMPTZ '{moment.isoformat(sep=' ')}'"
 
 
-def _quoted(name: str) -> str:
+def _sql_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -363,8 +365,8 @@ def arrow_filter(view: StreamView) -> Any:
 def sql_filter(view: StreamView) -> str:
     """Return the same for DuckDB."""
     gone = [
-        f"({READER} = {_text(span.reader)} AND {SOURCE} = {_text(span.source)} AND {SOURCE_OFFSET} >= {span.start} "
-        f"AND {SOURCE_OFFSET} < {span.end} AND {SOURCE_EPOCH} < {span.epoch})"
+        f"({READER} = {_sql_text(span.reader)} AND {SOURCE} = {_sql_text(span.source)} "
+        f"AND {SOURCE_OFFSET} >= {span.start} AND {SOURCE_OFFSET} < {span.end} AND {SOURCE_EPOCH} < {span.epoch})"
         for span in view.replaced
     ]
     return f"NOT coalesce({' OR '.join(gone)}, false)" if gone else "true"
@@ -386,7 +388,7 @@ def polars_filter(view: StreamView, frame: polars.LazyFrame) -> polars.LazyFrame
     return frame.filter(~gone.fill_null(False))
 
 
-def _text(value: str) -> str:
+def _sql_text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
@@ -396,11 +398,11 @@ View = Dataset | Held
 """What is handed over: a dataset or one version of it, a stream at a moment, or entries at other times than now."""
 
 
-def lent(view: View, hand_over: Callable[[Held], T]) -> T:
+def lend_view(view: View, hand_over: Callable[[Held], T]) -> T:
     """Return what `hand_over` makes of a view; the version of an open dataset stays held until that is closed."""
     if isinstance(view, Dataset):
         return view.lend(hand_over)
-    if isinstance(view, EntriesAt) and timed(view) is None:
+    if isinstance(view, EntriesAt) and select_timed_files(view) is None:
         return hand_over(view.read)  # of versions, the one that was valid then
     return hand_over(view)
 
@@ -414,11 +416,11 @@ def parquet_files(view: View) -> list[str]:
     `__valid_to` and `__first`. Raises DatasetError for a version whose files have to be merged first, for a stream of
     which records are replaced, and where files hold rows of other times; and ConfigurationError for a lake in memory.
     """
-    return lent(view, _files)
+    return lend_view(view, _files)
 
 
 def _files(view: Held) -> list[str]:
-    over_time = timed(view)
+    over_time = select_timed_files(view)
     if over_time is not None and not over_time.whole:
         raise DatasetError(
             f"dataset {view.dataset!r} keeps a history: its files hold rows of other times, too, and files can't tell.",
@@ -436,7 +438,7 @@ def _files(view: Held) -> list[str]:
 
 
 def _paths(view: Held) -> list[str]:
-    return [object_location(stored.store, stored.key) for stored in whole_files(view)]
+    return [object_location(stored.store, stored.key) for stored in list_whole_files(view)]
 
 
 def pyarrow_dataset(view: View) -> pyarrow.dataset.Dataset:
@@ -447,11 +449,11 @@ def pyarrow_dataset(view: View) -> pyarrow.dataset.Dataset:
     are over time: of these are given what is valid (at the moment), each interval as it is stored. No file is opened
     before it is read. Raises as `parquet_files` does, but not for what is replaced.
     """
-    return lent(view, _dataset)
+    return lend_view(view, _dataset)
 
 
 def _dataset(view: Held) -> pyarrow.dataset.Dataset:
-    if (over_time := timed(view)) is not None:
+    if (over_time := select_timed_files(view)) is not None:
         return over_time.dataset()
     whole = _whole_dataset(view)
     return whole.filter(arrow_filter(view)) if isinstance(view, StreamView) and view.replaced else whole
@@ -462,10 +464,10 @@ def _whole_dataset(view: Held) -> pyarrow.dataset.FileSystemDataset:
     from pyarrow import dataset
 
     paths = [path.removeprefix("s3://") for path in _paths(view)]
-    schema = arrow_schema_of(view)
+    schema = exchange_schema(view)
     if isinstance(view, StreamView) and view.replaced:
         schema = pa.schema([*schema, *(pa.field(name, arrow_type(view.hidden[name])) for name in POSITION)])
-    sizes = [stored.file.size for stored in whole_files(view)]
+    sizes = [stored.file.size for stored in list_whole_files(view)]
     filesystem, parquet = arrow_filesystem(view.store), dataset.ParquetFileFormat()
     fragments = [
         parquet.make_fragment(path, filesystem=filesystem, file_size=size)
@@ -481,11 +483,11 @@ def duckdb_view(connection: duckdb.DuckDBPyConnection, view: View, name: str) ->
     pyarrow, so that no extension has to be installed and the lake's own settings hold. Raises as `parquet_files`
     does, but leaves out what is replaced.
     """
-    lent(view, lambda held: _create_view(connection, held, name))
+    lend_view(view, lambda held: _create_view(connection, held, name))
 
 
 def _create_view(connection: duckdb.DuckDBPyConnection, view: Held, name: str) -> None:
-    if (over_time := timed(view)) is not None:
+    if (over_time := select_timed_files(view)) is not None:
         over_time.create_view(connection, name)
         return
     files, where = _paths(view), "true"
@@ -501,12 +503,12 @@ def _create_view(connection: duckdb.DuckDBPyConnection, view: Held, name: str) -
         registered = f"adjunct {view.dataset} {view.version}"
         connection.execute("SELECT 1").fetchall()  # with a result that is not read to its end, nothing is registered
         connection.register(registered, _whole_dataset(view))
-        source = _quoted(registered)
-    columns = ", ".join(map(_quoted, columns_of(view)))
+        source = _sql_name(registered)
+    columns = ", ".join(map(_sql_name, exchange_columns(view)))
     if isinstance(view, StreamView):
-        columns, where = columns.replace(_quoted(EPOCH), f"coalesce({EPOCH}, 0) AS {EPOCH}"), sql_filter(view)
+        columns, where = columns.replace(_sql_name(EPOCH), f"coalesce({EPOCH}, 0) AS {EPOCH}"), sql_filter(view)
     query = f"SELECT {columns} FROM {source} WHERE {where}"
-    connection.execute(f"CREATE OR REPLACE TEMP VIEW {_quoted(name)} AS {query}")
+    connection.execute(f"CREATE OR REPLACE TEMP VIEW {_sql_name(name)} AS {query}")
 
 
 def polars_frame(view: View) -> polars.LazyFrame:
@@ -515,12 +517,12 @@ def polars_frame(view: View) -> polars.LazyFrame:
     Over a version's files in a folder Polars reads them itself; on S3, and for a stream, through pyarrow. Raises as
     `duckdb_view` does, and ConfigurationError where Polars is not installed.
     """
-    polars = engine("polars", extra="polars")
-    return lent(view, lambda held: _lazy_frame(polars, held))
+    polars = import_engine("polars", extra="polars")
+    return lend_view(view, lambda held: _lazy_frame(polars, held))
 
 
 def _lazy_frame(polars: Any, view: Held) -> polars.LazyFrame:
-    if (over_time := timed(view)) is not None:
+    if (over_time := select_timed_files(view)) is not None:
         return over_time.polars_frame(polars)
     if isinstance(view, StreamView):
         records = polars_filter(view, polars.scan_pyarrow_dataset(_whole_dataset(view)))
@@ -534,24 +536,24 @@ def _lazy_frame(polars: Any, view: Held) -> polars.LazyFrame:
     return frame  # type: ignore[no-any-return]
 
 
-def columns_of(view: Held) -> dict[str, str]:
+def exchange_columns(view: Held) -> dict[str, str]:
     """Return the columns that other engines see, with their types."""
     if isinstance(view, StreamView):
         return view.columns
-    more = SHOWN_OVER_TIME if timed(view) is not None else {}
+    more = SHOWN_OVER_TIME if select_timed_files(view) is not None else {}
     return {**{field.name: field.type for field in view.schema.fields}, **more}
 
 
-def arrow_schema_of(view: Held) -> pyarrow.Schema:
+def exchange_schema(view: Held) -> pyarrow.Schema:
     """Return the same as Arrow's schema."""
     import pyarrow as pa
 
     fields = view.schema.to_arrow()
-    more = {name: kind for name, kind in columns_of(view).items() if name not in fields.names}
+    more = {name: kind for name, kind in exchange_columns(view).items() if name not in fields.names}
     return pa.schema([*fields, *(pa.field(name, arrow_type(kind)) for name, kind in more.items())])
 
 
-def engine(module: str, *, extra: str) -> Any:
+def import_engine(module: str, *, extra: str) -> Any:
     """Return an engine's module, or raise ConfigurationError that says how to install it."""
     try:
         return import_module(module)
@@ -565,12 +567,12 @@ def engine(module: str, *, extra: str) -> Any:
         ) from error
 
 
-def whole_files(view: Held) -> list[StoredFile]:
+def list_whole_files(view: Held) -> list[StoredFile]:
     """Return the files, whose rows are all entries or records. Raises DatasetError where they have to be merged."""
     if isinstance(view, StreamView):
         return list(view.files)
     if isinstance(view, EntriesOverTime | EntriesAt) or view.sealed.history is not None:
-        return whole_table_files(view if isinstance(view, VersionReader) else view.reader)
+        return list_history_files(view if isinstance(view, VersionReader) else view.reader)
     sealed = view.sealed
     stored = f"dataset {view.dataset!r}, version {view.version}: of the {sealed.stored_rows} rows in its "
     if len(sealed.generations) > 1 or sealed.lacks_base:
@@ -604,4 +606,4 @@ def _has_all_columns(view: Held) -> bool:
     if not view.sealed.positioned:
         return True
     wanted = view.sealed.layout.arrow_schema()
-    return all(stored.open().schema_arrow.remove_metadata().equals(wanted) for stored in whole_files(view))
+    return all(stored.open().schema_arrow.remove_metadata().equals(wanted) for stored in list_whole_files(view))

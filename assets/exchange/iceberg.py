@@ -16,18 +16,18 @@ from dagster_adjunct.assets.exchange.handover import (
     Held,
     StreamView,
     View,
-    arrow_schema_of,
-    columns_of,
-    engine,
-    lent,
+    exchange_columns,
+    exchange_schema,
+    import_engine,
+    lend_view,
+    list_whole_files,
     parquet_files,
-    timed,
-    whole_files,
+    select_timed_files,
 )
 from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.leases import hold, let_go
+from dagster_adjunct.assets.versions.leases import release_versions, retain_version
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
 from dagster_adjunct.resources.bucketing.write_over_time import FIRST
 from dagster_adjunct.resources.common import split_stream_name
@@ -75,7 +75,7 @@ class IcebergTable:
 
     def open(self) -> Catalog:
         """Return the catalogue. Raises ConfigurationError where PyIceberg is not installed or does not know it."""
-        load = engine("pyiceberg.catalog", extra="iceberg").load_catalog
+        load = import_engine("pyiceberg.catalog", extra="iceberg").load_catalog
         try:
             catalog: Catalog = load(self.catalog)
             return catalog
@@ -127,13 +127,13 @@ def register_in_iceberg(
     that is not this dataset's, and for columns that went or changed their type; CommitConflictError when somebody else
     changed the table meanwhile; ConfigurationError where PyIceberg is not installed.
     """
-    engine("pyiceberg.table", extra="iceberg")
-    return lent(view, lambda held: _register(held, catalog, identifier, dict(properties or {})))
+    import_engine("pyiceberg.table", extra="iceberg")
+    return lend_view(view, lambda held: _register(held, catalog, identifier, dict(properties or {})))
 
 
 def _register(view: Held, catalog: Catalog, identifier: str, properties: dict[str, str]) -> IcebergSnapshot:
     lake = lake_in(view.store)
-    if timed(view) is not None and not isinstance(view, EntriesOverTime):
+    if select_timed_files(view) is not None and not isinstance(view, EntriesOverTime):
         raise DatasetError(
             f"dataset {view.dataset!r} keeps a history: its files hold rows of other times, too.",
             "Register all rows, dataset.over_time(), and choose by __valid_from, __valid_to and __tombstone there.",
@@ -142,10 +142,10 @@ def _register(view: Held, catalog: Catalog, identifier: str, properties: dict[st
     if not isinstance(view, StreamView):
         _check_sealed(view, lake)
     paths = tuple(parquet_files(view))
-    table = _table(view, catalog, identifier)
+    table = _load_or_create_table(view, catalog, identifier)
     _check_columns(view, table, identifier)
     holder = _holder(identifier)
-    _hold(lake, view, holder)
+    _retain(lake, view, holder)
     current = table.current_snapshot()
     new = (
         current is None or current.summary is None or current.summary.additional_properties.get(VERSION) != view.version
@@ -154,7 +154,7 @@ def _register(view: Held, catalog: Catalog, identifier: str, properties: dict[st
         _commit(view, table, identifier, paths, properties)
     snapshot = table.current_snapshot()
     assert snapshot is not None
-    _let_go(lake, view.dataset, holder, {view.version, *_versions(table)})
+    _release(lake, view.dataset, holder, {view.version, *_registered_versions(table)})
     return IcebergSnapshot(identifier, snapshot.snapshot_id, view.dataset, view.version, paths, new)
 
 
@@ -188,21 +188,21 @@ def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str
 
     They may be discarded from now on, and snapshots that still refer to them become unreadable.
     """
-    return _let_go(lake, dataset, _holder(identifier), ())
+    return _release(lake, dataset, _holder(identifier), ())
 
 
-def _hold(lake: Lake, view: Held, holder: str) -> None:
+def _retain(lake: Lake, view: Held, holder: str) -> None:
     if isinstance(view, StreamView):
         stream_holds.retain_files(lake, view.stream, view.stream_id, view.version, view.attempts, holder=holder)
     else:
-        hold(lake, view.dataset, view.version, holder=holder)
+        retain_version(lake, view.dataset, view.version, holder=holder)
 
 
-def _let_go(lake: Lake, name: str, holder: str, keep: Collection[str]) -> tuple[str, ...]:
+def _release(lake: Lake, name: str, holder: str, keep: Collection[str]) -> tuple[str, ...]:
     """Let go of a dataset's versions, or of a stream's where the name is that of one ("lake.enriched")."""
     if "." in name:
         return stream_holds.release_files(lake, split_stream_name(name)[1], holder=holder, keep=keep)
-    return let_go(lake, name, holder=holder, keep=keep)
+    return release_versions(lake, name, holder=holder, keep=keep)
 
 
 def _holder(identifier: str) -> str:
@@ -221,14 +221,14 @@ def _check_sealed(view: Held, lake: Lake) -> None:
         )
 
 
-def _table(view: Held, catalog: Catalog, identifier: str) -> Table:
+def _load_or_create_table(view: Held, catalog: Catalog, identifier: str) -> Table:
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, TableAlreadyExistsError
 
     try:
         try:
             table = catalog.load_table(identifier)
         except NoSuchTableError:
-            table = catalog.create_table(identifier, schema=arrow_schema_of(view), properties={DATASET: view.dataset})
+            table = catalog.create_table(identifier, schema=exchange_schema(view), properties={DATASET: view.dataset})
     except TableAlreadyExistsError:  # somebody else made it just now
         table = catalog.load_table(identifier)
     except NoSuchNamespaceError as error:
@@ -242,7 +242,7 @@ def _table(view: Held, catalog: Catalog, identifier: str) -> Table:
     if owner != view.dataset and (owner is not None or table.current_snapshot() is not None):
         raise DatasetError(
             f"the Iceberg table {identifier!r} holds {f'dataset {owner!r}' if owner else 'data of its own'}, which "
-            f"registering {_whose(view)} would replace.",
+            f"registering {_describe_owner(view)} would replace.",
             "Choose another table.",
             dataset=view.dataset,
             version=view.version,
@@ -253,15 +253,15 @@ def _table(view: Held, catalog: Catalog, identifier: str) -> Table:
 def _check_columns(view: Held, table: Table, identifier: str) -> None:
     """Refuse a version without a column of the table, or with another type, unless it was in the table before."""
     theirs = {field.name: str(field.field_type) for field in table.schema().fields}
-    mine = {name: _iceberg_type(kind) for name, kind in columns_of(view).items()}
-    returns = view.version in _versions(table)
+    mine = {name: _iceberg_type(kind) for name, kind in exchange_columns(view).items()}
+    returns = view.version in _registered_versions(table)
     wrong = [f"{name} ({kind}) is missing" for name, kind in theirs.items() if name not in mine and not returns]
     wrong += [
         f"{name} is {mine[name]}, expected {kind}" for name, kind in theirs.items() if mine.get(name, kind) != kind
     ]
     if wrong:
         raise DatasetError(
-            f"{_what(view)} does not fit the Iceberg table {identifier!r}: {'; '.join(wrong)}.",
+            f"{_describe_view(view)} does not fit the Iceberg table {identifier!r}: {'; '.join(wrong)}.",
             "Columns can only be added. Register this version in a new table.",
             dataset=view.dataset,
             version=view.version,
@@ -279,7 +279,7 @@ def _commit(view: Held, table: Table, identifier: str, paths: tuple[str, ...], p
     try:
         with table.transaction() as transaction:
             with transaction.update_schema() as update:
-                update.union_by_name(arrow_schema_of(view))
+                update.union_by_name(exchange_schema(view))
             # The files are the lake's: engines that expire snapshots or drop the table must not delete them.
             wanted = {DATASET: view.dataset, **({} if GARBAGE in table.properties else {GARBAGE: "false"})}
             # The files have no field ids, so readers find columns by this.
@@ -300,8 +300,8 @@ def _commit(view: Held, table: Table, identifier: str, paths: tuple[str, ...], p
         ) from error
     except (CommitFailedException, ValidationException) as error:
         raise CommitConflictError(
-            f"the Iceberg table {identifier!r} was changed by somebody else while {_what(view)} was registered "
-            f"({error}).",
+            f"the Iceberg table {identifier!r} was changed by another writer while "
+            f"{_describe_view(view)} was registered ({error}).",
             "Nothing was registered. Look at what the table holds, and register again.",
             dataset=view.dataset,
         ) from error
@@ -316,13 +316,13 @@ def _data_files(view: Held, table: Table, transaction: Transaction, paths: tuple
         data_files = list(parquet_files_to_data_files(table.io, known, iter(paths)))
     except (OSError, ValueError) as error:
         raise ManifestMismatchError(
-            f"{_what(view)}: a file can't be read by PyIceberg: {error}.",
+            f"{_describe_view(view)}: a file can't be read by PyIceberg: {error}.",
             "See that the catalogue's settings reach the lake (s3.endpoint, credentials), and that the version is "
             "whole: adjunct dataset verify.",
             dataset=view.dataset,
             version=view.version,
         ) from error
-    for stored, file in zip(whole_files(view), data_files, strict=True):
+    for stored, file in zip(list_whole_files(view), data_files, strict=True):
         if (file.record_count, file.file_size_in_bytes) != (stored.file.rows, stored.file.size):
             raise stored.damaged(f"it has {file.record_count} rows in {file.file_size_in_bytes} bytes")
     return data_files
@@ -338,7 +338,7 @@ def _name_mapping(view: Held, metadata: TableMetadata) -> str:
 
     mapping = metadata.name_mapping() or metadata.schema().name_mapping
     there = {name for field in mapping.root for name in field.names}
-    hidden = [MappedField(field_id=_HIDDEN[name], names=[name]) for name in _hidden(view) if name not in there]
+    hidden = [MappedField(field_id=_HIDDEN[name], names=[name]) for name in _hidden_columns(view) if name not in there]
     return NameMapping([*mapping.root, *hidden]).model_dump_json()
 
 
@@ -347,7 +347,7 @@ def _with_hidden(view: Held, metadata: TableMetadata) -> TableMetadata:
     from pyiceberg.schema import Schema
     from pyiceberg.types import BooleanType, IntegerType, LongType, NestedField, StringType, TimestamptzType
 
-    hidden = _hidden(view)
+    hidden = _hidden_columns(view)
     if not hidden:
         return metadata
     types = {
@@ -364,15 +364,15 @@ def _with_hidden(view: Held, metadata: TableMetadata) -> TableMetadata:
     return metadata.model_copy(update={"schemas": [wide], "properties": {**metadata.properties, **unseen}})
 
 
-def _what(view: Held) -> str:
-    return f"{_whose(view)}{' at commit' if isinstance(view, StreamView) else ', version'} {view.version}"
+def _describe_view(view: Held) -> str:
+    return f"{_describe_owner(view)}{' at commit' if isinstance(view, StreamView) else ', version'} {view.version}"
 
 
-def _whose(view: Held) -> str:
+def _describe_owner(view: Held) -> str:
     return f"stream {view.stream!r}" if isinstance(view, StreamView) else f"dataset {view.dataset!r}"
 
 
-def _hidden(view: Held) -> dict[str, str]:
+def _hidden_columns(view: Held) -> dict[str, str]:
     """Return the columns that the files have beside those of the dataset, with their types."""
     if isinstance(view, StreamView):
         return view.hidden
@@ -381,7 +381,7 @@ def _hidden(view: Held) -> dict[str, str]:
     return dict(view.sealed.layout.hidden)
 
 
-def _versions(table: Table) -> set[str]:
+def _registered_versions(table: Table) -> set[str]:
     """Return the versions that the table's snapshots hold."""
     summaries = [snapshot.summary for snapshot in table.snapshots()]
     return {s.additional_properties[VERSION] for s in summaries if s and VERSION in s.additional_properties}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.rows_over_time import Validity, merge_equal_neighbours, no_history_error
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.version import TOMBSTONE, SealedVersion, moment_of
+from dagster_adjunct.assets.versions.version import TOMBSTONE, SealedVersion, datetime_from_micros
 from dagster_adjunct.resources.bucketing.files import GENERATION
 from dagster_adjunct.resources.bucketing.write_over_time import FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
@@ -344,7 +344,7 @@ def validate_moment(reader: Reader, moment: datetime) -> None:
     asked = to_micros(moment)
     assert asked is not None
     if edge is not None and asked < edge:
-        since = moment_of(edge)
+        since = datetime_from_micros(edge)
         raise DatasetError(
             f"dataset {reader.dataset!r}: what was valid at {moment.astimezone(UTC)} is not known; its history "
             f"begins at {since.astimezone(UTC)}.",

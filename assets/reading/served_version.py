@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.dataset_log import previous, redirect_of
+from dagster_adjunct.assets.versions.dataset_log import find_previous_version, redirect_target
 from dagster_adjunct.assets.versions.leases import Lease, check_retained
 from dagster_adjunct.assets.versions.manifest import as_bounded
 from dagster_adjunct.resources.common import utc_now
@@ -353,7 +353,7 @@ class ServedVersion:
 
     def _may_have_moved_since(self, commit: Commit) -> bool:
         """Whether CURRENT may be another than when it was read."""
-        if redirect_of(commit) is not None:
+        if redirect_target(commit) is not None:
             return True  # about to join a version set: the pointer that will count is not known yet
         pointer = f"{commit.manifest_key.rpartition('/manifests/')[0]}/CURRENT"
         current = self._stored.log.lake.store.head(pointer)
@@ -414,7 +414,7 @@ class ServedVersion:
             return served
         ref = manifest.ref(damaged) if self._on_damage == "previous" else None
         while ref is not None and ref.id in self.damaged:
-            ref = previous(as_bounded(manifest), ref)
+            ref = find_previous_version(as_bounded(manifest), ref)
         return None if ref is None else self._stored.version(ref.id)
 
 

@@ -34,16 +34,16 @@ from dagster_adjunct.assets.versions.actions import (
     withdraw_version,
 )
 from dagster_adjunct.assets.versions.dataset_log import (
+    ID_PREFIX,
     NAMES,
-    SHORT_ID,
     DatasetLog,
-    members_of,
-    readable_version,
-    redirect_of,
+    member_bodies,
+    redirect_target,
+    require_readable_version,
     require_version,
-    set_log,
+    version_set_log,
 )
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_bounded, parse_manifest, stored_body
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_bounded, manifest_to_body, parse_manifest
 from dagster_adjunct.assets.versions.version import SealedVersion, check_declaration, version_number
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
@@ -92,7 +92,7 @@ def resolve_version(
     if isinstance(manifest, UnboundedManifest):
         return _resolve_in_table(log, current, manifest, version, as_of)
     if version is not None:
-        return log.read_version(readable_version(manifest, version))
+        return log.read_version(require_readable_version(manifest, version))
     served = next((then.version for commit, then in log.history() if _matches_commit(commit, as_of)), None)
     if served is None:
         raise NoSealedVersionError(
@@ -100,7 +100,7 @@ def resolve_version(
             f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}.",
             dataset=log.name,
         )
-    readable_version(manifest, served.id)  # which says so, where it was withdrawn or is not retained
+    require_readable_version(manifest, served.id)  # which says so, where it was withdrawn or is not retained
     return served
 
 
@@ -223,7 +223,7 @@ class _CommitHistory:
 
     def begun(self, version: str) -> SealedVersion | None:
         """Return the version whose id begins so, with its whole number at least, which is that of a commit."""
-        number = version_number(version) if SHORT_ID.fullmatch(version) else 0
+        number = version_number(version) if ID_PREFIX.fullmatch(version) else 0
         if not self.manifest.retained_from <= number <= self.current.number:
             return None
         with suppress(DatasetError):  # nothing was served after that commit
@@ -327,11 +327,11 @@ def _has_commit(lake: Lake, name: str) -> bool:
     """Whether a dataset has a manifest, of its own or in its version set, whatever is in it."""
     try:
         own = DatasetLog(lake, name).log.current()
-        set_name = redirect_of(own) if own is not None else None
+        set_name = redirect_target(own) if own is not None else None
         if own is None or set_name is None:
             return own is not None and not is_deletion_commit(own)
-        shared = set_log(lake, set_name).current()
-        members = members_of(shared) if shared is not None else {}
+        shared = version_set_log(lake, set_name).current()
+        members = member_bodies(shared) if shared is not None else {}
         return members.get(name, own.body.get("manifest")) is not None
     except MalformedDocumentError:
         return True
@@ -386,7 +386,7 @@ class VersionOperations(ABC):
     def describe(self) -> dict[str, Any]:
         """Return what the dataset is and holds, as JSON-able values. Raises DatasetNotFoundError."""
         manifest = self._newest()
-        described = {name: value for name, value in stored_body(manifest).items() if name not in _HIDDEN}
+        described = {name: value for name, value in manifest_to_body(manifest).items() if name not in _HIDDEN}
         version = manifest.version
         described["version"] = None
         if version is not None:
@@ -505,7 +505,7 @@ class StoredVersions(VersionOperations):
 
         assert self.spec is not None
         source = open_source(systems, self.spec, self._lake)
-        known = source.first_manifest() if manifest is None else source.carried_over(manifest) or manifest
+        known = source.first_manifest() if manifest is None else source.follow_repartition(manifest) or manifest
         offered = source.next(as_bounded(known))
         return offered if isinstance(offered, Awaiting) else None
 

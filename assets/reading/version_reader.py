@@ -22,7 +22,7 @@ from dagster_adjunct.assets.reading.rows_over_time import (
     no_history_error,
     read_key_history,
 )
-from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, moment_of
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, datetime_from_micros
 from dagster_adjunct.resources.bucketing.hashing import bucketer
 from dagster_adjunct.resources.bucketing.write_over_time import FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import AdjunctError, ManifestMismatchError, SchemaMismatchError
@@ -331,7 +331,7 @@ class VersionReader:
         if self.sealed.history is None:
             raise no_history_error(self.dataset)
         values = self._stored_key(key)
-        edge = None if self.sealed.edge is None else moment_of(self.sealed.edge)
+        edge = None if self.sealed.edge is None else datetime_from_micros(self.sealed.edge)
         told_by = self.sealed.history.valid_from
         return read_key_history(self._generations, self._bucket(values), values, self._names, edge, told_by)
 

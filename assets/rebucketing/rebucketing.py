@@ -18,9 +18,9 @@ from dagster_adjunct.assets.retention.discard import delete_doomed
 from dagster_adjunct.assets.retention.rewrite import VersionReplacement, replace_versions
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.leases import AttemptRenewal, Lease, attempt_key, build_on_record, store_now
+from dagster_adjunct.assets.versions.leases import AttemptRecord, Lease, attempt_key, read_lake_clock, record_build
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, UnboundedManifest
-from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, layout_of, told, version_id
+from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, build_layout, has_row_ends, version_id
 from dagster_adjunct.resources.bucketing.files import as_laid_out
 from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP, BucketFileWriter, WriteOptions
@@ -80,7 +80,7 @@ class RebucketReport:
         return {**facts, "kind": kind}
 
 
-def check(log: DatasetLog, manifest: DatasetManifest, partitions: int, reason: str) -> int:
+def check_repartitioning(log: DatasetLog, manifest: DatasetManifest, partitions: int, reason: str) -> int:
     """Return how many partitions the dataset has; refuse what can't be rewritten into this number of them."""
     declared, what = manifest.declaration, f"dataset {log.name!r}"
     if not reason.strip():
@@ -127,7 +127,7 @@ def check_unused(dataset: str, needed: Mapping[str, str]) -> None:
 _ROWS_AT_ONCE = 4_000_000
 
 
-def rebucketed(
+def rebucket_files(
     log: DatasetLog,
     stored: Sequence[StoredFile],
     layout: BucketLayout,
@@ -150,7 +150,7 @@ def rebucketed(
     for first in range(0, layout.partitions, width):
         parts: dict[int, list[pa.Table]] = {}
         for file in stored:
-            for rows, buckets in _bucketed(file, layout):
+            for rows, buckets in _iterate_bucketed_rows(file, layout):
                 for bucket in range(first, min(first + width, layout.partitions)):
                     mine = rows.filter(pa.array(buckets == bucket))
                     if mine.num_rows:
@@ -169,7 +169,7 @@ def rebucketed(
     return written
 
 
-def _bucketed(stored: StoredFile, layout: BucketLayout) -> Iterator[tuple[pa.Table, Any]]:
+def _iterate_bucketed_rows(stored: StoredFile, layout: BucketLayout) -> Iterator[tuple[pa.Table, Any]]:
     """Yield the file's rows, and the new bucket of each."""
     from dagster_adjunct.resources.bucketing.hashing import buckets
 
@@ -203,11 +203,11 @@ def repartition_table(
     bootstrap is not finished, and CommitConflictError where others do not stop committing.
     """
     with ExitStack() as records:
-        return _Rewriting(DatasetLog(lake, dataset), partitions, reason, by, roots, records).run(dry_run)
+        return _TableRewrite(DatasetLog(lake, dataset), partitions, reason, by, roots, records).run(dry_run)
 
 
 @dataclass
-class _Rewriting:
+class _TableRewrite:
     """One rewriting under way. A generation is written once, by its old folder, however often the commit is tried.
 
     `asked` says that a commit is asked for, and not known to have lost.
@@ -272,7 +272,7 @@ class _Rewriting:
         return manifest
 
     def _served(self, manifest: UnboundedManifest) -> tuple[int, SealedVersion]:
-        before, version = check(self.log, manifest, self.partitions, self.reason), manifest.version
+        before, version = check_repartitioning(self.log, manifest, self.partitions, self.reason), manifest.version
         assert version is not None
         return before, version
 
@@ -280,7 +280,7 @@ class _Rewriting:
 
     def _write(self, version: SealedVersion) -> None:
         over_time = version.history is not None
-        layout = layout_of(
+        layout = build_layout(
             version.columns,
             version.key,
             version.partition_by,
@@ -295,13 +295,13 @@ class _Rewriting:
                 continue
             attempt = self.log.attempt()
             # On record until the commit, so that nobody takes the new files for garbage.
-            self.records.enter_context(build_on_record(self.log.lake, self.log.name, attempt.id, self.by))
+            self.records.enter_context(record_build(self.log.lake, self.log.name, attempt.id, self.by))
             stored = [StoredFile(store, what, generation.folder, file) for file in generation.files]
             # Readers look there whether tombstones were left out.
             left_out = all(_LEFT_OUT in file.stats for file in generation.files)
-            as_it_is = None if version.history is None else OverTimeWrite(told=told(generation))
+            as_it_is = None if version.history is None else OverTimeWrite(told=has_row_ends(generation))
             options = WriteOptions(what, last_per_key=True, drop_tombstones=left_out, over_time=as_it_is)
-            files = rebucketed(self.log, stored, layout, attempt, generation.id, options)
+            files = rebucket_files(self.log, stored, layout, attempt, generation.id, options)
             new = attempt.generation(generation.id, files)
             self.made[generation.folder] = attempt, new
             if new.rows != generation.rows:
@@ -376,36 +376,36 @@ def repartition_versions(
     made: dict[str, VersionReplacement] = {}
 
     def rewrite_once() -> tuple[int, BoundedManifest]:
-        commit, manifest = _read(log, partitions)
-        before = check(log, manifest, partitions, reason)
+        commit, manifest = _read_bounded(log, partitions)
+        before = check_repartitioning(log, manifest, partitions, reason)
         check_unused(dataset, roots())
         # A version is rewritten once, however often the commit is tried.
-        for document in [document for document, new in made.items() if not _stands(lake, manifest, new)]:
+        for document in [document for document, new in made.items() if not _is_stored(lake, manifest, new)]:
             del made[document]
         for ref in manifest.built:
             if str(ref.document) not in made:
-                made[str(ref.document)] = _rewritten(log, ref, partitions, by)
+                made[str(ref.document)] = _rewrite_version(log, ref, partitions, by)
         check_unused(dataset, roots())  # once more: writing takes a while
-        after = _after(manifest, made, partitions, reason)
+        after = _apply_replacements(manifest, made, partitions, reason)
         log.commit(commit, after, by=by)
         return before, after
 
     if dry_run:
-        return _planned(log, partitions, reason, roots)
+        return _plan_versions(log, partitions, reason, roots)
     try:
         before, after = log.rewrite(rewrite_once, slower="its versions can be rewritten")
     finally:
         for new in made.values():
             if new.attempt is not None:
                 lake.store.delete(attempt_key(lake, dataset, new.attempt.id))
-    spared, _ = delete_doomed(log, after, roots, store_now(lake, dataset), by=by)
+    spared, _ = delete_doomed(log, after, roots, read_lake_clock(lake, dataset), by=by)
     used = [new for new in made.values() if after.ref(new.new.id) is not None]
     ids, rows = {new.old.id: new.new.id for new in used}, sum(new.sealed.stored_rows for new in used)
     pending = tuple(f"{judged.what}: {judged.reason}" for judged in spared)
     return RebucketReport(dataset, before, partitions, ids, pending, rows=rows)
 
 
-def _read(log: DatasetLog, partitions: int) -> tuple[Commit | None, BoundedManifest]:
+def _read_bounded(log: DatasetLog, partitions: int) -> tuple[Commit | None, BoundedManifest]:
     commit, manifest = log.read()
     if manifest is None:
         raise DatasetNotFoundError(
@@ -420,22 +420,22 @@ def _read(log: DatasetLog, partitions: int) -> tuple[Commit | None, BoundedManif
     return commit, manifest
 
 
-def _planned(log: DatasetLog, partitions: int, reason: str, roots: Roots) -> RebucketReport:
-    manifest = _read(log, partitions)[1]
-    before = check(log, manifest, partitions, reason)
+def _plan_versions(log: DatasetLog, partitions: int, reason: str, roots: Roots) -> RebucketReport:
+    manifest = _read_bounded(log, partitions)[1]
+    before = check_repartitioning(log, manifest, partitions, reason)
     ids = {ref.id: "" for ref in manifest.built}
     rows = sum(ref.rows or 0 for ref in manifest.built)
     holding = tuple(sorted(set(roots().values())))
     return RebucketReport(log.name, before, partitions, ids, rows=rows, holding=holding, dry_run=True)
 
 
-def _stands(lake: Lake, manifest: BoundedManifest, made: VersionReplacement) -> bool:
+def _is_stored(lake: Lake, manifest: BoundedManifest, made: VersionReplacement) -> bool:
     """Whether nobody has discarded what was rewritten, which no manifest lists yet."""
     document = str(made.new.document)
     return not {*made.new.folders, document} & set(manifest.doomed) and lake.store.head(document) is not None
 
 
-def _after(
+def _apply_replacements(
     manifest: BoundedManifest, made: dict[str, VersionReplacement], partitions: int, reason: str
 ) -> BoundedManifest:
     """Return the manifest with the rewritten versions, `made` of all of them."""
@@ -453,14 +453,14 @@ def _after(
     )
 
 
-def _rewritten(log: DatasetLog, ref: VersionRef, partitions: int, by: str) -> VersionReplacement:
+def _rewrite_version(log: DatasetLog, ref: VersionRef, partitions: int, by: str) -> VersionReplacement:
     sealed = log.read_version(ref)
     (generation,) = sealed.generations
-    layout = layout_of(sealed.columns, sealed.key, sealed.partition_by, partitions, sealed.positioned)
+    layout = build_layout(sealed.columns, sealed.key, sealed.partition_by, partitions, sealed.positioned)
     attempt = log.attempt()
     # On record until the commit, so that nobody takes the new files for garbage.
-    with AttemptRenewal(log.lake, log.name, attempt.id, by):
-        files = rebucketed(log, list_stored_files(log.lake.store, log.name, sealed), layout, attempt, generation.id)
+    with AttemptRecord(log.lake, log.name, attempt.id, by):
+        files = rebucket_files(log, list_stored_files(log.lake.store, log.name, sealed), layout, attempt, generation.id)
     new = attempt.generation(generation.id, files)
     if new.rows != generation.rows:
         raise ManifestMismatchError(

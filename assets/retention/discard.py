@@ -21,8 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.versions.actions import expire_pin, expire_pins
-from dagster_adjunct.assets.versions.dataset_log import DatasetLog, order_of, redirect_of, set_log
-from dagster_adjunct.assets.versions.leases import RUNNING, all_leases, attempts, live_leases, store_now
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog, redirect_target, version_order, version_set_log
+from dagster_adjunct.assets.versions.leases import (
+    RUNNING_WITHIN,
+    list_attempts,
+    list_leases,
+    list_live_leases,
+    read_lake_clock,
+)
 from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
     Change,
@@ -59,7 +65,7 @@ if TYPE_CHECKING:
 
 def check_deletable(dataset: str, seen: Commit) -> None:
     """Refuse a member of a version set."""
-    version_set = redirect_of(seen)
+    version_set = redirect_target(seen)
     if version_set is not None:
         raise DatasetError(
             f"dataset {dataset!r} is a member of the version set {version_set!r}, whose versions are one commit.",
@@ -81,7 +87,7 @@ def delete_dataset_objects(lake: Lake, dataset: str, seen: Commit, *, reason: st
         key = f"{log.prefix}/deleting-{uuid.uuid4().hex}.json"
         lake.store.put_if_absent(key, json.dumps(list_log_objects(log, {f"{log.prefix}/clock"})).encode())
         last = commit_deletion(log, seen, reason=reason, by=by, listed=key)
-    held = live_leases(lake, dataset, store_now(lake, dataset))
+    held = list_live_leases(lake, dataset, read_lake_clock(lake, dataset))
     if held:
         raise DatasetError(
             f"dataset {dataset!r} is deleted, and {held[0].holder} still reads {', '.join(held[0].versions)}.",
@@ -310,7 +316,7 @@ def find_spared(
     """Return what is doomed and still held."""
     held = version_holders(leases, roots, now)
     reached = manifest.reachable()
-    earlier = {version for version in held if manifest.may_have_needed(version)}
+    earlier = {version for version in held if manifest.may_need_doomed(version)}
     spared = []
     for entry in manifest.doomed:
         why = next(
@@ -330,7 +336,7 @@ def belongs_to_version(version: str, entry: str) -> bool:
 
 def _newest_versions(manifest: BoundedManifest, policy: DiscardPolicy) -> dict[str, str]:
     """Return the versions that stay for being new; of versions ordered by name only the newest build of each name."""
-    order = order_of(manifest)
+    order = version_order(manifest)
     sealed = sorted((ref for ref in manifest.versions if ref.state == "sealed"), key=order, reverse=True)
     if manifest.declaration.order == "name":
         newest_build = {ref.name: ref for ref in reversed(sealed)}
@@ -425,7 +431,7 @@ def discard(
     unpinned = pin.version if pin is not None and manifest.pin is None else None
     if dry_run:
         kept_from = _find_kept_from(log, manifest, policy)
-        plan = plan_discard(manifest, policy, all_leases(lake, dataset), roots(), listing, kept_from)
+        plan = plan_discard(manifest, policy, list_leases(lake, dataset), roots(), listing, kept_from)
         return DiscardReport(
             dataset, True, plan.go, plan.stay, plan.garbage, unpinned=unpinned, retained_from=plan.retained_from
         )
@@ -438,7 +444,7 @@ def discard(
         if not {ref.document for ref in fresh.listed if ref.document is not None} <= listing.documents.keys():
             listing = _list_objects(log)  # a version was published since: how old it is, only the store can say
         kept_from = _find_kept_from(log, fresh, policy)
-        plan = plan_discard(fresh, policy, all_leases(lake, dataset), roots(), listing, kept_from)
+        plan = plan_discard(fresh, policy, list_leases(lake, dataset), roots(), listing, kept_from)
         return manifest_after_discard(fresh, plan)
 
     after = log.transact(doom, by=by)
@@ -458,7 +464,7 @@ def delete_doomed(
 
     `now` is by the store's clock. Leases and open batches are read here, after the commit that doomed.
     """
-    leases = all_leases(log.lake, log.name)
+    leases = list_leases(log.lake, log.name)
     # Before anything that they held: a holder that was only late finds out by its next renewal.
     log.lake.store.delete_many([lease.key for lease in leases if lease.expires_at <= now])
     if not manifest.doomed:
@@ -483,17 +489,17 @@ def _find_kept_from(log: DatasetLog, manifest: DatasetManifest, policy: DiscardP
 
 def _list_objects(log: DatasetLog, *, commits: bool = False) -> Listing:
     store, prefix = log.lake.store, log.prefix
-    now = store_now(log.lake, log.name)
+    now = read_lake_clock(log.lake, log.name)
     folders: dict[str, datetime] = {}
     for item in store.list(f"{prefix}/data/"):
         folder = item.key.rsplit("/", 1)[0]
         folders[folder] = max(item.modified, folders.get(folder, item.modified))
     running = set()
-    for attempt in attempts(log.lake, log.name):
+    for attempt in list_attempts(log.lake, log.name):
         folder = f"{prefix}/data/{attempt.id}"
         if folder in folders:
             folders[folder] = max(attempt.renewed, folders[folder])
-        if attempt.renewed > now - RUNNING:
+        if attempt.renewed > now - RUNNING_WITHIN:
             running.add(attempt.id)
     documents = {item.key: item.modified for item in store.list(f"{prefix}/versions/")}
     committed: dict[int, datetime] = {}
@@ -529,13 +535,13 @@ def _delete_old_records(
     store, limit = log.lake.store, subtract_span(listing.now, policy.grace)
     held: Mapping[str, str] = {}
     if manifest.versions_are_commits:
-        held = version_holders(all_leases(log.lake, log.name), roots(), listing.now)
-    ended = min(limit, listing.now - RUNNING)
+        held = version_holders(list_leases(log.lake, log.name), roots(), listing.now)
+    ended = min(limit, listing.now - RUNNING_WITHIN)
     objects = [item for item in store.list(f"{log.prefix}/attempts/") if item.modified <= ended]
     logs = [log.log]
     set_name = log.version_set()
     if set_name is not None:
-        logs.append(set_log(log.lake, set_name))
+        logs.append(version_set_log(log.lake, set_name))
     for commits in logs:
         past = [
             item

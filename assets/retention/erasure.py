@@ -29,7 +29,7 @@ from dagster_adjunct.assets.retention.key_search import (
 )
 from dagster_adjunct.assets.retention.rewrite import GenerationErasure, RewrittenVersion, VersionErasure
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.leases import store_now
+from dagster_adjunct.assets.versions.leases import read_lake_clock
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetNotFoundError
 from dagster_adjunct.resources.schemas.schema import Field
@@ -110,7 +110,7 @@ def forget(
         else VersionErasure(log, wanted, by)
     )
     manifest = work.commit(reason)
-    spared, objects = delete_doomed(log, manifest, roots, store_now(lake, dataset), by=by)
+    spared, objects = delete_doomed(log, manifest, roots, read_lake_clock(lake, dataset), by=by)
     superseded = delete_superseded_documents(log)
     past = redact_past_manifests(log, wanted)
     proof = search_keys(log, wanted)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.reading.key_lookup import coerce_key, decode_key
 from dagster_adjunct.assets.retention.discard import RetentionDecision
 from dagster_adjunct.assets.versions.dataset_log import SETS
-from dagster_adjunct.assets.versions.leases import attempts
+from dagster_adjunct.assets.versions.leases import list_attempts
 from dagster_adjunct.resources.bucketing.files import BucketFile, encode_key, unpack_footer
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
 from dagster_adjunct.resources.errors import MalformedDocumentError, ObjectNotFoundError
@@ -279,7 +279,7 @@ def find_leftovers(log: DatasetLog, manifest: DatasetManifest, keys: KeySet) -> 
     holding = {_folder_from_key(sighting.object) for sighting in (*seen.found, *seen.unsearched)}
     documents = [item.key for item in store.list(f"{log.prefix}/versions/") if item.key not in known]
     holding |= {key for key in documents if _document_names_key(log, key, keys)}
-    on_record = list(attempts(log.lake, log.name))
+    on_record = list(list_attempts(log.lake, log.name))
     garbage, builds = [], []
     for entry in sorted(holding):
         record = next((attempt for attempt in on_record if attempt.id in entry), None)

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
 from dagster_adjunct.assets.retention.key_search import ERASE_ACTION, Leftovers, find_leftovers, redact, search_files
-from dagster_adjunct.assets.versions.leases import AttemptRenewal, attempt_key
+from dagster_adjunct.assets.versions.leases import AttemptRecord, attempt_key
 from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
     Change,
@@ -25,15 +25,15 @@ from dagster_adjunct.assets.versions.manifest import (
     UnboundedManifest,
     as_bounded,
     as_unbounded,
-    manifest_from,
-    stored_body,
+    manifest_from_body,
+    manifest_to_body,
 )
 from dagster_adjunct.assets.versions.version import (
     TOMBSTONE,
     SealedVersion,
     VersionRef,
-    current_rows,
-    layout_of,
+    build_layout,
+    count_current_rows,
     version_id,
 )
 from dagster_adjunct.resources.bucketing.files import (
@@ -315,7 +315,7 @@ class GenerationErasure:
     ) -> RewrittenGeneration:
         attempt = self.log.attempt()
         # On record until the commit, so that nobody takes the new files for garbage.
-        with AttemptRenewal(self.log.lake, self.log.name, attempt.id, self.by):
+        with AttemptRecord(self.log.lake, self.log.name, attempt.id, self.by):
             live = count_live_rows(files, self.keys, affected)
             new = rewrite_generation(files, layout, generation.id, self.keys, affected, attempt)
         return RewrittenGeneration(generation, new, attempt, sum(affected.values()), live)
@@ -352,7 +352,7 @@ class GenerationErasure:
             retained_from=retained_from,
             bootstrap=bootstrap,
         )
-        after = as_unbounded(manifest_from(redact(stored_body(after), self.keys)))
+        after = as_unbounded(manifest_from_body(redact(manifest_to_body(after), self.keys)))
         doomed = [*manifest.doomed, *self.leftovers.garbage, *gone, *(made.old.folder for made in hit)]
         kept = after.reachable()
         doomed = [entry for entry in dict.fromkeys(doomed) if entry not in kept]
@@ -369,7 +369,7 @@ class GenerationErasure:
         rows = version.rows
         if version.history is not None:
             left = [generation for generation in new if generation.files] or new[:1]
-            rows = current_rows(left[0]) if len(left) == 1 else None
+            rows = count_current_rows(left[0]) if len(left) == 1 else None
         elif rows is not None:
             rows -= sum(made.live for made in hit)
         elif len(version.generations) > 1 and version.order_by is None and not any(g.files for g in new[1:]):
@@ -416,7 +416,7 @@ def _generations_in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLay
         yield from ((manifest.version.layout, generation) for generation in manifest.version.generations)
     bootstrap, declared = manifest.bootstrap, manifest.declaration
     if bootstrap.columns is not None:
-        layout = layout_of(
+        layout = build_layout(
             bootstrap.columns,
             declared.key,
             declared.partition_by,
@@ -532,7 +532,7 @@ class VersionErasure:
         if affected:
             attempt = self.log.attempt()
             # On record until the commit, so that nobody takes the new files for garbage.
-            with AttemptRenewal(self.log.lake, self.log.name, attempt.id, self.by):
+            with AttemptRecord(self.log.lake, self.log.name, attempt.id, self.by):
                 new = rewrite_version(self.log, sealed, self.keys, affected, attempt)
         new = SealedVersion.model_validate(redact(new.model_dump(mode="json"), self.keys))
         if new == sealed:
@@ -555,7 +555,7 @@ class VersionErasure:
             ref.id: self.replacements[str(ref.document)] for ref in manifest.built if ref.document in self.replacements
         }
         after = replace_versions(manifest, old)
-        after = as_bounded(manifest_from(redact(stored_body(after), self.keys)))
+        after = as_bounded(manifest_from_body(redact(manifest_to_body(after), self.keys)))
         doomed = [*manifest.doomed, *self.leftovers.garbage]
         doomed += [entry for made in old.values() for entry in (*made.old.folders, str(made.old.document))]
         # The old document of a version that keeps its id is not doomed but deleted: leases are on the id.

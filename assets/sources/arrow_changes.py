@@ -34,18 +34,18 @@ from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtr
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources.change_stream import DEAD_LETTERS
 from dagster_adjunct.assets.sources.changes import (
-    DELETION_OF_NOTHING,
     RAW,
-    bad_change,
-    checked,
-    looked_at,
-    no_value,
-    schema_of_rows,
-    timeless,
-    too_late,
-    unknown_key,
+    UNKEYED_DELETION,
+    bad_change_error,
+    check_order_values,
+    derive_row_schema,
+    late_change_reason,
+    missing_time_reason,
+    null_order_reason,
+    select_relevant_columns,
+    unknown_key_reason,
 )
-from dagster_adjunct.assets.sources.entries import refuse_in_process, what_needs_spark
+from dagster_adjunct.assets.sources.entries import list_spark_needs, raise_if_spark_needed
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM
 from dagster_adjunct.resources.schemas.values import CHECKED_TYPES, readable_values, rule_of, spark_date, unreadable
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.opened_stream import Ranges, Source
+    from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges
     from dagster_adjunct.resources.schemas.schema import Schema
 
 _TYPES = ("string", "boolean", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "binary")
@@ -63,12 +63,12 @@ _SHORT = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': 
 _ESCAPED = str.maketrans({**{chr(code): f"\\u{code:04X}" for code in range(32)}, **_SHORT})
 
 
-def has_json(kind: str) -> bool:
+def supports_json(kind: str) -> bool:
     """Whether values of this type are written here; how Java writes fractions and decimals, only Java says."""
     return kind in _TYPES
 
 
-def json_of_records(records: pa.Table, schema: Schema) -> pa.Array:
+def records_to_json(records: pa.Table, schema: Schema) -> pa.Array:
     """Return each record's columns as a JSON object; null columns stand in it as null."""
     import pyarrow as pa
 
@@ -116,22 +116,22 @@ class ArrowDecoder:
     JSON, and of records with fractions or decimals only Spark writes that.
     """
 
-    def check(self, source: Source) -> None:
-        spec, needed = source.spec, what_needs_spark(source)
+    def check(self, source: OpenedStream) -> None:
+        spec, needed = source.spec, list_spark_needs(source)
         if not isinstance(spec.following.changes, ArrowChangeFormat):
             needed.append(f"the form of its changes ({spec.following.changes.describe()})")
         assert source.info.schema is not None, "raw records are refused when the input is opened"
-        plain = all(has_json(field.type) for field in source.info.schema.fields)
+        plain = all(supports_json(field.type) for field in source.info.schema.fields)
         if isinstance(spec.following.on_bad_change, DeadLetters) and not plain:
             needed.append("dead letters of records with fractions or decimals")
         if spec.following.initial is not None:
             needed.append(f"its bulk snapshot ({spec.following.initial.describe()})")
-        refuse_in_process(spec, needed)
+        raise_if_spark_needed(spec, needed)
 
     def read_changes(
-        self, source: Source, ranges: Ranges, *, positions_from: int = 0, samples: Samples | None = None
+        self, source: OpenedStream, ranges: Ranges, *, positions_from: int = 0, samples: Samples | None = None
     ) -> tuple[pa.Table, Samples | None]:
-        return decode_in_arrow(source, source.read_arrow(ranges), positions_from, samples)
+        return decode_arrow_changes(source, source.read_arrow(ranges), positions_from, samples)
 
     def without_late(
         self, changes: pa.Table, horizon: int | None, on_bad_change: object
@@ -144,8 +144,8 @@ class ArrowDecoder:
         places = changes.column(VALID_FROM).cast("int64") if over_time else changes.column(POSITION)
         late = pc.fill_null(pc.less_equal(places, horizon), False)
         if isinstance(on_bad_change, DeadLetters):
-            reasons = [too_late(horizon, over_time) if is_late else None for is_late in late.to_pylist()]
-            return with_problems(changes, reasons), None
+            reasons = [late_change_reason(horizon, over_time) if is_late else None for is_late in late.to_pylist()]
+            return add_problems(changes, reasons), None
         count = int(pc.sum(late).as_py() or 0)
         return changes.filter(pc.or_(pc.invert(late), pc.is_valid(changes.column(PROBLEM)))), lambda: count
 
@@ -155,13 +155,13 @@ class ArrowDecoder:
         bad = changes.filter(pc.is_valid(changes.column(PROBLEM)))
         if bad.num_rows:
             place, reason = (bad.column(name)[0].as_py() for name in (OFFSET, PROBLEM))
-            raise bad_change(dataset, place, bad.column(PARTITION)[0].as_py(), reason)
-        return _without_marks(changes)
+            raise bad_change_error(dataset, place, bad.column(PARTITION)[0].as_py(), reason)
+        return _drop_marks(changes)
 
     def without_problems(self, changes: pa.Table) -> pa.Table:
         import pyarrow.compute as pc
 
-        return _without_marks(changes.filter(pc.is_null(changes.column(PROBLEM))))
+        return _drop_marks(changes.filter(pc.is_null(changes.column(PROBLEM))))
 
     def letters(
         self, changes: pa.Table, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
@@ -171,41 +171,43 @@ class ArrowDecoder:
         if incomplete:
             reasons = {(partition, offset): reason for partition, offset, reason in incomplete}
             places = zip(*(changes.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True)
-            changes = with_problems(changes, [reasons.get(place) for place in places])
-        letters = _letters(changes.filter(pc.is_valid(changes.column(PROBLEM))), spec)
+            changes = add_problems(changes, [reasons.get(place) for place in places])
+        letters = _dead_letters(changes.filter(pc.is_valid(changes.column(PROBLEM))), spec)
         return letters if letters.num_rows else None
 
 
-def decode_in_arrow(
-    source: Source, records: pa.Table, positions_from: int = 0, samples: Samples | None = None
+def decode_arrow_changes(
+    source: OpenedStream, records: pa.Table, positions_from: int = 0, samples: Samples | None = None
 ) -> tuple[pa.Table, Samples | None]:
     """Return what `decode_changes` does, of records in Arrow."""
     spec, schema, following = source.spec, source.schema, source.spec.following
     what = f"dataset {spec.name!r} (input {spec.input})"
     assert source.info.schema is not None, "raw records are refused when the input is opened"
     assert isinstance(following.changes, ArrowChangeFormat), "other formats are refused"
-    columns = looked_at(spec, schema_of_rows(spec, source.info.schema))
-    records = _with(records, TIMESTAMP, without(records.column(TIMESTAMP), unreadable(records.column(TIMESTAMP))))
+    columns = select_relevant_columns(spec, derive_row_schema(spec, source.info.schema))
+    records = _set_column(
+        records, TIMESTAMP, null_out_rows(records.column(TIMESTAMP), unreadable(records.column(TIMESTAMP)))
+    )
     if following.on_bad_change != "fail":
-        records = _with(records, RAW, json_of_records(records, source.info.schema))
-    rows = _readable(following.changes.decode_arrow(records, columns), columns)
+        records = _set_column(records, RAW, records_to_json(records, source.info.schema))
+    rows = _reject_unreadable(following.changes.decode_arrow(records, columns), columns)
     if following.order is not None:
-        rows, samples = _with_order(spec, rows, columns, samples)
+        rows, samples = _add_order(spec, rows, columns, samples)
     if following.history is not None:
-        rows = _with_time(rows, following.valid_from)
+        rows = _add_valid_from(rows, following.valid_from)
     if spec.extractor is not None:
-        rows = _readable(_extracted(spec, rows, schema, what), schema)
+        rows = _reject_unreadable(_extract_entries(spec, rows, schema, what), schema)
     for name in spec.key:
         nulls = rows.column(name).is_null().to_pylist()
-        rows = with_problems(rows, [f"null key column {name!r}" if null else None for null in nulls])
+        rows = add_problems(rows, [f"null key column {name!r}" if null else None for null in nulls])
     if KEPT in rows.column_names:
         marks = kept_marks(rows.column(KEPT), spec.key)
         for name, unknown in zip(spec.key, marks.T.tolist(), strict=True):
-            rows = with_problems(rows, [unknown_key(name) if mark else None for mark in unknown])
-    return _as_changes(spec, rows, schema, positions_from), samples
+            rows = add_problems(rows, [unknown_key_reason(name) if mark else None for mark in unknown])
+    return _select_changes(spec, rows, schema, positions_from), samples
 
 
-def _with_order(
+def _add_order(
     spec: AdjunctDataset, rows: pa.Table, schema: Schema, samples: Samples | None
 ) -> tuple[pa.Table, Samples | None]:
     """Return what order_by_column.py's `with_order` does, of rows in Arrow."""
@@ -215,15 +217,15 @@ def _with_order(
     order = spec.following.order or ()
     if order == STREAMED_FIRST:
         below = pc.if_else(rows.column(SNAPSHOT), pa.scalar(SNAPSHOT_ROWS), pa.scalar(0))
-        return _with(rows, ORDER, pc.add(rows.column(OFFSET), below)).drop_columns([SNAPSHOT]), samples
-    values = [position_in_arrow(rows, name, schema) for name in order]
+        return _set_column(rows, ORDER, pc.add(rows.column(OFFSET), below)).drop_columns([SNAPSHOT]), samples
+    values = [position_array(rows, name, schema) for name in order]
     string = position_type(order, schema) == "string"
     if any(schema.field(name).type == "string" for name in order):
         fine, known = rows.column(PROBLEM).is_null(), samples or (None,) * len(order)
         sent = [value.filter(pc.and_(fine, value.is_valid())).cast("string") for value in values]
         first = [new[0].as_py() if len(new) else None for new in sent]
         found = tuple(new if old is None else old for old, new in zip(known, first, strict=True))
-        samples = None if found == (None,) * len(order) else checked(spec, found)
+        samples = None if found == (None,) * len(order) else check_order_values(spec, found)
     none = pa.array([False] * rows.num_rows)
     snapshot = rows.column(SNAPSHOT) if SNAPSHOT in rows.column_names else none
     parts, reasons = [], dict[int, str]()
@@ -234,14 +236,16 @@ def _with_order(
         parts.append(pc.if_else(lacks, NOTHING, part) if string else part)
         bad = pc.indices_nonzero(pc.and_(part.is_null(), pc.invert(lacks)))
         for row, text in zip(bad.to_pylist(), value.take(bad).cast("string").to_pylist(), strict=True):
-            reasons.setdefault(row, no_value(name) if text is None else shown_text(text) + unlike(name, sample))
-    rows = _with(rows, ORDER, pc.binary_join_element_wise(*parts, "") if string else parts[0])
+            reasons.setdefault(
+                row, null_order_reason(name) if text is None else shown_text(text) + unlike(name, sample)
+            )
+    rows = _set_column(rows, ORDER, pc.binary_join_element_wise(*parts, "") if string else parts[0])
     if reasons:
-        rows = with_problems(rows, [reasons.get(row) for row in range(rows.num_rows)])
+        rows = add_problems(rows, [reasons.get(row) for row in range(rows.num_rows)])
     return rows.drop_columns([SNAPSHOT] if SNAPSHOT in rows.column_names else []), samples
 
 
-def position_in_arrow(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedArray:
+def position_array(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedArray:
     """Return the position that each value of the ordering column stands for: microseconds, days, or the number.
 
     Texts and decimals are returned as they are.
@@ -252,24 +256,24 @@ def position_in_arrow(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedAr
     return values.cast("int32").cast("int64") if kind == "date" else values.cast("int64")
 
 
-def _with_time(rows: pa.Table, name: str | None) -> pa.Table:
+def _add_valid_from(rows: pa.Table, name: str | None) -> pa.Table:
     """Return the rows with the time since when they are valid, of this column or the record's; none is a problem."""
     import pyarrow as pa
 
     times = rows.column(TIMESTAMP if name is None else name).cast(pa.timestamp("us", tz="UTC"))
-    rows = _with(rows, VALID_FROM, times)
-    return with_problems(rows, [timeless(name) if none else None for none in times.is_null().to_pylist()])
+    rows = _set_column(rows, VALID_FROM, times)
+    return add_problems(rows, [missing_time_reason(name) if none else None for none in times.is_null().to_pylist()])
 
 
-def with_problems(changes: pa.Table, reasons: Sequence[str | None]) -> pa.Table:
+def add_problems(changes: pa.Table, reasons: Sequence[str | None]) -> pa.Table:
     """Return the changes with what is wrong with them, where nothing was before."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    return _with(changes, PROBLEM, pc.coalesce(changes.column(PROBLEM), pa.array(reasons, pa.string())))
+    return _set_column(changes, PROBLEM, pc.coalesce(changes.column(PROBLEM), pa.array(reasons, pa.string())))
 
 
-def _as_changes(spec: AdjunctDataset, rows: pa.Table, schema: Schema, positions_from: int) -> pa.Table:
+def _select_changes(spec: AdjunctDataset, rows: pa.Table, schema: Schema, positions_from: int) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -287,7 +291,7 @@ def _as_changes(spec: AdjunctDataset, rows: pa.Table, schema: Schema, positions_
     return pa.table(columns)
 
 
-def _extracted(spec: AdjunctDataset, rows: pa.Table, schema: Schema, what: str) -> pa.Table:
+def _extract_entries(spec: AdjunctDataset, rows: pa.Table, schema: Schema, what: str) -> pa.Table:
     """Return the entries that the extractor makes of rows; deletions and problems go around it."""
     import pyarrow.compute as pc
 
@@ -295,15 +299,15 @@ def _extracted(spec: AdjunctDataset, rows: pa.Table, schema: Schema, what: str) 
     extractor = hiding(spec.extractor, spec.sensitive)
     assert isinstance(extractor, Projection | PythonExtractor), "others are refused"
     kept = extractor.keeps(spec.key)
-    around = _with(rows, TOMBSTONE, pc.or_(rows.column(TOMBSTONE), pc.is_valid(rows.column(PROBLEM))))
+    around = _set_column(rows, TOMBSTONE, pc.or_(rows.column(TOMBSTONE), pc.is_valid(rows.column(PROBLEM))))
     entries = extractor.apply_arrow(around, schema, what, spec.key if kept else ())
     if kept:
         return entries
     deleted = entries.column(TOMBSTONE).to_pylist()
-    return with_problems(entries, [DELETION_OF_NOTHING if mark else None for mark in deleted])
+    return add_problems(entries, [UNKEYED_DELETION if mark else None for mark in deleted])
 
 
-def _readable(changes: pa.Table, schema: Schema) -> pa.Table:
+def _reject_unreadable(changes: pa.Table, schema: Schema) -> pa.Table:
     """Return the changes with a problem, and no value, where a date or text is one that Python does not have."""
 
     for field in (field for field in schema.fields if field.type in CHECKED_TYPES):
@@ -313,12 +317,12 @@ def _readable(changes: pa.Table, schema: Schema) -> pa.Table:
                 row: f"column {field.name!r} is {shown_text(text)}, declared {field.type}: {rule_of(field.type)}"
                 for row, text in lacking.items()
             }
-            changes = with_problems(changes, [reasons.get(row) for row in range(changes.num_rows)])
-            changes = _with(changes, field.name, without(values, lacking))
+            changes = add_problems(changes, [reasons.get(row) for row in range(changes.num_rows)])
+            changes = _set_column(changes, field.name, null_out_rows(values, lacking))
     return changes
 
 
-def without(values: pa.ChunkedArray, rows: Collection[int]) -> pa.ChunkedArray:
+def null_out_rows(values: pa.ChunkedArray, rows: Collection[int]) -> pa.ChunkedArray:
     """Return the values with null in these rows."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -328,7 +332,7 @@ def without(values: pa.ChunkedArray, rows: Collection[int]) -> pa.ChunkedArray:
     return pc.if_else(pa.array([row not in rows for row in range(len(values))]), values, pa.scalar(None, values.type))
 
 
-def _letters(bad: pa.Table, spec: AdjunctDataset) -> pa.Table:
+def _dead_letters(bad: pa.Table, spec: AdjunctDataset) -> pa.Table:
     """Return the dead letters of these changes, one a record, in the order of partition and offset."""
     import pyarrow as pa
 
@@ -347,11 +351,11 @@ def _letters(bad: pa.Table, spec: AdjunctDataset) -> pa.Table:
     return pa.table(columns).cast(DEAD_LETTERS.to_arrow())
 
 
-def _without_marks(changes: pa.Table) -> pa.Table:
+def _drop_marks(changes: pa.Table) -> pa.Table:
     return changes.drop_columns([name for name in (PROBLEM, RAW) if name in changes.column_names])
 
 
-def _with(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+def _set_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
     if name not in table.column_names:
         return table.append_column(name, values)
     return table.set_column(table.column_names.index(name), name, values)

@@ -15,8 +15,8 @@ from dagster_adjunct.assets.declaration.change_formats import PROBLEM
 from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.envelopes import transactions_of
 from dagster_adjunct.assets.declaration.policies import DeadLetters
-from dagster_adjunct.assets.sources.changes import RAW, refuse_problems, without_late
-from dagster_adjunct.assets.sources.opened_stream import system_given
+from dagster_adjunct.assets.sources.changes import RAW, drop_late_changes, fail_on_problems
+from dagster_adjunct.assets.sources.opened_stream import resolve_stream
 from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError, StreamNotFoundError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, OffsetRange, SystemStreamPartition
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.change_values import Samples
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.opened_stream import Ranges, Source
+    from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges
     from dagster_adjunct.resources.streams.system import StreamSystem
 
 DEAD_LETTERS = Schema.of(
@@ -36,7 +36,7 @@ DEAD_LETTERS = Schema.of(
 """The columns of a stream of dead letters. `value` is the record's columns as JSON, `at` its own time."""
 
 
-def letters_of(changes: DataFrame, spec: AdjunctDataset) -> DataFrame:
+def dead_letters_from_changes(changes: DataFrame, spec: AdjunctDataset) -> DataFrame:
     """Return the dead letters of changes that have a problem: their records, once each."""
     from pyspark.sql import functions as F
 
@@ -55,7 +55,7 @@ def letters_of(changes: DataFrame, spec: AdjunctDataset) -> DataFrame:
     )
 
 
-def with_reasons(changes: DataFrame, reasons: Sequence[tuple[int, int, str]]) -> DataFrame:
+def add_reasons(changes: DataFrame, reasons: Sequence[tuple[int, int, str]]) -> DataFrame:
     """Return the changes with what is wrong with some of them: partition, offset and reason of each."""
     from pyspark.sql import functions as F
 
@@ -66,7 +66,7 @@ def with_reasons(changes: DataFrame, reasons: Sequence[tuple[int, int, str]]) ->
     return marked.drop(*told, reason)
 
 
-def without_problems(changes: DataFrame) -> DataFrame:
+def drop_problems(changes: DataFrame) -> DataFrame:
     """Return the changes that can be applied."""
     from pyspark.sql import functions as F
 
@@ -90,7 +90,7 @@ def send_dead_letters(
     policy = spec.following.on_bad_change
     assert isinstance(policy, DeadLetters)
     what = f"dataset {spec.name!r} sends bad changes to {policy.stream}"
-    system, stream = system_given(systems, policy.stream, what, dataset=spec.name)
+    system, stream = resolve_stream(systems, policy.stream, what, dataset=spec.name)
     try:
         columns = system.info(stream).schema
     except StreamNotFoundError:
@@ -112,31 +112,31 @@ class SparkDecoder:
 
     session: Callable[[], SparkSession]
 
-    def check(self, source: Source) -> None:
+    def check(self, source: OpenedStream) -> None:
         return
 
     def read_changes(
-        self, source: Source, ranges: Ranges, *, positions_from: int = 0, samples: Samples | None = None
+        self, source: OpenedStream, ranges: Ranges, *, positions_from: int = 0, samples: Samples | None = None
     ) -> tuple[DataFrame, Samples | None]:
         return source.read_changes(self.session(), ranges, positions_from=positions_from, samples=samples)
 
     def without_late(
         self, changes: DataFrame, horizon: int | None, on_bad_change: object
     ) -> tuple[DataFrame, Callable[[], int] | None]:
-        return without_late(changes, horizon, on_bad_change)
+        return drop_late_changes(changes, horizon, on_bad_change)
 
     def refuse_problems(self, changes: DataFrame, dataset: str) -> DataFrame:
-        return refuse_problems(changes, dataset)
+        return fail_on_problems(changes, dataset)
 
     def without_problems(self, changes: DataFrame) -> DataFrame:
-        return without_problems(changes)
+        return drop_problems(changes)
 
     def letters(
         self, changes: DataFrame, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
     ) -> DataFrame | None:
         if incomplete:
-            changes = with_reasons(changes, incomplete)
-        letters = letters_of(changes, spec)
+            changes = add_reasons(changes, incomplete)
+        letters = dead_letters_from_changes(changes, spec)
         return None if letters.isEmpty() else letters
 
 
@@ -153,7 +153,7 @@ class TransactionPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class TransactionEnds:
     """What the transaction stream says: transactions that began, and the changes of those that ended."""
 
     begun: frozenset[str]
@@ -176,7 +176,7 @@ def cut_at_incomplete(
     """
     held = {
         transaction
-        for transaction, count in counts_of(seen).items()
+        for transaction, count in count_by_transaction(seen).items()
         if transaction not in complete or count + spare < complete[transaction]
     }
     cuts = dict(ends)
@@ -194,11 +194,11 @@ def cut_at_incomplete(
     return cuts
 
 
-def whole_transactions(
+def limit_to_complete_transactions(
     spec: AdjunctDataset,
     systems: Mapping[str, StreamSystem],
     spark: SparkSession,
-    source: Source,
+    source: OpenedStream,
     ranges: Ranges,
 ) -> Ranges:
     """Return the ranges without the changes of transactions that are not whole yet; a range may drop out.
@@ -211,24 +211,24 @@ def whole_transactions(
     declared = spec.following.changes
     assert isinstance(declared, DebeziumEnvelope)
     what = f"dataset {spec.name!r} (input {spec.input})"
-    rows = _looked_at(declared, source, spark, ranges, what)
+    rows = _aggregate_transactions(declared, source, spark, ranges, what)
     seen = _parts(rows)
     if not seen:
         return ranges
     spare = sum(row["count"] for row in rows if not row["readable"])
-    since = _since(rows)
-    expected = dict(ends_of(declared, systems, spark, since, what).expected)
-    counts = counts_of(seen)
+    since = _first_seen(rows)
+    expected = dict(read_transaction_ends(declared, systems, spark, since, what).expected)
+    counts = count_by_transaction(seen)
     oldest = source.system.oldest(list(ranges))
     trimmed = {ssp.partition for ssp, (start, _) in ranges.items() if start == oldest[ssp] != "0"}
-    for name in _cut_off(rows, trimmed) & expected.keys():
+    for name in _find_truncated(rows, trimmed) & expected.keys():
         expected[name] = min(expected[name], counts[name])
     near = min(since.values()) - _LOOK_BACK_MS
     for before in ({ssp: source.system.offset_for_timestamp(ssp, near) for ssp in ranges}, oldest):
         short = {name for name in expected if counts[name] + spare < expected[name]}
-        wider = {ssp: (_lower(source.system, before[ssp], start), end) for ssp, (start, end) in ranges.items()}
+        wider = {ssp: (_min_offset(source.system, before[ssp], start), end) for ssp, (start, end) in ranges.items()}
         if short and wider != ranges:
-            again = counts_of(_parts(_looked_at(declared, source, spark, wider, what)))
+            again = count_by_transaction(_parts(_aggregate_transactions(declared, source, spark, wider, what)))
             expected |= {name: counts[name] for name in short if again[name] >= expected[name]}
     ends = {ssp.partition: int(end) for ssp, (_, end) in ranges.items()}
     cuts = cut_at_incomplete(seen, expected, ends, spare=spare)
@@ -237,7 +237,7 @@ def whole_transactions(
     }
 
 
-def counts_of(seen: Mapping[tuple[str, int], TransactionPart]) -> dict[str, int]:
+def count_by_transaction(seen: Mapping[tuple[str, int], TransactionPart]) -> dict[str, int]:
     """Return how many changes of each transaction there are in all partitions."""
     counts: dict[str, int] = {}
     for (transaction, _), part in seen.items():
@@ -245,7 +245,9 @@ def counts_of(seen: Mapping[tuple[str, int], TransactionPart]) -> dict[str, int]
     return counts
 
 
-def _looked_at(declared: DebeziumEnvelope, source: Source, spark: SparkSession, ranges: Ranges, what: str) -> list[Row]:
+def _aggregate_transactions(
+    declared: DebeziumEnvelope, source: OpenedStream, spark: SparkSession, ranges: Ranges, what: str
+) -> list[Row]:
     """Return by transaction and partition its offsets, its first time (ms), and its changes, each counted once."""
     from pyspark.sql import functions as F
 
@@ -271,7 +273,7 @@ def _parts(rows: Iterable[Row]) -> dict[tuple[str, int], TransactionPart]:
     }
 
 
-def _since(rows: Iterable[Row]) -> dict[str, int]:
+def _first_seen(rows: Iterable[Row]) -> dict[str, int]:
     """Return when each transaction was first seen (ms)."""
     since: dict[str, int] = {}
     for row in rows:
@@ -280,7 +282,7 @@ def _since(rows: Iterable[Row]) -> dict[str, int]:
     return since
 
 
-def _cut_off(rows: Sequence[Row], trimmed: Collection[int]) -> set[str]:
+def _find_truncated(rows: Sequence[Row], trimmed: Collection[int]) -> set[str]:
     """Return transactions that may have begun in what the stream's retention has dropped of these partitions.
 
     That is what stands first in one of them, or is older than that: then it is from another partition.
@@ -291,26 +293,26 @@ def _cut_off(rows: Sequence[Row], trimmed: Collection[int]) -> set[str]:
     ]
     until = max((row["since"] for row in firsts), default=0)
     names = {row["transaction"] for row in firsts} - {None}
-    return names | {name for name, at in _since(rows).items() if at < until}
+    return names | {name for name, at in _first_seen(rows).items() if at < until}
 
 
-def _lower(system: StreamSystem, one: str, other: str) -> str:
+def _min_offset(system: StreamSystem, one: str, other: str) -> str:
     return one if system.compare(one, other) < 0 else other
 
 
-def ends_of(
+def read_transaction_ends(
     declared: DebeziumEnvelope,
     systems: Mapping[str, StreamSystem],
     spark: SparkSession,
     since: Mapping[str, int],
     what: str,
-) -> Ended:
+) -> TransactionEnds:
     """Return what the transaction stream says of these transactions; `since` is when each was first seen (ms).
 
     What it says stands near the changes as a rule. Only where nothing is found there, the rest of it is read too.
     """
     assert declared.transactions is not None
-    system, stream = system_given(
+    system, stream = resolve_stream(
         systems, declared.transactions, f"{what}: its transactions are on {declared.transactions}"
     )
     system = system.snapshot(stream)
@@ -318,11 +320,11 @@ def ends_of(
     ssps = system.partitions(stream)
     oldest, ends = system.oldest(ssps), system.upcoming(ssps)
     near = {ssp: system.offset_for_timestamp(ssp, min(since.values()) - _LOOK_BACK_MS) for ssp in ssps}
-    ended = _said(declared, system, spark, {ssp: (near[ssp], ends[ssp]) for ssp in ssps}, since, what)
+    ended = _read_events(declared, system, spark, {ssp: (near[ssp], ends[ssp]) for ssp in ssps}, since, what)
     missing = since.keys() - ended.begun - ended.expected.keys()
     if missing and any(system.compare(oldest[ssp], near[ssp]) < 0 for ssp in ssps):
-        before = _said(declared, system, spark, {ssp: (oldest[ssp], near[ssp]) for ssp in ssps}, since, what)
-        ended = Ended(ended.begun | before.begun, {**before.expected, **ended.expected})
+        before = _read_events(declared, system, spark, {ssp: (oldest[ssp], near[ssp]) for ssp in ssps}, since, what)
+        ended = TransactionEnds(ended.begun | before.begun, {**before.expected, **ended.expected})
         missing = since.keys() - ended.begun - ended.expected.keys()
     for transaction in sorted(missing):
         at = since[transaction]
@@ -338,19 +340,19 @@ def ends_of(
     return ended
 
 
-def _said(
+def _read_events(
     declared: DebeziumEnvelope,
     system: StreamSystem,
     spark: SparkSession,
     spans: Mapping[SystemStreamPartition, tuple[str, str]],
     wanted: Iterable[str],
     what: str,
-) -> Ended:
+) -> TransactionEnds:
     from pyspark.sql import functions as F
 
     ranges = {ssp: OffsetRange(*span) for ssp, span in spans.items() if system.compare(*span) < 0}
     if not ranges:
-        return Ended(frozenset(), {})
+        return TransactionEnds(frozenset(), {})
     collection = "struct<data_collection:string,event_count:bigint>"
     block = f"status string, id string, data_collections array<{collection}>"
     form = f"{block}, payload struct<{block.replace(' string', ':string').replace(' array', ':array')}>"
@@ -359,10 +361,12 @@ def _said(
     payload = F.coalesce(F.col("e.payload"), F.struct("e.status", "e.id", "e.data_collections"))
     events = events.select(payload.alias("e")).select("e.*")
     rows = events.join(F.broadcast(ids), "id", "left_semi").collect()
-    return said_by([row.asDict(recursive=True) for row in rows], declared, what)
+    return transaction_ends_from_events([row.asDict(recursive=True) for row in rows], declared, what)
 
 
-def said_by(events: Iterable[Mapping[str, Any]], declared: DebeziumEnvelope, what: str) -> Ended:
+def transaction_ends_from_events(
+    events: Iterable[Mapping[str, Any]], declared: DebeziumEnvelope, what: str
+) -> TransactionEnds:
     """Return what BEGIN and END events say of the changes of this table."""
     begun: set[str] = set()
     expected: dict[str, int] = {}
@@ -380,7 +384,7 @@ def said_by(events: Iterable[Mapping[str, Any]], declared: DebeziumEnvelope, wha
                     stream=declared.transactions,
                 )
             expected[event["id"]] = counts[declared.collection]
-    return Ended(frozenset(begun), expected)
+    return TransactionEnds(frozenset(begun), expected)
 
 
 def _check_stream(schema: Schema | None, stream: str, what: str) -> None:

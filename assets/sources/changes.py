@@ -32,8 +32,8 @@ from dagster_adjunct.assets.declaration.change_values import (
 )
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, companions, hiding
 from dagster_adjunct.assets.declaration.policies import DeadLetters
-from dagster_adjunct.assets.sources.entries import schema_of_entries
-from dagster_adjunct.assets.versions.version import POSITION, moment_of
+from dagster_adjunct.assets.sources.entries import derive_entry_schema
+from dagster_adjunct.assets.versions.version import POSITION, datetime_from_micros
 from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import column, literal, quoted
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.opened_stream import Ranges, Source
+    from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges
 
 # What makes changes of a stream's records: Spark, or this process with all of them in memory.
 #
@@ -62,12 +62,12 @@ class ChangeDecoder(Protocol[Rows]):
     Changes have the columns of the entries, those of META, `__position`, and PROBLEM: why one can't be applied.
     """
 
-    def check(self, source: Source) -> None:
+    def check(self, source: OpenedStream) -> None:
         """Raise ConfigurationError for a dataset whose changes it can't read."""
         ...
 
     def read_changes(
-        self, source: Source, ranges: Ranges, *, positions_from: int = 0, samples: Samples | None = None
+        self, source: OpenedStream, ranges: Ranges, *, positions_from: int = 0, samples: Samples | None = None
     ) -> tuple[Rows, Samples | None]:
         """Return the changes of entries that the records of these ranges make, and the first values of their order.
 
@@ -104,7 +104,7 @@ class ChangeDecoder(Protocol[Rows]):
 _POSITION = r"^[+-]?\d{1,30}$"
 
 
-def with_order(
+def add_order(
     spec: AdjunctDataset, rows: DataFrame, schema: Schema, samples: Samples | None
 ) -> tuple[DataFrame, Samples | None]:
     """Return the rows with ORDER, their position, and a problem where they have none; and the first values.
@@ -118,9 +118,9 @@ def with_order(
         below = F.when(F.col(SNAPSHOT), F.lit(SNAPSHOT_ROWS)).otherwise(F.lit(0)).cast("bigint")
         return rows.withColumn(ORDER, F.col(OFFSET) + below).drop(SNAPSHOT), samples
     paths = [name for name in order if name not in schema.names]
-    values = [_text_of(name, schema) if string or name in paths else column(name) for name in order]
+    values = [_order_text(name, schema) if string or name in paths else column(name) for name in order]
     if any(name in paths or schema.field(name).type == "string" for name in order):
-        samples = first_values(spec, rows, values, samples)
+        samples = find_first_order_values(spec, rows, values, samples)
     parts: list[Column] = []
     reasons: list[Column] = []
     # Of the streamed change that a snapshot's row is not, it has nothing: it is older than each of that place.
@@ -128,17 +128,17 @@ def with_order(
     for place, (name, value) in enumerate(zip(order, values, strict=True)):
         sample = "0" if samples is None else samples[place]
         lacks = value.isNull() & snapshot if place else F.lit(False)
-        part = sortable(value, name, sample) if string else _number(value) if paths else position_of(name, schema)
+        part = sortable(value, name, sample) if string else _number(value) if paths else position_column(name, schema)
         parts.append(F.when(lacks, F.lit(NOTHING)).otherwise(part) if string else part)
-        reasons.append(F.when(value.isNull() & ~lacks, F.lit(no_value(name))))
+        reasons.append(F.when(value.isNull() & ~lacks, F.lit(null_order_reason(name))))
         reasons.append(
             F.when(part.isNull() & ~lacks, F.concat(shown(value), F.lit(unlike(name, sample if string else None))))
         )
-    placed = with_problem(rows.withColumn(ORDER, F.concat(*parts) if string else parts[0]), *reasons)
+    placed = add_problem(rows.withColumn(ORDER, F.concat(*parts) if string else parts[0]), *reasons)
     return placed.drop(*[path_column(path) for path in paths], SNAPSHOT), samples
 
 
-def first_values(
+def find_first_order_values(
     spec: AdjunctDataset, rows: DataFrame, values: Sequence[Column], samples: Samples | None
 ) -> Samples | None:
     """Return what the values of later changes are compared with: those of the first change that has them.
@@ -157,24 +157,24 @@ def first_values(
         if first is None:
             return None
         if first[PROBLEM] is not None:
-            raise refused(spec, first[PROBLEM])
+            raise unorderable_error(spec, first[PROBLEM])
         samples = tuple(first[name] for name in names)
     found = []
     for name, sample in zip(names, samples, strict=True):
         later = changes.where(F.col(name).isNotNull()).head() if sample is None else None
         found.append(sample if later is None else later[name])
-    return checked(spec, tuple(found))
+    return check_order_values(spec, tuple(found))
 
 
-def checked(spec: AdjunctDataset, samples: Samples) -> Samples:
+def check_order_values(spec: AdjunctDataset, samples: Samples) -> Samples:
     """Return these first values, all of which can order. Raises SchemaMismatchError for one that can't."""
     for name, sample in zip(spec.following.order_by or (), samples, strict=True):
         if sample is not None and not orders_changes(name, sample, spec.following.order_by or ()):
-            raise refused(spec, no_order(name, sample), name)
+            raise unorderable_error(spec, no_order(name, sample), name)
     return samples
 
 
-def refused(spec: AdjunctDataset, reason: str, name: str | None = None) -> SchemaMismatchError:
+def unorderable_error(spec: AdjunctDataset, reason: str, name: str | None = None) -> SchemaMismatchError:
     """Return the error for a first change that can't be ordered."""
     hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
     return SchemaMismatchError(
@@ -186,14 +186,14 @@ def refused(spec: AdjunctDataset, reason: str, name: str | None = None) -> Schem
     )
 
 
-def _text_of(name: str, schema: Schema) -> Column:
+def _order_text(name: str, schema: Schema) -> Column:
     """Return the values of a name in the order as texts, by which they can be compared."""
     from pyspark.sql import functions as F
 
     if name not in schema.names:
         return F.col(path_column(name))
     if schema.field(name).type in ("date", "timestamp"):
-        return position_of(name, schema).cast("string")
+        return position_column(name, schema).cast("string")
     return column(name).cast("string")
 
 
@@ -203,7 +203,7 @@ def _number(text: Column) -> Column:
     return F.when(text.rlike(_POSITION), text.try_cast("bigint"))
 
 
-def position_of(name: str, schema: Schema) -> Column:
+def position_column(name: str, schema: Schema) -> Column:
     """Return the position that a value of the ordering column stands for: microseconds, days, or the number."""
     from pyspark.sql import functions as F
 
@@ -213,26 +213,26 @@ def position_of(name: str, schema: Schema) -> Column:
     return F.unix_date(value).cast("bigint") if kind == "date" else value.cast("bigint")
 
 
-def no_value(name: str) -> str:
+def null_order_reason(name: str) -> str:
     """Return the reason for a change whose value in the order is null."""
     return f"no value to order by: {name!r} is null"
 
 
-def with_problem(changes: DataFrame, *reasons: Column) -> DataFrame:
+def add_problem(changes: DataFrame, *reasons: Column) -> DataFrame:
     """Return the changes with what is wrong with them, where nothing was before."""
     from pyspark.sql import functions as F
 
     return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), *reasons))
 
 
-def placed_from(changes: DataFrame, first: int) -> DataFrame:
+def shift_positions(changes: DataFrame, first: int) -> DataFrame:
     """Return changes ordered by offset with positions that begin at `first`."""
     from pyspark.sql import functions as F
 
     return changes.withColumn(POSITION, F.col(POSITION) + F.lit(first).cast("bigint"))
 
 
-def without_late(
+def drop_late_changes(
     changes: DataFrame, horizon: int | None, on_bad_change: object
 ) -> tuple[DataFrame, Callable[[], int] | None]:
     """Return the changes above the horizon, and what counts the others once the job has run.
@@ -251,43 +251,43 @@ def without_late(
     # A row without a time is refused for that.
     late = F.coalesce(late, F.lit(False)) if over_time else late
     if isinstance(on_bad_change, DeadLetters):
-        reason = F.lit(too_late(horizon, over_time))
+        reason = F.lit(late_change_reason(horizon, over_time))
         return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), F.when(late, reason))), None
     observed = Observation()
     counted = changes.observe(observed, F.coalesce(F.sum(late.cast("long")), F.lit(0)).alias("late"))
     return counted.where(~late | F.col(PROBLEM).isNotNull()), lambda: int(observed.get["late"])
 
 
-def too_late(horizon: int, over_time: bool = False) -> str:
+def late_change_reason(horizon: int, over_time: bool = False) -> str:
     """Return the reason for a change at or below this position; of rows over time it is a moment in microseconds."""
-    place = f"{moment_of(horizon):%Y-%m-%d %H:%M:%S.%f} UTC" if over_time else f"position {horizon}"
+    place = f"{datetime_from_micros(horizon):%Y-%m-%d %H:%M:%S.%f} UTC" if over_time else f"position {horizon}"
     return f"it comes too late: deletions up to {place} are forgotten"
 
 
 RAW = "__raw"
-DELETION_OF_NOTHING = "a deletion, and nothing says of which entry: the key is computed by the extractor"
+UNKEYED_DELETION = "a deletion, and nothing says of which entry: the key is computed by the extractor"
 _CORRECT = (
     "Nothing was committed. Correct what writes the stream and the stream itself, or declare "
     "on_bad_change=DeadLetters(STREAM), which sets such changes aside and counts them."
 )
 
 
-def stored_schema(spec: AdjunctDataset, records: Schema) -> Schema:
+def derive_stored_schema(spec: AdjunctDataset, records: Schema) -> Schema:
     """Return the columns that a dataset stores of an input whose records have these: of what its envelopes hold.
 
     Raises SchemaMismatchError, naming the dataset, as `schema_of_rows` and `schema_of_entries` do.
     """
     follows = spec.follows_changes and isinstance(spec.input, str)
-    return schema_of_entries(spec, schema_of_rows(spec, records) if follows else records)
+    return derive_entry_schema(spec, derive_row_schema(spec, records) if follows else records)
 
 
-def schema_of_rows(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
+def derive_row_schema(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
     """Return the columns of the rows that change, which the dataset's extractor gets.
 
     Raises SchemaMismatchError, naming the dataset, where the stream can't be of the declared format, or can't be
     ordered as declared.
     """
-    what, following = _what(spec), spec.following
+    what, following = _describe_input(spec), spec.following
     rows = following.changes.schema(stream_schema, what)
     _check_valid_from(rows, following.valid_from, what)
     for name in following.order_by or ():
@@ -303,7 +303,7 @@ def schema_of_rows(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
     return rows
 
 
-def looked_at(spec: AdjunctDataset, rows: Schema) -> Schema:
+def select_relevant_columns(spec: AdjunctDataset, rows: Schema) -> Schema:
     """Return the columns of rows that the dataset stores or goes by: a value of another one makes no bad change."""
     if spec.columns is None or spec.extractor is not None:
         return rows
@@ -369,8 +369,8 @@ def decode_changes(
     """
     from pyspark.sql import functions as F
 
-    what, following = _what(spec), spec.following
-    rows_schema = looked_at(spec, schema_of_rows(spec, stream_schema))
+    what, following = _describe_input(spec), spec.following
+    rows_schema = select_relevant_columns(spec, derive_row_schema(spec, stream_schema))
     outside = F.expr(unreadable_in_sql(TIMESTAMP, "timestamp"))
     records = records.withColumn(TIMESTAMP, F.when(~outside, F.col(TIMESTAMP)))
     if following.on_bad_change != "fail":
@@ -385,18 +385,18 @@ def decode_changes(
         order_by=order_by,
         comparable=bool(order_by) or partitions == 1,
     )
-    rows = _readable(rows, rows_schema)
+    rows = _reject_unreadable(rows, rows_schema)
     if order is not None:
-        rows, samples = with_order(spec, rows, rows_schema, samples)
+        rows, samples = add_order(spec, rows, rows_schema, samples)
     if following.history is not None:
-        rows = _with_time(rows, following.valid_from)
+        rows = _add_valid_from(rows, following.valid_from)
     if spec.extractor is not None:
-        rows = _readable(_extracted(spec, rows, entry_schema, what), entry_schema)
+        rows = _reject_unreadable(_extract_entries(spec, rows, entry_schema, what), entry_schema)
     null_key = [F.when(column(name).isNull(), F.lit(f"null key column {name!r}")) for name in spec.key]
-    changes = with_problem(rows, *null_key)
+    changes = add_problem(rows, *null_key)
     if KEPT in changes.columns:
-        told = [F.when(F.array_contains(KEPT, name), F.lit(unknown_key(name))) for name in spec.key]
-        changes = with_problem(changes, *told)
+        told = [F.when(F.array_contains(KEPT, name), F.lit(unknown_key_reason(name))) for name in spec.key]
+        changes = add_problem(changes, *told)
     more = [F.col(name) for name in (KEPT, RAW) if name in changes.columns]
     # A text that can't be taken apart may hold any column, so one that is sensitive hides the values of all.
     hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
@@ -411,7 +411,7 @@ def decode_changes(
     return made, samples
 
 
-def refuse_problems(changes: DataFrame, dataset: str) -> DataFrame:
+def fail_on_problems(changes: DataFrame, dataset: str) -> DataFrame:
     """Return the changes without PROBLEM; the job that writes them fails, with BadChangeError, at one that has any."""
     from pyspark.sql import functions as F
 
@@ -427,13 +427,13 @@ def refuse_problems(changes: DataFrame, dataset: str) -> DataFrame:
     return changes.select(*[mark.alias(name) if name == TOMBSTONE else column(name) for name in kept])
 
 
-def bad_change(dataset: str, offset: int, partition: int, reason: str) -> BadChangeError:
+def bad_change_error(dataset: str, offset: int, partition: int, reason: str) -> BadChangeError:
     """Return the error that `refuse_problems` makes a job fail with."""
     place = f"the change at offset {offset} of partition {partition}"
     return BadChangeError(f"dataset {dataset!r}: {place} can't be applied: {reason}.", _CORRECT, dataset=dataset)
 
 
-def _extracted(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema, what: str) -> DataFrame:
+def _extract_entries(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema, what: str) -> DataFrame:
     """Return the entries that the extractor makes of rows; deletions and problems go around it.
 
     A change of which it makes no entry deletes the one that was there, where the key tells which.
@@ -459,29 +459,29 @@ def _extracted(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema, what
         )
     if kept:
         return entries
-    return with_problem(entries, F.when(F.col(TOMBSTONE), F.lit(DELETION_OF_NOTHING)))
+    return add_problem(entries, F.when(F.col(TOMBSTONE), F.lit(UNKEYED_DELETION)))
 
 
-def _with_time(rows: DataFrame, name: str | None) -> DataFrame:
+def _add_valid_from(rows: DataFrame, name: str | None) -> DataFrame:
     """Return the rows with the time since when they are valid, of this column or the record's; none is a problem."""
     from pyspark.sql import functions as F
 
     rows = rows.withColumn(VALID_FROM, column(name).cast("timestamp") if name is not None else F.col(TIMESTAMP))
-    return with_problem(rows, F.when(F.col(VALID_FROM).isNull(), F.lit(timeless(name))))
+    return add_problem(rows, F.when(F.col(VALID_FROM).isNull(), F.lit(missing_time_reason(name))))
 
 
-def timeless(name: str | None) -> str:
+def missing_time_reason(name: str | None) -> str:
     """Return the reason for a change that does not say since when it is valid."""
     whose = "the record has none" if name is None else f"{name!r} is null"
     return f"no time from which it is valid: {whose}"
 
 
-def unknown_key(name: str) -> str:
+def unknown_key_reason(name: str) -> str:
     """Return the reason for a change that leaves out a part of its key."""
     return f"nothing says what key column {name!r} is"
 
 
-def _readable(changes: DataFrame, schema: Schema) -> DataFrame:
+def _reject_unreadable(changes: DataFrame, schema: Schema) -> DataFrame:
     """Return the changes with a problem, and no value, where a date or text is one that Python does not have."""
     from pyspark.sql import functions as F
 
@@ -503,5 +503,5 @@ def _readable(changes: DataFrame, schema: Schema) -> DataFrame:
     return changes.withColumns(values)
 
 
-def _what(spec: AdjunctDataset) -> str:
+def _describe_input(spec: AdjunctDataset) -> str:
     return f"dataset {spec.name!r} (input {spec.input})"

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.opened_stream import Source
+    from dagster_adjunct.assets.sources.opened_stream import OpenedStream
 
 _POSITION = (Field(BY_OFFSET[0], "int"), Field(BY_OFFSET[1], "bigint"))
 
 
-def schema_of_entries(spec: AdjunctDataset, records: Schema) -> Schema:
+def derive_entry_schema(spec: AdjunctDataset, records: Schema) -> Schema:
     """Return the columns that the dataset stores of records with these columns.
 
     Raises SchemaMismatchError, naming the dataset, where key or `columns` name something else, or where the key
@@ -35,12 +35,12 @@ def schema_of_entries(spec: AdjunctDataset, records: Schema) -> Schema:
     if spec.columns is not None:
         schema = schema.select(spec.columns, what)
     if spec.by_offset:
-        schema = _with_position(spec, schema, what)
+        schema = _add_position_columns(spec, schema, what)
     check_key_types(schema, spec.key, what)
     return schema
 
 
-def entries_of(spec: AdjunctDataset, records: DataFrame, schema: Schema) -> DataFrame:
+def entries_from_frame(spec: AdjunctDataset, records: DataFrame, schema: Schema) -> DataFrame:
     """Return the entries that records make, with the columns of `schema` and those of META.
 
     A tombstone that can't say which entry it deletes makes the job fail, with SchemaMismatchError.
@@ -52,11 +52,11 @@ def entries_of(spec: AdjunctDataset, records: DataFrame, schema: Schema) -> Data
         records = hiding(spec.extractor, spec.sensitive).apply(records, given, what)
     values = {name: position.get(name, column(name)) for name in (*schema.names, *META)}
     if spec.by_offset or (spec.extractor is not None and not spec.extractor.keeps(spec.key)):
-        values[TOMBSTONE] = _no_tombstone(what)
+        values[TOMBSTONE] = _reject_tombstones_column(what)
     return records.select(*[value.alias(name) for name, value in values.items()])
 
 
-def _with_position(spec: AdjunctDataset, schema: Schema, what: str) -> Schema:
+def _add_position_columns(spec: AdjunctDataset, schema: Schema, what: str) -> Schema:
     taken = [name for name in BY_OFFSET if name in schema.names]
     if taken:
         raise SchemaMismatchError(
@@ -76,7 +76,7 @@ def _with_position(spec: AdjunctDataset, schema: Schema, what: str) -> Schema:
     return Schema((*_POSITION, *schema.fields))
 
 
-def _no_tombstone(what: str) -> Column:
+def _reject_tombstones_column(what: str) -> Column:
     """Return `__tombstone` as false, with an error for a row where it is not."""
     from pyspark.sql import functions as F
 
@@ -97,15 +97,15 @@ def _no_tombstone(what: str) -> Column:
 # the extractor       none, a Projection without expressions, or a PythonExtractor
 
 
-def what_needs_spark(source: Source) -> list[str]:
+def list_spark_needs(source: OpenedStream) -> list[str]:
     """Return what of this dataset's records only Spark can read or make entries of, in words."""
     spec, needed = source.spec, list[str]()
     if not source.system.reads_arrow:
         needed.append(f"stream system {source.system.name!r}, whose records only Spark reads")
-    return [*needed, *what_only_spark_extracts(spec)]
+    return [*needed, *list_extractor_spark_needs(spec)]
 
 
-def what_only_spark_extracts(spec: AdjunctDataset) -> list[str]:
+def list_extractor_spark_needs(spec: AdjunctDataset) -> list[str]:
     """Return the extractor of this dataset, in words, where only Spark can make entries with it."""
     extractor = spec.extractor
     if extractor is None or (isinstance(extractor, Projection | PythonExtractor) and not extractor.needs_spark):
@@ -113,7 +113,7 @@ def what_only_spark_extracts(spec: AdjunctDataset) -> list[str]:
     return [f"the extractor ({extractor.describe()})"]
 
 
-def refuse_in_process(spec: AdjunctDataset, needed: list[str]) -> None:
+def raise_if_spark_needed(spec: AdjunctDataset, needed: list[str]) -> None:
     """Raise ConfigurationError where something needs a session."""
     if needed:
         raise ConfigurationError(
@@ -123,7 +123,7 @@ def refuse_in_process(spec: AdjunctDataset, needed: list[str]) -> None:
         )
 
 
-def entries_in_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) -> pa.Table:
+def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) -> pa.Table:
     """Return what `entries_of` does, of records in Arrow. Raises SchemaMismatchError for a tombstone of no entry."""
     import pyarrow as pa
 
@@ -135,11 +135,11 @@ def entries_in_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) ->
         assert isinstance(extractor, Projection | PythonExtractor), "others are refused"
         records = extractor.apply_arrow(records, given, what)
     if spec.by_offset or (spec.extractor is not None and not spec.extractor.keeps(spec.key)):
-        _refuse_tombstones(spec, records)
+        _reject_tombstones(spec, records)
     return pa.table({name: records.column(position.get(name, name)) for name in (*schema.names, *META)})
 
 
-def _refuse_tombstones(spec: AdjunctDataset, records: pa.Table) -> None:
+def _reject_tombstones(spec: AdjunctDataset, records: pa.Table) -> None:
     deleted = records.filter(records.column(TOMBSTONE))
     if deleted.num_rows:
         offset, partition = (deleted.column(name)[0].as_py() for name in (OFFSET, PARTITION))

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.policies import MARKER, natural_order
 from dagster_adjunct.assets.sources.entries import (
-    entries_in_arrow,
-    entries_of,
-    refuse_in_process,
-    what_only_spark_extracts,
+    entries_from_arrow,
+    entries_from_frame,
+    list_extractor_spark_needs,
+    raise_if_spark_needed,
 )
-from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionsOfNoStream
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, NonStreamSource
 from dagster_adjunct.assets.versions.deliveries import Delivered, MarkerFacts
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError
@@ -77,7 +77,7 @@ class Promise:
     valid_from: datetime | None = None
 
 
-def folders_in(files: list[FoundFile], complete: str) -> list[Folder]:
+def group_folders(files: list[FoundFile], complete: str) -> list[Folder]:
     """Return the folders that hold files, and "" where files lie beside them.
 
     The place itself is one folder with all that is below it where the completion object lies there. Files called
@@ -103,7 +103,7 @@ def folders_in(files: list[FoundFile], complete: str) -> list[Folder]:
     return [Folder("", _by_name(everything), whole.complete), *rest]
 
 
-def promise_in(data: bytes) -> Promise:
+def parse_promise(data: bytes) -> Promise:
     """Return what a completion object says: nothing unless it is a JSON object; unknown fields are others' own."""
     try:
         promised = json.loads(data)
@@ -151,7 +151,7 @@ class FolderContents:
 
     def delivered(self, folder: Folder, rows: int | None) -> dict[str, MarkerFacts]:
         """Return what is kept of a delivery."""
-        return self._now(folder, MarkerFacts(offset=0, rows=rows, contents=_contents(self._tree, folder)))
+        return self._now(folder, MarkerFacts(offset=0, rows=rows, contents=_contents_digest(self._tree, folder)))
 
     def markers(self, folder: Folder, before: Markers) -> dict[str, MarkerFacts]:
         """Return what is kept of a delivery whose copy lies there now."""
@@ -171,9 +171,9 @@ class FolderContents:
         if before.checksum != self._tree.content_tag(folder.complete):
             return True
         again = asked or before.completed != folder.complete.modified
-        if not again or before.listing is None or before.listing == _listing(folder):
+        if not again or before.listing is None or before.listing == _listing_digest(folder):
             return False
-        return before.contents is None or before.contents != _contents(self._tree, folder)
+        return before.contents is None or before.contents != _contents_digest(self._tree, folder)
 
     def original(self, folder: Folder, deliveries: Iterable[Delivered]) -> str | None:
         """Return the name of the delivery that a folder of another name holds, too."""
@@ -181,7 +181,7 @@ class FolderContents:
         for done in deliveries:
             for marker in done.markers.values():
                 kept = marker.contents is not None and marker.checksum == self._tree.content_tag(folder.complete)
-                if kept and marker.contents == _contents(self._tree, folder):
+                if kept and marker.contents == _contents_digest(self._tree, folder):
                     return done.name
         return None
 
@@ -189,7 +189,7 @@ class FolderContents:
         """Whether a folder lies there as it was looked at last."""
         before = self._before(markers, folder)
         assert folder.complete is not None
-        now = (folder.complete.modified, _listing(folder))
+        now = (folder.complete.modified, _listing_digest(folder))
         return before is not None and (before.completed, before.listing) == now
 
     def is_copy(self, markers: Markers, folder: Folder) -> bool:
@@ -200,7 +200,7 @@ class FolderContents:
             return False
         if before.checksum != self._tree.content_tag(folder.complete):
             return False
-        return before.listing == _listing(folder) or before.contents == _contents(self._tree, folder)
+        return before.listing == _listing_digest(folder) or before.contents == _contents_digest(self._tree, folder)
 
     def _before(self, markers: Markers, folder: Folder) -> MarkerFacts | None:
         assert folder.complete is not None
@@ -210,18 +210,18 @@ class FolderContents:
         complete = folder.complete
         assert complete is not None
         tag = self._tree.content_tag(complete)
-        now = {"checksum": tag, "listing": _listing(folder), "completed": complete.modified}
+        now = {"checksum": tag, "listing": _listing_digest(folder), "completed": complete.modified}
         return {complete.path: known.model_copy(update=now)}
 
 
 @lru_cache(maxsize=1024)  # sensors look again and again at folders as they were listed
-def _contents(tree: FileTree, folder: Folder) -> str:
+def _contents_digest(tree: FileTree, folder: Folder) -> str:
     """Return what folders with the same data files have in common. Local files are read for it."""
     prefix = f"{folder.path}/" if folder.path else ""
     return _digest([(file.path.removeprefix(prefix), file.size, tree.content_tag(file)) for file in folder.files])
 
 
-def _listing(folder: Folder) -> str:
+def _listing_digest(folder: Folder) -> str:
     """Return what tells a folder's data files from others: their names, sizes and ETags."""
     return _digest([(file.path, file.size, file.etag) for file in folder.files])
 
@@ -231,7 +231,7 @@ def _digest(told: list[tuple[str, int, str]]) -> str:
 
 
 # Text up to this many bytes is counted here: starting Spark for it would take longer.
-_READ_HERE = 16 * 1024 * 1024
+_MAX_LOCAL_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ class FolderRecords:
 
     def count(self, spark: Callable[[], SparkSession], *, must: bool) -> int | None:
         """Return how many they are; None where only reading much text tells, unless it `must` be known."""
-        if self.declared.format == "parquet" or sum(file.size for file in self.files) <= _READ_HERE:
+        if self.declared.format == "parquet" or sum(file.size for file in self.files) <= _MAX_LOCAL_BYTES:
             return count_records(self.declared, self.files)
         if not must:
             return None
@@ -275,7 +275,7 @@ class FolderRecords:
             )
 
 
-class FileVersions(VersionsOfNoStream):
+class FileVersions(NonStreamSource):
     """The versions in the folders of a FileSource, as they lay there when `next` was first asked.
 
     With `partition`, the one version in the folder of exactly that name: also again, where its completion object or its
@@ -309,7 +309,7 @@ class FileVersions(VersionsOfNoStream):
         """
         if self._seen is None:
             files = self._tree.list()
-            self._seen = folders_in(files, self._source.complete)
+            self._seen = group_folders(files, self._source.complete)
             if not files:
                 # Its whole path: a relative one leads elsewhere from another working directory.
                 self._notes = (f"the folder {self._tree.url} is missing or empty: no file was found in it",)
@@ -320,13 +320,13 @@ class FileVersions(VersionsOfNoStream):
             self._check_one_layout(named)
             return self._next_in_place(manifest, in_place)
         if self._partition is not None:
-            return self._asked_for(manifest, named, self._partition)
+            return self._find_partition(manifest, named, self._partition)
         if not named:
             missing = f"{self._source.url}/{'' if in_place else '*/'}{self._source.complete}"
             return Awaiting(None, (missing,), idle=in_place is None, notes=self._notes)
         copies, others = self._compare(manifest, named)
         notes = (*self._notes, *map(self._other, others))
-        settled = _settled(manifest) - self._completed_again(manifest, named)
+        settled = _settled(manifest) - self._find_completed_again(manifest, named)
         late, rest = self._in_order(manifest, [folder for folder in named if folder.path not in settled])
         for folder in rest:
             if folder.complete is None:
@@ -388,9 +388,9 @@ class FileVersions(VersionsOfNoStream):
         """Return the version's entries with the columns of META: `__partition` is the file's place, by name."""
         what, folder = self._what(delivery), delivery.content[0]
         if spark is IN_PROCESS:
-            refuse_in_process(self._spec, what_only_spark_extracts(self._spec))
-            return entries_in_arrow(self._spec, self._records(what, folder).table(), self._schema)
-        return entries_of(self._spec, self._records(what, folder).frame(spark()), self._schema)
+            raise_if_spark_needed(self._spec, list_extractor_spark_needs(self._spec))
+            return entries_from_arrow(self._spec, self._records(what, folder).table(), self._schema)
+        return entries_from_frame(self._spec, self._records(what, folder).frame(spark()), self._schema)
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         """Name file and line; of a Parquet file, the row."""
@@ -399,7 +399,7 @@ class FileVersions(VersionsOfNoStream):
 
     # -- which version
 
-    def _asked_for(self, manifest: BoundedManifest, named: list[Folder], name: str) -> Delivery | Awaiting:
+    def _find_partition(self, manifest: BoundedManifest, named: list[Folder], name: str) -> Delivery | Awaiting:
         folder = next((candidate for candidate in named if candidate.path == name), None)
         if folder is None or folder.complete is None:
             return Awaiting(name, (f"{self._source.url}/{name}/{self._source.complete}",), notes=self._notes)
@@ -486,7 +486,7 @@ class FileVersions(VersionsOfNoStream):
                 )
         return tuple(notes)
 
-    def _completed_again(self, manifest: BoundedManifest, named: list[Folder]) -> set[str]:
+    def _find_completed_again(self, manifest: BoundedManifest, named: list[Folder]) -> set[str]:
         """Return the refused versions that were completed anew since: they are tried again, in their order.
 
         One that was dropped is so, too, when later ones have come: its name is free. But each is tried once an opening:
@@ -552,7 +552,7 @@ class FileVersions(VersionsOfNoStream):
     def _delivery(self, name: str, folder: Folder) -> Delivery:
         assert folder.complete is not None
         self._given.add(name)
-        promise = promise_in(self._tree.read(folder.complete)) if folder.complete.size else Promise()
+        promise = parse_promise(self._tree.read(folder.complete)) if folder.complete.size else Promise()
         return Delivery(
             name,
             markers=self._known.delivered(folder, promise.rows),
@@ -564,7 +564,7 @@ class FileVersions(VersionsOfNoStream):
     # -- what is in it
 
     def _check_same(self, what: str, folder: Folder) -> None:
-        again = folders_in(self._tree.list(f"{folder.path}/" if folder.path else ""), self._source.complete)
+        again = group_folders(self._tree.list(f"{folder.path}/" if folder.path else ""), self._source.complete)
         now = next((other for other in again if other.path == folder.path), Folder(folder.path, (), None))
         if now == folder:
             return

@@ -21,7 +21,7 @@ from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartiti
 
 
 @dataclass(frozen=True, slots=True)
-class MarkerSaid:
+class SettledMarker:
     """What the marker of a settled version said in one partition; None: it did not say."""
 
     rows: int | None
@@ -29,7 +29,7 @@ class MarkerSaid:
     valid_from: datetime | None = None
 
 
-Settled = Mapping[str, Mapping[SystemStreamPartition, MarkerSaid]]
+Settled = Mapping[str, Mapping[SystemStreamPartition, SettledMarker]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class MarkedSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class Complete:
+class CompleteVersion:
     """A version that its partitions have delivered: its records, and what to drop before them.
 
     `position` is where each partition stands before it.
@@ -86,7 +86,7 @@ class Complete:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class IncompleteVersion:
     """No version is complete. `version` is the one that some partitions have delivered, if any has.
 
     `missing` are the partitions without its marker. `offsets` are behind the re-deliveries in `dropped`.
@@ -109,13 +109,13 @@ class Waiting:
         )
 
 
-def next_delivery(
+def find_next_delivery(
     dataset: str,
     offsets: Mapping[SystemStreamPartition, int],
     markers: Sequence[Marker],
     settled: Settled,
     gone: Collection[str] = (),
-) -> Complete | Waiting:
+) -> CompleteVersion | IncompleteVersion:
     """Return the next complete version after `offsets`, or which partitions it waits for.
 
     `markers` are all markers at or after the offsets. `settled` has, by version name, what its markers said
@@ -123,7 +123,7 @@ def next_delivery(
     again, and their markers alone, sent again, are no version without records. Raises MarkerConflictError when a marker
     contradicts another one of its version, or when partitions mark different versions as the next.
     """
-    spans = spans_of(markers)
+    spans = declared_partition_counts(markers)
     by_partition: dict[SystemStreamPartition, list[Marker]] = {ssp: [] for ssp in sorted(offsets)}
     for marker in sorted(markers, key=lambda candidate: int(candidate.offset)):
         if marker.ssp in by_partition and int(marker.offset) >= offsets[marker.ssp]:
@@ -141,22 +141,22 @@ def next_delivery(
             dropped.append(segment)
             position[ssp] = segment.next
     marked = {ssp: segment.marker.version for ssp, segment in next_segments.items()}
-    version = next_version(dataset, marked, spans)
-    wanted = [ssp for ssp in by_partition if in_span(ssp, version, spans)]
+    version = resolve_next_version(dataset, marked, spans)
+    wanted = [ssp for ssp in by_partition if has_partition(ssp, version, spans)]
     next_segments = {ssp: next_segments[ssp] for ssp in wanted if ssp in next_segments}
-    if len(next_segments) == len(wanted) and _come_again(next_segments.values(), gone):
+    if len(next_segments) == len(wanted) and _are_repeated(next_segments.values(), gone):
         after = {**position, **{ssp: segment.next for ssp, segment in next_segments.items()}}
-        behind = next_delivery(dataset, after, markers, settled, gone)
+        behind = find_next_delivery(dataset, after, markers, settled, gone)
         return replace(behind, dropped=(*dropped, *behind.dropped))
     for ssp, segment in next_segments.items():
-        first = MarkerSaid(segment.marker.rows, segment.marker.checksum, segment.marker.valid_from)
+        first = SettledMarker(segment.marker.rows, segment.marker.checksum, segment.marker.valid_from)
         for marker in by_partition[ssp]:
             if marker.version == segment.marker.version:
                 _check_repeated(dataset, marker, first)
     missing = tuple(ssp for ssp in wanted if ssp not in next_segments)
     if version is None or missing:
-        return Waiting(version, missing, tuple(dropped), position)
-    return Complete(version, tuple(next_segments[ssp] for ssp in wanted), tuple(dropped), position)
+        return IncompleteVersion(version, missing, tuple(dropped), position)
+    return CompleteVersion(version, tuple(next_segments[ssp] for ssp in wanted), tuple(dropped), position)
 
 
 def is_bare(markers: Iterable[Marker]) -> bool:
@@ -164,7 +164,7 @@ def is_bare(markers: Iterable[Marker]) -> bool:
     return all(marker.counted and marker.rows == 0 for marker in markers)
 
 
-def _come_again(segments: Collection[MarkedSegment], gone: Collection[str]) -> bool:
+def _are_repeated(segments: Collection[MarkedSegment], gone: Collection[str]) -> bool:
     return (
         bool(segments)
         and all(segment.marker.version in gone for segment in segments)
@@ -173,7 +173,7 @@ def _come_again(segments: Collection[MarkedSegment], gone: Collection[str]) -> b
 
 
 def check_repeats(
-    dataset: str, complete: Complete, markers: Sequence[Marker], records: Mapping[SystemStreamPartition, int]
+    dataset: str, complete: CompleteVersion, markers: Sequence[Marker], records: Mapping[SystemStreamPartition, int]
 ) -> None:
     """Refuse a version of which a marker came again with another count than the records before its first one.
 
@@ -182,14 +182,14 @@ def check_repeats(
     for segment in complete.segments:
         if segment.marker.rows is not None:
             continue
-        counted = MarkerSaid(records[segment.ssp], segment.marker.checksum)
+        counted = SettledMarker(records[segment.ssp], segment.marker.checksum)
         for marker in markers:
             again = marker.ssp == segment.ssp and marker.version == complete.version
             if again and int(marker.offset) > segment.end:
                 _check_repeated(dataset, marker, counted)
 
 
-def check_counts(dataset: str, complete: Complete, records: Mapping[SystemStreamPartition, int]) -> None:
+def check_counts(dataset: str, complete: CompleteVersion, records: Mapping[SystemStreamPartition, int]) -> None:
     """Refuse a version whose markers expect other counts than the partitions hold before them."""
     for segment in complete.segments:
         expected, got = segment.marker.rows, records[segment.ssp]
@@ -197,7 +197,7 @@ def check_counts(dataset: str, complete: Complete, records: Mapping[SystemStream
             raise MarkerConflictError(
                 f"dataset {dataset!r}, version {complete.version!r}: the marker at offset {segment.marker.offset} "
                 f"of {segment.ssp} expects {expected} records, the partition holds {got} before it.",
-                _way_out(dataset, complete.version),
+                _next_steps(dataset, complete.version),
                 dataset=dataset,
                 version=complete.version,
                 expected=f"{expected} records",
@@ -205,7 +205,7 @@ def check_counts(dataset: str, complete: Complete, records: Mapping[SystemStream
             )
 
 
-def _check_repeated(dataset: str, marker: Marker, before: MarkerSaid | None) -> None:
+def _check_repeated(dataset: str, marker: Marker, before: SettledMarker | None) -> None:
     if before is None:
         return
     # What the stream counted is nobody's promise: the marker may come again alone. It is told where records came.
@@ -218,7 +218,7 @@ def _check_repeated(dataset: str, marker: Marker, before: MarkerSaid | None) -> 
             raise MarkerConflictError(
                 f"dataset {dataset!r}: version {marker.version!r} is marked again at offset {marker.offset} of "
                 f"{marker.ssp} with {what} {now}; it was first delivered there with {first}.",
-                _way_out(dataset, marker.version),
+                _next_steps(dataset, marker.version),
                 dataset=dataset,
                 version=marker.version,
                 expected=f"{what} {first}",
@@ -226,7 +226,7 @@ def _check_repeated(dataset: str, marker: Marker, before: MarkerSaid | None) -> 
             )
 
 
-def spans_of(markers: Iterable[Marker]) -> dict[str, int]:
+def declared_partition_counts(markers: Iterable[Marker]) -> dict[str, int]:
     """Return of how many partitions versions are, the first ones; those whose markers do not say it are of all."""
     spans: dict[str, int] = {}
     for marker in markers:
@@ -236,12 +236,14 @@ def spans_of(markers: Iterable[Marker]) -> dict[str, int]:
     return spans
 
 
-def in_span(ssp: SystemStreamPartition, version: str | None, spans: Mapping[str, int]) -> bool:
+def has_partition(ssp: SystemStreamPartition, version: str | None, spans: Mapping[str, int]) -> bool:
     """Whether a version is waited for in a partition."""
     return version is None or version not in spans or ssp.partition < spans[version]
 
 
-def next_version(dataset: str, versions: Mapping[SystemStreamPartition, str], spans: Mapping[str, int]) -> str | None:
+def resolve_next_version(
+    dataset: str, versions: Mapping[SystemStreamPartition, str], spans: Mapping[str, int]
+) -> str | None:
     """Return the next version, by the one that each partition marks next; None where none does.
 
     Others may come next where it has no part. Raises MarkerConflictError where partitions mark different versions.
@@ -250,7 +252,7 @@ def next_version(dataset: str, versions: Mapping[SystemStreamPartition, str], sp
     for ssp, version in versions.items():
         names.setdefault(version, []).append(ssp)
     for version in names:
-        if all(other == version or not in_span(ssp, version, spans) for ssp, other in versions.items()):
+        if all(other == version or not has_partition(ssp, version, spans) for ssp, other in versions.items()):
             return version
     if names:
         by_version = "; ".join(
@@ -267,7 +269,7 @@ def next_version(dataset: str, versions: Mapping[SystemStreamPartition, str], sp
     return None
 
 
-def _way_out(dataset: str, version: str) -> str:
+def _next_steps(dataset: str, version: str) -> str:
     return (
         "Nothing was published and what is current stays. Deliver the right content under a new version name, and "
         f"end this one with abandon_version(lake, {dataset!r}, {version!r}, reason=…, by=…)."
@@ -288,7 +290,7 @@ Offsets = Mapping[SystemStreamPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
-class GoesOn:
+class ResumePoint:
     """The dataset goes on at `offsets`; `versions` are those lost before them, in their order."""
 
     offsets: dict[SystemStreamPartition, int]
@@ -296,40 +298,42 @@ class GoesOn:
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
+class LossUnknown:
     """Which versions are lost is known when `missing` have the marker of `version` (None: their next one)."""
 
     version: str | None
     missing: tuple[SystemStreamPartition, ...]
 
 
-def cut_partitions(offsets: Offsets, oldest: Offsets) -> dict[SystemStreamPartition, tuple[int, int]]:
+def find_truncated_partitions(offsets: Offsets, oldest: Offsets) -> dict[SystemStreamPartition, tuple[int, int]]:
     """Return what retention has taken before it was read: [first, oldest) by partition."""
     return {ssp: (offset, oldest[ssp]) for ssp, offset in sorted(offsets.items()) if offset < oldest[ssp]}
 
 
-def after_lost(
+def resume_after_truncation(
     dataset: str,
     offsets: Offsets,
     oldest: Offsets,
     markers: Sequence[Marker],
     settled: Settled,
     count: Callable[[MarkedSegment], int],
-) -> GoesOn | Unknown:
+) -> ResumePoint | LossUnknown:
     """Return where a dataset goes on: where it stands, unless retention has taken what comes next there.
 
     `count` tells how many records a segment still holds. Raises what `go_on` does.
     """
-    if not cut_partitions(offsets, oldest):
-        return GoesOn(dict(offsets), ())
-    counted = {segment.ssp: count(segment) for segment in to_count(offsets, oldest, markers)}
-    return go_on(dataset, offsets, oldest, markers, settled, counted)
+    if not find_truncated_partitions(offsets, oldest):
+        return ResumePoint(dict(offsets), ())
+    counted = {segment.ssp: count(segment) for segment in select_segments_to_count(offsets, oldest, markers)}
+    return find_resume_point(dataset, offsets, oldest, markers, settled, counted)
 
 
-def to_count(offsets: Offsets, oldest: Offsets, markers: Sequence[Marker]) -> list[MarkedSegment]:
+def select_segments_to_count(offsets: Offsets, oldest: Offsets, markers: Sequence[Marker]) -> list[MarkedSegment]:
     """Return the first segments of cut partitions that are whole if they hold as many records as their marker says."""
     firsts = [
-        following[0] for ssp in cut_partitions(offsets, oldest) if (following := _after(ssp, oldest[ssp], markers))
+        following[0]
+        for ssp in find_truncated_partitions(offsets, oldest)
+        if (following := _markers_from(ssp, oldest[ssp], markers))
     ]
     return [
         MarkedSegment(marker.ssp, oldest[marker.ssp], int(marker.offset), marker)
@@ -338,49 +342,51 @@ def to_count(offsets: Offsets, oldest: Offsets, markers: Sequence[Marker]) -> li
     ]
 
 
-def go_on(
+def find_resume_point(
     dataset: str,
     offsets: Offsets,
     oldest: Offsets,
     markers: Sequence[Marker],
     settled: Settled,
     counted: Mapping[SystemStreamPartition, int],
-) -> GoesOn | Unknown:
+) -> ResumePoint | LossUnknown:
     """Return where a dataset goes on whose stream is cut in some partition, and what is lost.
 
     `counted` are the records of the segments that `to_count` names. Markers of settled versions end re-deliveries, as
     ever. Raises MarkerConflictError where the partitions' orders contradict each other.
     """
-    cut = cut_partitions(offsets, oldest)
+    cut = find_truncated_partitions(offsets, oldest)
     start = {ssp: max(offset, oldest[ssp]) for ssp, offset in sorted(offsets.items())}
-    seen = {ssp: _after(ssp, at, markers) for ssp, at in start.items()}
-    fresh = {ssp: _firsts(marked, settled) for ssp, marked in seen.items()}
+    seen = {ssp: _markers_from(ssp, at, markers) for ssp, at in start.items()}
+    fresh = {ssp: _first_unsettled(marked, settled) for ssp, marked in seen.items()}
     names = {ssp: [marker.version for marker in marked] for ssp, marked in fresh.items()}
-    spans = spans_of(markers)
+    spans = declared_partition_counts(markers)
     common = {
         version
         for version in {name for marked in names.values() for name in marked}
-        if all(version in marked for ssp, marked in names.items() if in_span(ssp, version, spans))
+        if all(version in marked for ssp, marked in names.items() if has_partition(ssp, version, spans))
     }
     silent = tuple(ssp for ssp, marked in names.items() if not marked)
     if silent and not common:
-        return Unknown(None, silent)
+        return LossUnknown(None, silent)
     if not common:
         # A partition that retention has cut is ahead: the others have yet to deliver what it has.
         ahead = {names[ssp][0] for ssp in cut}
         version = ahead.pop() if len(ahead) == 1 else None
-        return Unknown(version, tuple(ssp for ssp, marked in names.items() if version not in marked))
+        return LossUnknown(version, tuple(ssp for ssp, marked in names.items() if version not in marked))
     nexts = {ssp: next((marker for marker in fresh[ssp] if marker.version in common), None) for ssp in names}
-    version = next_version(dataset, {ssp: marker.version for ssp, marker in nexts.items() if marker}, spans)
+    version = resolve_next_version(dataset, {ssp: marker.version for ssp, marker in nexts.items() if marker}, spans)
     assert version is not None, "it is one of those that are common"
-    first = {ssp: marker for ssp, marker in nexts.items() if marker is not None and in_span(ssp, version, spans)}
+    first = {ssp: marker for ssp, marker in nexts.items() if marker is not None and has_partition(ssp, version, spans)}
     lost = _lost_before(dataset, version, {ssp: names[ssp] for ssp in first}, cut, spans)
     cut_in_it = [ssp for ssp in cut if ssp in first]
     repeated = is_bare(first.values()) and any(seen[ssp][0] is first[ssp] for ssp in cut_in_it)
     if repeated or any(_is_partial(seen[ssp][0], version, counted.get(ssp)) for ssp in cut_in_it):
-        return GoesOn({**start, **{ssp: int(marker.offset) + 1 for ssp, marker in first.items()}}, (*lost, version))
-    behind = {ssp: _behind(seen[ssp], start[ssp], int(marker.offset)) for ssp, marker in first.items()}
-    return GoesOn({**start, **behind}, lost)
+        return ResumePoint(
+            {**start, **{ssp: int(marker.offset) + 1 for ssp, marker in first.items()}}, (*lost, version)
+        )
+    behind = {ssp: _offset_after(seen[ssp], start[ssp], int(marker.offset)) for ssp, marker in first.items()}
+    return ResumePoint({**start, **behind}, lost)
 
 
 def _lost_before(
@@ -394,7 +400,7 @@ def _lost_before(
     before = {ssp: tuple(marked[: marked.index(version)]) for ssp, marked in names.items()}
     longest = max(before.values(), key=len)
     for ssp, marked in before.items():
-        expected = tuple(name for name in longest if in_span(ssp, name, spans))
+        expected = tuple(name for name in longest if has_partition(ssp, name, spans))
         if marked != (expected[len(expected) - len(marked) :] if ssp in cut else expected):
             orders = "; ".join(f"{other}: {', '.join(earlier) or 'none'}" for other, earlier in before.items())
             raise MarkerConflictError(
@@ -413,17 +419,17 @@ def _is_partial(first: Marker, version: str, counted: int | None) -> bool:
     return first.version == version and (first.rows is None or first.rows != counted)
 
 
-def _behind(markers: Sequence[Marker], start: int, end: int) -> int:
+def _offset_after(markers: Sequence[Marker], start: int, end: int) -> int:
     """Return the offset behind the last of these markers that is before `end`."""
     return max([start, *(int(marker.offset) + 1 for marker in markers if int(marker.offset) < end)])
 
 
-def _after(ssp: SystemStreamPartition, start: int, markers: Sequence[Marker]) -> list[Marker]:
+def _markers_from(ssp: SystemStreamPartition, start: int, markers: Sequence[Marker]) -> list[Marker]:
     later = (marker for marker in markers if marker.ssp == ssp and int(marker.offset) >= start)
     return sorted(later, key=lambda marker: int(marker.offset))
 
 
-def _firsts(markers: Sequence[Marker], settled: Settled) -> list[Marker]:
+def _first_unsettled(markers: Sequence[Marker], settled: Settled) -> list[Marker]:
     """Return the first marker of each version that is not settled, in order."""
     first: dict[str, Marker] = {}
     for marker in markers:
@@ -432,7 +438,7 @@ def _firsts(markers: Sequence[Marker], settled: Settled) -> list[Marker]:
     return list(first.values())
 
 
-def told_again(manifest: BoundedManifest, dropped: Mapping[MarkedSegment, int]) -> tuple[str, ...]:
+def describe_redeliveries(manifest: BoundedManifest, dropped: Mapping[MarkedSegment, int]) -> tuple[str, ...]:
     """Return a sentence for each version of which records were dropped that are not known to be what was taken.
 
     `dropped` are the records by segment. Equal counts prove nothing; equal checksums in all markers do.
@@ -441,10 +447,10 @@ def told_again(manifest: BoundedManifest, dropped: Mapping[MarkedSegment, int]) 
     for segment, count in dropped.items():
         if count:
             again.setdefault(segment.marker.version, {})[segment] = count
-    return tuple(told for name, segments in again.items() if (told := _told(manifest, name, segments)))
+    return tuple(told for name, segments in again.items() if (told := _describe_redelivery(manifest, name, segments)))
 
 
-def _told(manifest: BoundedManifest, name: str, segments: Mapping[MarkedSegment, int]) -> str:
+def _describe_redelivery(manifest: BoundedManifest, name: str, segments: Mapping[MarkedSegment, int]) -> str:
     done = next((delivered for delivered in reversed(manifest.delivered) if delivered.name == name), None)
     ref = manifest.ref(done.version) if done else None
     again = f"version {name!r} was delivered again: its {sum(segments.values()):,} record(s) are dropped"
@@ -483,7 +489,7 @@ class SettledVersions:
     gone: frozenset[str]
 
 
-def settled_versions(manifest: BoundedManifest) -> SettledVersions:
+def settled_from_manifest(manifest: BoundedManifest) -> SettledVersions:
     """Return what a manifest has settled of its stream.
 
     The name of a version that was withdrawn, or dropped after it was rejected, says nothing any more: what comes under
@@ -491,13 +497,13 @@ def settled_versions(manifest: BoundedManifest) -> SettledVersions:
     """
     offsets = {SystemStreamPartition.parse(text): int(offset) for text, offset in manifest.offsets.items()}
     rejected = {ref.id for ref in manifest.versions if ref.state == "rejected"}
-    marked: dict[str, Mapping[SystemStreamPartition, MarkerSaid]] = {name: {} for name in manifest.known}
+    marked: dict[str, Mapping[SystemStreamPartition, SettledMarker]] = {name: {} for name in manifest.known}
     for done in manifest.delivered:
         if done.freed is not None:
             continue
         markers = {} if done.version in rejected else done.markers
         marked[done.name] = {
-            SystemStreamPartition.parse(ssp): MarkerSaid(facts.rows, facts.checksum, facts.valid_from)
+            SystemStreamPartition.parse(ssp): SettledMarker(facts.rows, facts.checksum, facts.valid_from)
             for ssp, facts in markers.items()
         }
     lost = {name for lost in manifest.lost for name in lost.versions}

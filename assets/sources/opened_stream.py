@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.change_values import PositionType, position_type
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor
-from dagster_adjunct.assets.sources.changes import decode_changes, placed_from, schema_of_rows
-from dagster_adjunct.assets.sources.entries import schema_of_entries
-from dagster_adjunct.assets.versions.version import declaration_of
+from dagster_adjunct.assets.sources.changes import decode_changes, derive_row_schema, shift_positions
+from dagster_adjunct.assets.sources.entries import derive_entry_schema
+from dagster_adjunct.assets.versions.version import declaration_from_spec
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -39,7 +39,7 @@ Ranges = Mapping[SystemStreamPartition, tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class OpenedStream:
     """A dataset's input stream, opened: `schema` is what the dataset stores of it."""
 
     spec: AdjunctDataset
@@ -49,7 +49,7 @@ class Source:
     schema: Schema
 
     @classmethod
-    def of(cls, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, at_once: bool = False) -> Source:
+    def of(cls, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, at_once: bool = False) -> OpenedStream:
         """Open the input of `spec` and check that its columns, and the order of its changes, can make this dataset.
 
         `at_once` looks at the stream once: its ends and markers then are those of that moment.
@@ -63,7 +63,7 @@ class Source:
                 dataset=spec.name,
             )
         what = f"dataset {spec.name!r} has the input {spec.input}"
-        system, stream = system_given(systems, str(spec.input), what, dataset=spec.name)
+        system, stream = resolve_stream(systems, str(spec.input), what, dataset=spec.name)
         system = system.snapshot(stream) if at_once else system
         info = system.info(stream)
         if info.schema is None:
@@ -72,15 +72,17 @@ class Source:
                 "Use a stream that declares its schema as the input.",
                 dataset=spec.name,
             )
-        entries = schema_of_entries(spec, schema_of_rows(spec, info.schema))
+        entries = derive_entry_schema(spec, derive_row_schema(spec, info.schema))
         if spec.follows_changes:
-            check_order(spec, info.key, info.partitions, info.partitioner)
+            check_changes_ordered(spec, info.key, info.partitions, info.partitioner)
         return cls(spec, system, info, tuple(system.partitions(stream)), entries)
 
     @property
     def declaration(self) -> DatasetDeclaration:
         """What the manifest keeps of the specification and its input."""
-        return declaration_of(self.spec, self.schema, input_partitions=len(self.ssps), position_type=self.position_type)
+        return declaration_from_spec(
+            self.spec, self.schema, input_partitions=len(self.ssps), position_type=self.position_type
+        )
 
     @property
     def position_type(self) -> PositionType:
@@ -88,7 +90,7 @@ class Source:
         order, records = self.spec.following.order, self.info.schema
         if order is None or records is None:
             return "bigint"
-        return position_type(order, schema_of_rows(self.spec, records))
+        return position_type(order, derive_row_schema(self.spec, records))
 
     @property
     def copartitioned(self) -> bool:
@@ -111,9 +113,9 @@ class Source:
         return ours and extractor.keeps(names) and records.select(names) == self.schema.select(names)
 
     @property
-    def one_partition_a_key(self) -> bool:
+    def has_one_partition_per_key(self) -> bool:
         """Whether all records of one dataset key lie in one stream partition, where offsets order them."""
-        return one_partition_a_key(self.spec, self.info.key, self.info.partitions, self.info.partitioner)
+        return has_one_partition_per_key(self.spec, self.info.key, self.info.partitions, self.info.partitioner)
 
     @property
     def tie_break(self) -> tuple[str, ...]:
@@ -138,7 +140,7 @@ class Source:
 
     def count(self, ranges: Ranges) -> int:
         """Return how many records the ranges hold, without reading them."""
-        return self.system.records_between(_spans(ranges))
+        return self.system.records_between(_offset_ranges(ranges))
 
     def counts(self, ranges: Ranges) -> dict[SystemStreamPartition, int]:
         """Return how many records each range holds; one look at the index where offsets have no holes."""
@@ -149,16 +151,16 @@ class Source:
 
     def read(self, spark: SparkSession, ranges: Ranges) -> DataFrame:
         """Return the records of these ranges, with the columns of META."""
-        with self._telling_what_is_lost():
-            return self.system.read(spark, _spans(ranges)).drop(EPOCH)
+        with self._explain_lost_records():
+            return self.system.read(spark, _offset_ranges(ranges)).drop(EPOCH)
 
     def read_arrow(self, ranges: Ranges) -> pa.Table:
         """Return the same without Spark, ordered by partition and offset. All of it is held in memory."""
-        with self._telling_what_is_lost():
-            return self.system.read_arrow(_spans(ranges)).drop_columns([EPOCH])
+        with self._explain_lost_records():
+            return self.system.read_arrow(_offset_ranges(ranges)).drop_columns([EPOCH])
 
     @contextmanager
-    def _telling_what_is_lost(self) -> Iterator[None]:
+    def _explain_lost_records(self) -> Iterator[None]:
         try:
             yield
         except OffsetOutOfRangeError as error:
@@ -180,14 +182,14 @@ class Source:
             self.spec, records, self.info.schema, self.schema, partitions=len(self.ssps), samples=samples
         )
         if positions_from and self.spec.following.order_by is None:
-            return placed_from(changes, positions_from), samples
+            return shift_positions(changes, positions_from), samples
         return changes, samples
 
 
-def check_order(spec: AdjunctDataset, key: Sequence[str], partitions: int, partitioner: str) -> None:
+def check_changes_ordered(spec: AdjunctDataset, key: Sequence[str], partitions: int, partitioner: str) -> None:
     """Refuse an input, a stream so keyed and spread, where two changes of one key may lie in two partitions: nothing
     orders them there."""
-    if spec.following.order_by is not None or one_partition_a_key(spec, key, partitions, partitioner):
+    if spec.following.order_by is not None or has_one_partition_per_key(spec, key, partitions, partitioner):
         return
     keyed = f"keyed by ({', '.join(key)})" if key else "not keyed"
     raise DatasetError(
@@ -199,26 +201,26 @@ def check_order(spec: AdjunctDataset, key: Sequence[str], partitions: int, parti
     )
 
 
-def one_partition_a_key(spec: AdjunctDataset, key: Sequence[str], partitions: int, partitioner: str) -> bool:
+def has_one_partition_per_key(spec: AdjunctDataset, key: Sequence[str], partitions: int, partitioner: str) -> bool:
     """Whether all records of one key of a dataset lie in one partition of a stream that is so keyed and spread."""
     return partitions == 1 or (bool(key) and partitioner != "unknown" and set(key) <= set(spec.key))
 
 
-def _spans(ranges: Ranges) -> dict[SystemStreamPartition, OffsetRange]:
+def _offset_ranges(ranges: Ranges) -> dict[SystemStreamPartition, OffsetRange]:
     return {ssp: OffsetRange(start, end) for ssp, (start, end) in ranges.items()}
 
 
-def by_partition(offsets: Mapping[str, str]) -> dict[SystemStreamPartition, str]:
+def offsets_by_partition(offsets: Mapping[str, str]) -> dict[SystemStreamPartition, str]:
     """Return stored offsets by stream partition, in order of the partitions."""
     return dict(sorted((SystemStreamPartition.parse(text), offset) for text, offset in offsets.items()))
 
 
-def as_stored(offsets: Offsets) -> dict[str, str]:
+def offsets_to_json(offsets: Offsets) -> dict[str, str]:
     """Return offsets as a manifest stores them."""
     return {str(ssp): offsets[ssp] for ssp in sorted(offsets)}
 
 
-def system_given(
+def resolve_stream(
     systems: Mapping[str, StreamSystem], name: str, what: str, *, dataset: str | None = None
 ) -> tuple[StreamSystem, str]:
     """Return the system and the stream of a name such as "lake.planes". Raises DatasetError where it is not given.
@@ -235,7 +237,7 @@ def system_given(
     return systems[system], stream
 
 
-def beyond_end(
+def find_partition_beyond_end(
     read_to: Mapping[SystemStreamPartition, str],
     ends: Mapping[SystemStreamPartition, str],
     compare: Callable[[str, str], int],
@@ -244,7 +246,7 @@ def beyond_end(
     return next((ssp for ssp, offset in read_to.items() if ssp in ends and compare(offset, ends[ssp]) > 0), None)
 
 
-def made_anew(
+def recreated_stream_error(
     dataset: str,
     stream: str,
     info: StreamInfo,
@@ -261,7 +263,7 @@ def made_anew(
     It is another one where its identity is not the one `before`, or where it ends before what was read of it. The next
     step depends on whether it was deleted, or rewritten into other partitions before all of it was read.
     """
-    beyond = beyond_end(read_to, ends, compare)
+    beyond = find_partition_beyond_end(read_to, ends, compare)
     if beyond is None and not info.is_another(before):
         return None
     if info.is_rewritten(before):
@@ -291,10 +293,10 @@ def made_anew(
 
 
 @dataclass(frozen=True, slots=True)
-class SameStream:
+class StreamIdentity:
     """The input stream of a bounded dataset, watched for being another one than it was read from before."""
 
-    stream: Source
+    stream: OpenedStream
     system: StreamSystem
 
     def check(self, before: str | None) -> None:
@@ -320,7 +322,7 @@ class SameStream:
             "Declare the dataset under a new name to build it from there beside this one, or delete this one (adjunct "
             f"dataset delete {spec.name} --reason …) and advance it again."
         )
-        refusal = made_anew(
+        refusal = recreated_stream_error(
             spec.name,
             str(spec.input),
             self.stream.info,

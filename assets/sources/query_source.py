@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.sources import Computation
 from dagster_adjunct.assets.sources.entries import (
-    entries_in_arrow,
-    entries_of,
-    refuse_in_process,
-    what_only_spark_extracts,
+    entries_from_arrow,
+    entries_from_frame,
+    list_extractor_spark_needs,
+    raise_if_spark_needed,
 )
-from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionsOfNoStream
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, NonStreamSource
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.quoted_columns import column, literal
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.sources import QuerySource
 
 
-class QueryVersions(VersionsOfNoStream):
+class QueryVersions(NonStreamSource):
     """The one version that a QuerySource gives now: named like its partition, else by the time in UTC."""
 
     def __init__(
@@ -52,7 +52,7 @@ class QueryVersions(VersionsOfNoStream):
         if self._given:
             return Awaiting(None, (), idle=True)
         self._given = True
-        version = self._partition or _new_name(manifest, self._now())
+        version = self._partition or _generate_version_name(manifest, self._now())
         return Delivery(version, content=Computation(version, self._partition))
 
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int | None:
@@ -65,15 +65,15 @@ class QueryVersions(VersionsOfNoStream):
         assert isinstance(computation, Computation)
         what = f"dataset {self._spec.name!r}, version {delivery.version!r}: {self._query}"
         if spark is IN_PROCESS:
-            return self._computed_here(computation, what)
-        return self._computed_by(spark(), computation, what)
+            return self._compute_in_process(computation, what)
+        return self._compute_on_spark(spark(), computation, what)
 
-    def _computed_here(self, computation: Computation, what: str) -> pa.Table:
+    def _compute_in_process(self, computation: Computation, what: str) -> pa.Table:
         import pyarrow as pa
 
         query = self._query.query
         sql = ["its query, which is SQL"] if isinstance(query, str) else []
-        refuse_in_process(self._spec, [*sql, *what_only_spark_extracts(self._spec)])
+        raise_if_spark_needed(self._spec, [*sql, *list_extractor_spark_needs(self._spec)])
         assert not isinstance(query, str), "SQL is refused"
         answer = query(IN_PROCESS, computation)
         if not isinstance(answer, ArrowFrame):
@@ -90,15 +90,15 @@ class QueryVersions(VersionsOfNoStream):
         answer = conform(answer, self._query.schema, what)
         records = {name: answer.column(name) for name in self._query.schema.names}
         records |= dict(zip(META, (*marks, pa.array([False] * rows, pa.bool_())), strict=True))
-        return entries_in_arrow(self._spec, pa.table(records), self._schema)
+        return entries_from_arrow(self._spec, pa.table(records), self._schema)
 
-    def _computed_by(self, spark: SparkSession, computation: Computation, what: str) -> DataFrame:
+    def _compute_on_spark(self, spark: SparkSession, computation: Computation, what: str) -> DataFrame:
         from pyspark.errors import PySparkException
         from pyspark.sql import functions as F
 
         if isinstance(self._query.query, str):
             try:
-                answer: object = spark.sql(_filled_in(self._query.query, computation))
+                answer: object = spark.sql(_fill_placeholders(self._query.query, computation))
             except PySparkException as error:
                 problem = f"{what} can't be planned: {first_message_line(error)}"
                 raise DatasetError(problem, "Correct the query, and run it again.", dataset=self._spec.name) from error
@@ -111,20 +111,20 @@ class QueryVersions(VersionsOfNoStream):
                 "Return a Spark, pandas or Polars frame, or an Arrow table.",
                 dataset=self._spec.name,
             )
-        check_answer(frame, self._query.schema, what)
+        check_query_columns(frame, self._query.schema, what)
         marks = {META[0]: F.lit(0), META[1]: F.lit(0).cast("bigint"), META[2]: F.lit(None).cast("timestamp")}
         records = frame.select(
             *[column(name) for name in self._query.schema.names],
             *[value.alias(name) for name, value in marks.items()],
             F.lit(False).alias(META[3]),
         )
-        return entries_of(self._spec, records, self._schema)
+        return entries_from_frame(self._spec, records, self._schema)
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         return ""
 
 
-def check_answer(answer: DataFrame, declared: Schema, what: str) -> None:
+def check_query_columns(answer: DataFrame, declared: Schema, what: str) -> None:
     """Refuse a frame whose columns are not exactly those declared, in any order, each with its very type."""
     _check_columns([(field.name, field.dataType.simpleString()) for field in answer.schema.fields], declared, what)
 
@@ -147,7 +147,7 @@ def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: s
         )
 
 
-def _new_name(manifest: BoundedManifest, now: datetime) -> str:
+def _generate_version_name(manifest: BoundedManifest, now: datetime) -> str:
     """Return a name made of the time that no version has had."""
     taken = {
         *manifest.known,
@@ -162,7 +162,7 @@ def _new_name(manifest: BoundedManifest, now: datetime) -> str:
     return name
 
 
-def _filled_in(sql: str, computation: Computation) -> str:
+def _fill_placeholders(sql: str, computation: Computation) -> str:
     """Return the SQL with the names of version and partition as quoted texts; other braces stay as they are."""
     partition = "NULL" if computation.partition is None else literal(computation.partition)
     values = {"{version}": literal(computation.version), "{partition}": partition}

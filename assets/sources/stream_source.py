@@ -8,24 +8,29 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
-from dagster_adjunct.assets.sources.entries import entries_in_arrow, entries_of, refuse_in_process, what_needs_spark
+from dagster_adjunct.assets.sources.entries import (
+    entries_from_arrow,
+    entries_from_frame,
+    list_spark_needs,
+    raise_if_spark_needed,
+)
 from dagster_adjunct.assets.sources.markers import (
-    Complete,
+    CompleteVersion,
+    LossUnknown,
     MarkedSegment,
-    Unknown,
-    after_lost,
     check_counts,
     check_repeats,
-    cut_partitions,
-    next_delivery,
-    settled_versions,
-    told_again,
+    describe_redeliveries,
+    find_next_delivery,
+    find_truncated_partitions,
+    resume_after_truncation,
+    settled_from_manifest,
 )
-from dagster_adjunct.assets.sources.opened_stream import SameStream, Source, as_stored
+from dagster_adjunct.assets.sources.opened_stream import OpenedStream, StreamIdentity, offsets_to_json
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions.deliveries import Lost
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, taken_up
-from dagster_adjunct.assets.versions.reports import carried_over, grown
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, resume_bounded_manifest
+from dagster_adjunct.assets.versions.reports import follow_added_partitions, follow_repartition
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import MarkerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -83,10 +88,10 @@ def open_source(
 class StreamSource:
     """The versions on a dataset's input stream, as the stream stood when this was opened."""
 
-    def __init__(self, stream: Source, system: StreamSystem, now: Callable[[], datetime]) -> None:
+    def __init__(self, stream: OpenedStream, system: StreamSystem, now: Callable[[], datetime]) -> None:
         self._now = now
         self._stream = stream
-        self._same = SameStream(stream, system)
+        self._same = StreamIdentity(stream, system)
         self._seen: tuple[dict[SystemStreamPartition, int], list[Marker]] | None = None
 
     @classmethod
@@ -94,7 +99,7 @@ class StreamSource:
         cls, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, now: Callable[[], datetime]
     ) -> StreamSource:
         """Look at the input stream of `spec` once, and check that its columns can make this dataset."""
-        stream = Source.of(systems, spec, at_once=True)
+        stream = OpenedStream.of(systems, spec, at_once=True)
         return cls(stream, systems[split_stream_name(str(spec.input))[0]], now)
 
     @property
@@ -120,25 +125,25 @@ class StreamSource:
     @property
     def ordered_by(self) -> tuple[str, ...]:
         """Offsets order the records of one key; partitions only where a key can come in several of them."""
-        return (OFFSET,) if self._stream.one_partition_a_key else (OFFSET, PARTITION)
+        return (OFFSET,) if self._stream.has_one_partition_per_key else (OFFSET, PARTITION)
 
     def first_manifest(self) -> BoundedManifest:
         """Return a manifest that begins at the stream's first offset, whatever retention has taken since."""
-        offsets = as_stored(dict.fromkeys(self._stream.ssps, FIRST_OFFSET))
+        offsets = offsets_to_json(dict.fromkeys(self._stream.ssps, FIRST_OFFSET))
         return BoundedManifest(
             name=self.spec.name, declaration=self.declaration, stream=self._stream.info.identity, offsets=offsets
         )
 
-    def carried_over(self, stored: DatasetManifest) -> DatasetManifest | None:
+    def follow_repartition(self, stored: DatasetManifest) -> DatasetManifest | None:
         """Return a stored manifest at its place in the stream as that is partitioned now; None where it is there."""
-        return carried_over(stored, self.info) or grown(stored, self.info)
+        return follow_repartition(stored, self.info) or follow_added_partitions(stored, self.info)
 
-    def taken_up(self, stored: DatasetManifest) -> BoundedManifest:
+    def resume_manifest(self, stored: DatasetManifest) -> BoundedManifest:
         """Return a stored manifest to go on from; see `VersionSource`."""
         # Before the declaration, in which a stream made anew with other partitions would differ, too.
         if stored.declaration.input == self.declaration.input:
             self._same.check(stored.stream)
-        return taken_up(stored, self.declaration)
+        return resume_bounded_manifest(stored, self.declaration)
 
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
         """Return the next complete version, or the partitions without its marker.
@@ -146,31 +151,31 @@ class StreamSource:
         Raises MarkerConflictError, and OffsetOutOfRangeError for a stream that was made anew.
         """
         self._same.check(manifest.stream)
-        settled = settled_versions(manifest)
+        settled = settled_from_manifest(manifest)
         oldest = {ssp: int(offset) for ssp, offset in self._stream.system.oldest(self._stream.ssps).items()}
-        markers, gone = self._markers(settled.offsets), cut_partitions(settled.offsets, oldest)
+        markers, gone = self._markers(settled.offsets), find_truncated_partitions(settled.offsets, oldest)
         name, identity = self.spec.name, self._stream.info.identity
 
-        ahead = after_lost(name, settled.offsets, oldest, markers, settled.markers, self._count)
-        if isinstance(ahead, Unknown):
+        ahead = resume_after_truncation(name, settled.offsets, oldest, markers, settled.markers, self._count)
+        if isinstance(ahead, LossUnknown):
             # It waits at the offsets that stand: only the next markers tell which versions are lost.
-            notes = (_lost((), gone, self._now()).summary(),) if manifest.change else ()
+            notes = (_lost_ranges((), gone, self._now()).summary(),) if manifest.change else ()
             missing = tuple(map(str, ahead.missing))
             idle = self._same.ends_at({ssp: max(offset, oldest[ssp]) for ssp, offset in settled.offsets.items()})
             return Awaiting(ahead.version, missing, manifest.offsets, idle=idle, notes=notes, stream=identity)
         # Before a dataset began, it has lost only what it can name.
-        lost = _lost(ahead.versions, gone, self._now()) if gone and (ahead.versions or manifest.change) else None
-        upcoming = next_delivery(name, ahead.offsets, markers, settled.markers, settled.gone | set(ahead.versions))
+        lost = _lost_ranges(ahead.versions, gone, self._now()) if gone and (ahead.versions or manifest.change) else None
+        upcoming = find_next_delivery(name, ahead.offsets, markers, settled.markers, settled.gone | set(ahead.versions))
 
         dropped = {cut: self._count(cut) for cut in upcoming.dropped}
         answer: Delivery | Awaiting
-        if isinstance(upcoming, Complete):
+        if isinstance(upcoming, CompleteVersion):
             records = self._stream.counts({cut.ssp: (str(cut.start), str(cut.end)) for cut in upcoming.segments})
             check_repeats(name, upcoming, markers, records)
             answer = upcoming.delivery(records, sum(dropped.values()))
         else:
             answer = upcoming.awaiting(sum(dropped.values()), idle=self._same.ends_at(upcoming.offsets))
-        return replace(answer, lost=lost, notes=told_again(manifest, dropped), stream=identity)
+        return replace(answer, lost=lost, notes=describe_redeliveries(manifest, dropped), stream=identity)
 
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int:
         """Return how many records the version holds, after comparing counts and checksums with its markers.
@@ -178,8 +183,8 @@ class StreamSource:
         Counting reads nothing. A checksum costs one pass over the records, only where a marker has one that is
         as `records_checksum` gives it.
         """
-        complete: Complete = delivery.content
-        records = self._stream.counts(_ranges(delivery))
+        complete: CompleteVersion = delivery.content
+        records = self._stream.counts(_parse_ranges(delivery))
         check_counts(self.spec.name, complete, records)
         promised = {cut: parse_records_checksum(cut.marker.checksum) for cut in complete.segments}
         if any(promised.values()):
@@ -204,9 +209,9 @@ class StreamSource:
     def read(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> DataFrame | pa.Table:
         """Return the version's entries with the columns of META, in the stream's partitions."""
         if spark is IN_PROCESS:
-            refuse_in_process(self.spec, what_needs_spark(self._stream))
-            return entries_in_arrow(self.spec, self._stream.read_arrow(_ranges(delivery)), self.schema)
-        return entries_of(self.spec, self._records(delivery, spark()), self.schema)
+            raise_if_spark_needed(self.spec, list_spark_needs(self._stream))
+            return entries_from_arrow(self.spec, self._stream.read_arrow(_parse_ranges(delivery)), self.schema)
+        return entries_from_frame(self.spec, self._records(delivery, spark()), self.schema)
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         return f"{self.spec.input}.{partition} at offset {offset}"
@@ -225,7 +230,7 @@ class StreamSource:
 
     def _records(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
         """Return the records as the stream gives them, refused where it has other columns than it said before."""
-        records = self._stream.read(spark, _ranges(delivery))
+        records = self._stream.read(spark, _parse_ranges(delivery))
         declared = self._stream.info.schema
         assert declared is not None
         given = Schema.from_spark(records.drop(*META).schema)
@@ -240,18 +245,20 @@ class StreamSource:
 
     def _checksums(self, delivery: Delivery, spark: Callable[[], SparkSession], schema: Schema) -> dict[int, str]:
         if spark is IN_PROCESS:
-            refuse_in_process(self.spec, what_needs_spark(self._stream))
-            return arrow_checksums_by_partition(self._stream.read_arrow(_ranges(delivery)), schema)
+            raise_if_spark_needed(self.spec, list_spark_needs(self._stream))
+            return arrow_checksums_by_partition(self._stream.read_arrow(_parse_ranges(delivery)), schema)
         return checksums_by_partition(self._records(delivery, spark()), schema)
 
     def _place_of(self, version: str, marker: Marker) -> str:
         return f"dataset {self.spec.name!r}, version {version!r}: the marker at offset {marker.offset} of {marker.ssp}"
 
 
-def _lost(versions: tuple[str, ...], gone: Mapping[SystemStreamPartition, tuple[int, int]], at: datetime) -> Lost:
+def _lost_ranges(
+    versions: tuple[str, ...], gone: Mapping[SystemStreamPartition, tuple[int, int]], at: datetime
+) -> Lost:
     ranges = {str(ssp): (str(start), str(end)) for ssp, (start, end) in gone.items()}
     return Lost(versions=versions, ranges=ranges, at=at)
 
 
-def _ranges(delivery: Delivery) -> dict[SystemStreamPartition, tuple[str, str]]:
+def _parse_ranges(delivery: Delivery) -> dict[SystemStreamPartition, tuple[str, str]]:
     return {SystemStreamPartition.parse(ssp): span for ssp, span in delivery.ranges.items()}

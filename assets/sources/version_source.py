@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dagster_adjunct.assets.sources.entries import schema_of_entries
+from dagster_adjunct.assets.sources.entries import derive_entry_schema
 from dagster_adjunct.assets.versions.deliveries import Lost, MarkerFacts
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, taken_up
-from dagster_adjunct.assets.versions.version import declaration_of
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, resume_bounded_manifest
+from dagster_adjunct.assets.versions.version import declaration_from_spec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,11 +99,11 @@ class VersionSource(Protocol):
         """Return the manifest of a dataset that has no commit yet."""
         ...
 
-    def carried_over(self, stored: DatasetManifest) -> DatasetManifest | None:
+    def follow_repartition(self, stored: DatasetManifest) -> DatasetManifest | None:
         """Return a stored manifest at its place in an input that was rewritten just when all was read; None else."""
         ...
 
-    def taken_up(self, stored: DatasetManifest) -> BoundedManifest:
+    def resume_manifest(self, stored: DatasetManifest) -> BoundedManifest:
         """Return a stored manifest to go on from, with order and policy as they are declared now.
 
         Raises DatasetError for another declaration, and OffsetOutOfRangeError for a stream that was made anew.
@@ -130,11 +130,11 @@ class VersionSource(Protocol):
         ...
 
 
-class VersionsOfNoStream:
+class NonStreamSource:
     """The dataset that versions are made for, and what follows from it: no partitions and no offsets to begin with."""
 
     def __init__(self, spec: AdjunctDataset, records: Schema) -> None:
-        self._spec, self._schema = spec, schema_of_entries(spec, records)
+        self._spec, self._schema = spec, derive_entry_schema(spec, records)
 
     @property
     def spec(self) -> AdjunctDataset:
@@ -146,7 +146,7 @@ class VersionsOfNoStream:
 
     @property
     def declaration(self) -> DatasetDeclaration:
-        return declaration_of(self._spec, self._schema)
+        return declaration_from_spec(self._spec, self._schema)
 
     @property
     def copartitioned(self) -> bool:
@@ -155,8 +155,8 @@ class VersionsOfNoStream:
     def first_manifest(self) -> BoundedManifest:
         return BoundedManifest(name=self._spec.name, declaration=self.declaration, offsets={})
 
-    def carried_over(self, stored: DatasetManifest) -> None:
+    def follow_repartition(self, stored: DatasetManifest) -> None:
         return None
 
-    def taken_up(self, stored: DatasetManifest) -> BoundedManifest:
-        return taken_up(stored, self.declaration)
+    def resume_manifest(self, stored: DatasetManifest) -> BoundedManifest:
+        return resume_bounded_manifest(stored, self.declaration)

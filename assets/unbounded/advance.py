@@ -13,8 +13,8 @@ from uuid import uuid4
 from dagster_adjunct.assets.declaration.change_formats import ORDER, PROBLEM
 from dagster_adjunct.assets.declaration.change_values import LOWEST
 from dagster_adjunct.assets.declaration.snapshots import no_offset, positions
-from dagster_adjunct.assets.sources.changes import with_order
-from dagster_adjunct.assets.sources.opened_stream import Offsets, as_stored, by_partition
+from dagster_adjunct.assets.sources.changes import add_order
+from dagster_adjunct.assets.sources.opened_stream import Offsets, offsets_by_partition, offsets_to_json
 from dagster_adjunct.assets.unbounded.changes import apply_changes
 from dagster_adjunct.assets.unbounded.commit import (
     Advance,
@@ -32,10 +32,10 @@ from dagster_adjunct.assets.unbounded.compaction import compact_due
 from dagster_adjunct.assets.unbounded.engine import select_engine
 from dagster_adjunct.assets.unbounded.progress import build_report
 from dagster_adjunct.assets.unbounded.recovery import RecoveryPlan, plan_recovery
-from dagster_adjunct.assets.versions.actions import explained
-from dagster_adjunct.assets.versions.leases import AttemptRenewal, forget_attempt
+from dagster_adjunct.assets.versions.actions import require_audit_fields
+from dagster_adjunct.assets.versions.leases import AttemptRecord, delete_attempt
 from dagster_adjunct.assets.versions.manifest import Bootstrap, UnboundedManifest
-from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore
+from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.assets.writing.write_generation import SPARK, Runtime, write_generation
 from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM, OverTimeWrite
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.change_values import Samples
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.declaration.snapshots import Snapshot
-    from dagster_adjunct.assets.sources.opened_stream import Source
+    from dagster_adjunct.assets.sources.opened_stream import OpenedStream
     from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
     from dagster_adjunct.resources.bucketing.files import Generation
     from dagster_adjunct.resources.objects.commit_log import Commit
@@ -66,7 +66,7 @@ _SNAPSHOT = "a bulk snapshot"
 
 
 def load_snapshot(
-    context: Runtime, source: Source, attempt: Attempt, number: int
+    context: Runtime, source: OpenedStream, attempt: Attempt, number: int
 ) -> tuple[Generation, dict[SystemStreamPartition, str], Samples | None]:
     """Write the bulk snapshot as a base; return it, the position from which the stream goes on, and the first values
     that its rows are ordered by.
@@ -83,7 +83,7 @@ def load_snapshot(
         start = validate_snapshot_position(snapshot, source, what)
         with (
             snapshot_frame(snapshot, source.schema, what, context.log(spec.name), spark, context.by) as rows,
-            AttemptRenewal(context.lake, spec.name, attempt.id, context.by),
+            AttemptRecord(context.lake, spec.name, attempt.id, context.by),
         ):
             placed, samples = _with_positions(source, rows)
             placed = placed.withColumn(TOMBSTONE, F.lit(False))
@@ -113,7 +113,7 @@ def load_snapshot(
     return generation, start, samples
 
 
-def _with_positions(source: Source, rows: DataFrame) -> tuple[DataFrame, Samples | None]:
+def _with_positions(source: OpenedStream, rows: DataFrame) -> tuple[DataFrame, Samples | None]:
     """Return the rows of a snapshot with their positions: those of their columns, else below all changes."""
     from pyspark.sql import functions as F
 
@@ -121,11 +121,13 @@ def _with_positions(source: Source, rows: DataFrame) -> tuple[DataFrame, Samples
     lowest = F.lit(LOWEST).cast("bigint") if source.position_type == "bigint" else F.lit("")
     if not order or not set(order) <= set(source.schema.names):
         return rows.withColumn(POSITION, lowest), None
-    placed, samples = with_order(source.spec, rows.withColumn(PROBLEM, F.lit(None).cast("string")), source.schema, None)
+    placed, samples = add_order(source.spec, rows.withColumn(PROBLEM, F.lit(None).cast("string")), source.schema, None)
     return placed.withColumn(POSITION, F.coalesce(F.col(ORDER), lowest)).drop(ORDER, PROBLEM), samples
 
 
-def _snapshot_valid_from(source: Source, start: Mapping[SystemStreamPartition, str], spark: SparkSession) -> Column:
+def _snapshot_valid_from(
+    source: OpenedStream, start: Mapping[SystemStreamPartition, str], spark: SparkSession
+) -> Column:
     """Return since when the rows of a snapshot are valid: by their column, else since before all changes that follow.
 
     That is the time of the oldest record from the snapshot's position on, so that a change never comes before the row
@@ -151,7 +153,7 @@ def _snapshot_valid_from(source: Source, start: Mapping[SystemStreamPartition, s
     return F.lit(oldest[0]) if oldest is not None and oldest[0] is not None else F.current_timestamp()
 
 
-def validate_snapshot_position(snapshot: Snapshot, source: Source, what: str) -> dict[SystemStreamPartition, str]:
+def validate_snapshot_position(snapshot: Snapshot, source: OpenedStream, what: str) -> dict[SystemStreamPartition, str]:
     """Return the snapshot's position, if it is of every partition and still on the stream.
 
     Raises DatasetError and OffsetOutOfRangeError.
@@ -224,14 +226,14 @@ def snapshot_frame(
         return
     attempt = log.attempt()
     folder = f"{attempt.folder}/{attempt.id}"
-    with AttemptRenewal(log.lake, log.name, attempt.id, by):
+    with AttemptRecord(log.lake, log.name, attempt.id, by):
         try:
             rows = _stage_tables(log.lake, folder, snapshot.rows, spark)
             yield cast_to_schema(spark.createDataFrame([], schema.ddl()) if rows is None else rows, schema, what)
         finally:
             with suppress(AdjunctError):  # what can't be deleted now is garbage for discarding
                 log.lake.store.delete_many([item.key for item in log.lake.store.list(f"{folder}/")])
-    forget_attempt(log.lake, log.name, attempt.id)
+    delete_attempt(log.lake, log.name, attempt.id)
 
 
 def _stage_tables(lake: Lake, folder: str, tables: Iterable[pa.Table], spark: SparkSession) -> DataFrame | None:
@@ -288,7 +290,7 @@ def begin_table(advance: Advance, commit: Commit | None, applied: Mapping[str, s
     first = snapshot.manifest or UnboundedManifest(
         name=snapshot.spec.name,
         declaration=snapshot.source.declaration,
-        offsets=as_stored(snapshot.ends),
+        offsets=offsets_to_json(snapshot.ends),
         bootstrap=_NO_BOOTSTRAP,
     )
     attempt = advance.log.attempt()
@@ -297,7 +299,7 @@ def begin_table(advance: Advance, commit: Commit | None, applied: Mapping[str, s
     before, after = begin(advance, before, attempt)
     after = after.after(applied=first.with_applied(applied))
     progress = commit_manifest(advance, before, after, commit_id=attempt.id)
-    forget_attempt(advance.context.lake, snapshot.spec.name, attempt.id)
+    delete_attempt(advance.context.lake, snapshot.spec.name, attempt.id)
     return progress
 
 
@@ -320,8 +322,8 @@ def _prepare_bootstrap(
         before = replace(before, ends=source.system.upcoming(source.ssps), counters={"loaded": loaded.rows})
     bootstrap = Bootstrap(
         state="running",
-        start=as_stored(start),
-        target=as_stored(before.ends),
+        start=offsets_to_json(start),
+        target=offsets_to_json(before.ends),
         started_at=snapshot.at,
         building=building,
         columns=source.schema,
@@ -343,8 +345,8 @@ def _prepare_empty_table(
 ) -> tuple[AdvanceProgress, UnboundedManifest]:
     """Return the manifest of an empty table that goes on from where the one before it, if any, has read."""
     snapshot, source, first = advance.snapshot, advance.source, before.manifest
-    known = {} if snapshot.manifest is None else by_partition(snapshot.manifest.offsets)
-    start = as_stored(source.last_offsets(known, source.system.oldest(source.ssps), snapshot.ends))
+    known = {} if snapshot.manifest is None else offsets_by_partition(snapshot.manifest.offsets)
+    start = offsets_to_json(source.last_offsets(known, source.system.oldest(source.ssps), snapshot.ends))
     bootstrap = Bootstrap(
         state="done",
         start=start,
@@ -386,7 +388,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def advance_unbounded(
-    context: Runtime, spec: AdjunctDataset, *, rebuild: str | None = None, on_stage: OnStage = ignore
+    context: Runtime, spec: AdjunctDataset, *, rebuild: str | None = None, on_stage: OnStage = ignore_stage
 ) -> AdvanceReport:
     """Bootstrap the dataset, or apply the changes since its last commit; nothing new makes no commit.
 
@@ -462,7 +464,7 @@ def rebuild_dataset(
     *,
     reason: str,
     by: str,
-    on_stage: OnStage = ignore,
+    on_stage: OnStage = ignore_stage,
 ) -> AdvanceReport:
     """Build an unbounded dataset anew from its stream's oldest offset, or from its bulk snapshot.
 
@@ -477,5 +479,5 @@ def rebuild_dataset(
             "Deliver a new version, or publish an earlier one: adjunct dataset rollback.",
             dataset=spec.name,
         )
-    explained("rebuild", spec.name, reason, by)
+    require_audit_fields("rebuild", spec.name, reason, by)
     return advance_unbounded(Runtime(lake, systems, spark, by), spec, rebuild=reason, on_stage=on_stage)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources.change_stream import send_dead_letters
-from dagster_adjunct.assets.sources.opened_stream import as_stored
+from dagster_adjunct.assets.sources.opened_stream import offsets_to_json
 from dagster_adjunct.assets.unbounded.commit import (
     ADVANCE_AGAIN,
     commit_fields,
@@ -29,10 +29,10 @@ from dagster_adjunct.assets.unbounded.commit import (
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
 from dagster_adjunct.assets.unbounded.engine import select_engine
 from dagster_adjunct.assets.unbounded.progress import describe_progress
-from dagster_adjunct.assets.versions.leases import AttemptRenewal, Lease, forget_attempt
+from dagster_adjunct.assets.versions.leases import AttemptRecord, Lease, delete_attempt
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
-from dagster_adjunct.assets.versions.version import POSITION, newest_valid_from
-from dagster_adjunct.assets.writing.write_generation import add, write_generation
+from dagster_adjunct.assets.versions.version import POSITION, find_newest_valid_from
+from dagster_adjunct.assets.writing.write_generation import sum_counters, write_generation
 from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
 from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
 from dagster_adjunct.resources.spark.tuning import interpret_small_plans
@@ -256,7 +256,7 @@ def apply_ranges(
     # time it ends what was there.
     tombstones = not begins or advance.spec.following.order is not None or over_time is not None
     try:
-        with AttemptRenewal(context.lake, name, attempt.id, context.by), _lease_served_version(advance, progress):
+        with AttemptRecord(context.lake, name, attempt.id, context.by), _lease_served_version(advance, progress):
             alone = over_time is None and rewinding is None  # else stored rows are read, too
             with advance.stages("build"), interpret_small_plans(context.spark, records if records and alone else None):
                 if records:
@@ -277,10 +277,10 @@ def apply_ranges(
                 written = _WrittenChanges(attempt, generation, ranges, counters, reached, rewinding, samples)
                 progress = _commit_written(advance, progress, written)
     except CommitConflictError:
-        forget_attempt(context.lake, name, attempt.id)
+        delete_attempt(context.lake, name, attempt.id)
         raise
-    forget_attempt(context.lake, name, attempt.id)
-    return replace(progress, counters=add(dict(progress.counters), counters)), records
+    delete_attempt(context.lake, name, attempt.id)
+    return replace(progress, counters=sum_counters(dict(progress.counters), counters)), records
 
 
 @contextmanager
@@ -309,7 +309,7 @@ def _over_time_write(advance: Advance, progress: AdvanceProgress, begins: bool) 
         return None
     version = progress.manifest.version
     served = () if progress.running or version is None else version.generations
-    return OverTimeWrite(told=begins, newest=newest_valid_from(served))
+    return OverTimeWrite(told=begins, newest=find_newest_valid_from(served))
 
 
 def _writes_base(advance: Advance, progress: AdvanceProgress) -> bool:
@@ -338,15 +338,15 @@ def _manifest_with_changes(advance: Advance, progress: AdvanceProgress, written:
     """Return the manifest with these changes in it; changes that hold no record leave the version as it is."""
     source, manifest, bootstrap = advance.source, progress.manifest, progress.bootstrap
     generation, running = written.generation, progress.running
-    offsets = manifest.offsets | as_stored({ssp: end for ssp, (_, end) in written.ranges.items()})
+    offsets = manifest.offsets | offsets_to_json({ssp: end for ssp, (_, end) in written.ranges.items()})
     after = manifest.after(
         declaration=source.declaration,
         offsets=offsets,
         stream=source.info.identity,
-        counters=add(manifest.counters, written.counters),
+        counters=sum_counters(manifest.counters, written.counters),
         first_ordered=written.first_ordered,
         quarantining=None,
-        confirmed_at=advance.snapshot.at if offsets == as_stored(progress.ends) else manifest.confirmed_at,
+        confirmed_at=advance.snapshot.at if offsets == offsets_to_json(progress.ends) else manifest.confirmed_at,
         decision=advance.decision,
         next_generation=manifest.next_generation + (1 if generation.files or running else 0),
         change=Change(action="bootstrap" if running else "apply"),
@@ -367,5 +367,5 @@ def _manifest_with_changes(advance: Advance, progress: AdvanceProgress, written:
         done = bootstrap.model_copy(update={"state": "done", "finished_at": now, "building": ()})
         after = after.after(bootstrap=done, confirmed_at=bootstrap.started_at, horizon=None)
         generations = building or (generation,)
-        counters = add(dict(progress.counters), written.counters)
+        counters = sum_counters(dict(progress.counters), written.counters)
     return manifest_with_version(advance, progress.commit, after, written.attempt, generations, counters)

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.declaration.change_values import order_in_words
 from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.sources.opened_stream import Offsets, Ranges, Source, as_stored, by_partition, made_anew
+from dagster_adjunct.assets.sources.opened_stream import (
+    Offsets,
+    OpenedStream,
+    Ranges,
+    offsets_by_partition,
+    offsets_to_json,
+    recreated_stream_error,
+)
 from dagster_adjunct.assets.versions.manifest import (
     Bootstrap,
     Change,
@@ -25,15 +32,15 @@ from dagster_adjunct.assets.versions.manifest import (
     UnboundedManifest,
     as_unbounded,
 )
-from dagster_adjunct.assets.versions.reports import carried_over
+from dagster_adjunct.assets.versions.reports import follow_repartition
 from dagster_adjunct.assets.versions.version import (
     SealedVersion,
+    build_layout,
+    build_table_version,
     check_declaration,
-    current_rows,
-    kept_history,
-    layout_of,
-    length_of,
-    table_version,
+    count_current_rows,
+    describe_history_length,
+    history_from_spec,
     version_id,
 )
 from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError, OffsetOutOfRangeError
@@ -64,7 +71,7 @@ class TableSnapshot:
     where what was seen is nothing to go by: its pointer is lost, or another writer committed meanwhile.
     """
 
-    source: Source
+    source: OpenedStream
     at: datetime
     commit: Commit | None
     manifest: UnboundedManifest | None
@@ -107,11 +114,11 @@ def inspect_table(context: Runtime, spec: AdjunctDataset) -> TableSnapshot:
     Raises DatasetError for an input that can't make this dataset, and for another key, spread or input than the table
     was declared with; the columns are a matter of what is done with it.
     """
-    source = Source.of(context.systems, spec)
+    source = OpenedStream.of(context.systems, spec)
     log = context.log(spec.name)
     commit, stored, damage = log.read_or_newest()
     manifest = None if stored is None else require_matching_manifest(stored, source.declaration)
-    carried = carried_over(manifest, source.info) if manifest is not None and not damage else None
+    carried = follow_repartition(manifest, source.info) if manifest is not None and not damage else None
     manifest = carried or manifest
     at = context.now()
     ends = source.system.upcoming(source.ssps)
@@ -150,10 +157,10 @@ def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
     if manifest is None:
         return TableContinuity("none")
     building = manifest.bootstrap.state == "running"
-    offsets = by_partition(manifest.offsets)
+    offsets = offsets_by_partition(manifest.offsets)
     rebuild = f"rebuild the dataset from it (adjunct dataset rebuild {source.spec.name} MODULE:APP --reason …), or "
     rebuild += "declare it under a new name."
-    refusal = made_anew(
+    refusal = recreated_stream_error(
         source.spec.name,
         str(source.spec.input),
         source.info,
@@ -191,7 +198,7 @@ def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
     return TableContinuity("valid")
 
 
-def effective_max_age(source: Source) -> timedelta | None:
+def effective_max_age(source: OpenedStream) -> timedelta | None:
     """Return how long a table that is behind stays valid: as declared, else as long as the stream keeps tombstones."""
     return source.spec.following.max_age or source.info.tombstones_kept
 
@@ -242,7 +249,7 @@ def _concurrent_commit_error(log: DatasetLog, commit: Commit | None) -> CommitCo
     )
 
 
-def _bootstrap_problem(manifest: UnboundedManifest, source: Source, now: datetime) -> str:
+def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedStream, now: datetime) -> str:
     """Return why a bootstrap that was begun can't go on, "" where it can."""
     bootstrap, kept = manifest.bootstrap, source.info.tombstones_kept
     if bootstrap.columns is not None and bootstrap.columns != source.schema:
@@ -259,7 +266,7 @@ def _bootstrap_problem(manifest: UnboundedManifest, source: Source, now: datetim
     return ""
 
 
-def _partition_changes(source: Source, offsets: Offsets) -> str:
+def _partition_changes(source: OpenedStream, offsets: Offsets) -> str:
     added = sorted(set(source.ssps) - set(offsets))
     removed = sorted(set(offsets) - set(source.ssps))
     changes = [f"{', '.join(map(str, ssps))} {what}" for what, ssps in (("added", added), ("removed", removed)) if ssps]
@@ -285,7 +292,7 @@ class Advance:
     stages: Stages
 
     @property
-    def source(self) -> Source:
+    def source(self) -> OpenedStream:
         """The input stream, as it was opened."""
         return self.snapshot.source
 
@@ -385,7 +392,7 @@ def commit_decision(advance: Advance, progress: AdvanceProgress) -> AdvanceProgr
 def confirm_caught_up(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
     """Commit that the table was found caught up, where its age counts, and not at each look."""
     limit, confirmed, now = effective_max_age(advance.source), progress.manifest.confirmed_at, advance.snapshot.at
-    if progress.manifest.offsets != as_stored(progress.ends):
+    if progress.manifest.offsets != offsets_to_json(progress.ends):
         return progress  # changes of a transaction that has not ended wait
     if limit is None or (confirmed is not None and now - confirmed < limit / 10):
         return progress
@@ -445,7 +452,7 @@ def manifest_with_version(
     `parent` is the commit before the one that makes the version.
     """
     number, spec, now = (parent.number if parent else 0) + 1, advance.spec, advance.context.now()
-    version = table_version(
+    version = build_table_version(
         spec,
         advance.source.schema,
         generations,
@@ -477,12 +484,12 @@ def strip_large_footers(generation: Generation) -> Generation:
     return generation.without_footers() if generation.footer_size > MAX_FOOTER_BYTES else generation
 
 
-def table_layout(source: Source) -> BucketLayout:
+def table_layout(source: OpenedStream) -> BucketLayout:
     """Return how the rows of a table lie in files, by its declaration of now."""
     spec = source.spec
     over_time = spec.following.history is not None
     schema = source.schema.with_sensitive(*(name for name in spec.sensitive if name in source.schema))
-    return layout_of(
+    return build_layout(
         schema,
         spec.key,
         spec.partition_by,
@@ -498,7 +505,7 @@ def _count_entries(spec: AdjunctDataset, generations: tuple[Generation, ...]) ->
     if len(generations) > 1:
         return None
     if spec.following.history is not None:
-        return current_rows(generations[0])
+        return count_current_rows(generations[0])
     deleted = any(file.stats.get("tombstones") for file in generations[0].files)
     return None if deleted else generations[0].rows
 
@@ -507,7 +514,7 @@ def _declared_history(
     spec: AdjunctDataset, manifest: UnboundedManifest, generations: tuple[Generation, ...]
 ) -> KeptHistory | None:
     """Return the history as declared, with what was pruned of the rows that are still served."""
-    history, before = kept_history(spec), manifest.version
+    history, before = history_from_spec(spec), manifest.version
     if history is None or before is None or before.history is None:
         return history
     served = {generation.folder for generation in before.generations}
@@ -526,7 +533,10 @@ def evolve_table(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress
     """Commit that the columns and the history are served that are declared now; the rows there stay as they are."""
     manifest, version, source = progress.manifest, progress.manifest.version, advance.source
     assert version is not None, "there is nothing whose columns could change"
-    history, declared = length_of(version.history), length_of(kept_history(advance.spec))
+    history, declared = (
+        describe_history_length(version.history),
+        describe_history_length(history_from_spec(advance.spec)),
+    )
     lengths = f"history is {declared}, was {history}" if history != declared else ""
     reason = "; ".join(filter(None, (version.columns.difference(source.schema), lengths)))
     attempt = advance.log.attempt()
@@ -547,9 +557,9 @@ def next_ranges(advance: Advance, progress: AdvanceProgress) -> tuple[Ranges, bo
     bootstrap then reads on behind its target: there a transaction may end.
     """
     system, form = advance.source.system, advance.spec.following.changes
-    starts = by_partition(progress.manifest.offsets)
+    starts = offsets_by_partition(progress.manifest.offsets)
     transactions = isinstance(form, DebeziumEnvelope) and form.transactions is not None
-    target = by_partition(progress.bootstrap.target) if progress.running else progress.ends
+    target = offsets_by_partition(progress.bootstrap.target) if progress.running else progress.ends
     quarantining = progress.manifest.quarantining
     if quarantining is not None:
         begun: Ranges = {SystemStreamPartition.parse(ssp): span for ssp, span in quarantining.items()}
@@ -573,13 +583,13 @@ def next_ranges(advance: Advance, progress: AdvanceProgress) -> tuple[Ranges, bo
 
 def reaches_target(advance: Advance, progress: AdvanceProgress, ranges: Ranges) -> bool:
     """Whether all of the bootstrap's target is in the table once these ranges are."""
-    at, target = offsets_after(progress, ranges), by_partition(progress.bootstrap.target)
+    at, target = offsets_after(progress, ranges), offsets_by_partition(progress.bootstrap.target)
     return all(advance.source.system.compare(at[ssp], end) >= 0 for ssp, end in target.items())
 
 
 def offsets_after(progress: AdvanceProgress, ranges: Ranges) -> Offsets:
     """Return the next offsets to read once these ranges are in the table."""
-    return {**by_partition(progress.manifest.offsets), **{ssp: end for ssp, (_, end) in ranges.items()}}
+    return {**offsets_by_partition(progress.manifest.offsets), **{ssp: end for ssp, (_, end) in ranges.items()}}
 
 
 def _chunk_share(most: int, lag: int, chunk: int) -> int:
@@ -588,7 +598,7 @@ def _chunk_share(most: int, lag: int, chunk: int) -> int:
 
 
 def _whole_transactions(advance: Advance, ranges: Ranges) -> Ranges:
-    from dagster_adjunct.assets.sources.change_stream import whole_transactions
+    from dagster_adjunct.assets.sources.change_stream import limit_to_complete_transactions
 
     context = advance.context
-    return whole_transactions(advance.spec, context.systems, context.spark(), advance.source, ranges)
+    return limit_to_complete_transactions(advance.spec, context.systems, context.spark(), advance.source, ranges)

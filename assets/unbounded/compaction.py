@@ -15,9 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
 from dagster_adjunct.assets.unbounded.engine import select_engine
-from dagster_adjunct.assets.versions.leases import Lease, build_on_record
+from dagster_adjunct.assets.versions.leases import Lease, record_build
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
-from dagster_adjunct.assets.versions.version import POSITION, SealedVersion, current_rows, newest_valid_from, version_id
+from dagster_adjunct.assets.versions.version import (
+    POSITION,
+    SealedVersion,
+    count_current_rows,
+    find_newest_valid_from,
+    version_id,
+)
 from dagster_adjunct.assets.writing.write_generation import Runtime, write_generation
 from dagster_adjunct.resources.bucketing.files import GENERATION
 from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
@@ -259,7 +265,7 @@ def _merge_over_time(
     """
     version = manifest.version
     assert version is not None
-    newest, major = newest_valid_from(plan.generations), plan.level == "major"
+    newest, major = find_newest_valid_from(plan.generations), plan.level == "major"
     edge = history.edge(newest) if major else None
     limits = [manifest.horizon] if major else []
     if major and forget and newest is not None and history.kept is not None:
@@ -280,7 +286,7 @@ def _merge_over_time(
     )
     counters.pop("conflicting", None)
     horizon = counters.pop("forgotten_to", None)
-    entries = current_rows(generation) if major else None
+    entries = count_current_rows(generation) if major else None
     return MergeResult(attempt, strip_large_footers(generation), counters, entries, horizon, edge)
 
 
@@ -386,7 +392,7 @@ def _merge_and_switch(
 ) -> tuple[MergeResult, _Current] | None:
     name = manifest.name
     attempt = context.log(name).attempt()
-    with build_on_record(context.lake, name, attempt.id, context.by):
+    with record_build(context.lake, name, attempt.id, context.by):
         merged = merge_generations(context, manifest, plan, attempt, forget=forget)
         current = _commit_merged(context, manifest, plan, merged)
     return None if current is None else (merged, current)

@@ -24,7 +24,7 @@ from dagster_adjunct.assets.declaration.change_formats import KEPT, kept_marks
 from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
 from dagster_adjunct.assets.reading.diff import key_codes
 from dagster_adjunct.assets.reading.stored_file import StoredFile
-from dagster_adjunct.assets.sources.changes import bad_change
+from dagster_adjunct.assets.sources.changes import bad_change_error
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.resources.bucketing.files import unpack_footer
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP
@@ -184,7 +184,7 @@ class BucketCompletion:
             told = ", ".join(map(repr, names[kept[row]].tolist()))
             reason = f"it does not tell {told}, and the dataset has no row of its key to keep that of"
             if not self._declared.set_aside:
-                raise bad_change(self._declared.dataset, offset, partition, reason)
+                raise bad_change_error(self._declared.dataset, offset, partition, reason)
             self.incomplete.append((partition, offset, reason))
 
     # -- stored rows

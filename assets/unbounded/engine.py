@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from dagster_adjunct.assets.declaration.change_formats import PROBLEM
 from dagster_adjunct.assets.reading.stored_file import StoredFile, read_stored_file
-from dagster_adjunct.assets.sources.arrow_changes import ArrowDecoder, with_problems
+from dagster_adjunct.assets.sources.arrow_changes import ArrowDecoder, add_problems
 from dagster_adjunct.assets.sources.change_stream import SparkDecoder
-from dagster_adjunct.assets.sources.changes import ChangeDecoder, Rows, too_late
+from dagster_adjunct.assets.sources.changes import ChangeDecoder, Rows, late_change_reason
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.assets.writing.write_generation import ARROW, SPARK, GenerationWriter
 from dagster_adjunct.resources.common import to_microseconds
@@ -141,7 +141,7 @@ class SparkRows:
         from pyspark.sql import functions as F
 
         changes = _mark_late(_join_stored_positions(changes, stored, key), key, horizon).drop(_STORED)
-        reasons = F.coalesce(F.col(PROBLEM), F.when(F.col(_LATE), F.lit(too_late(horizon))))
+        reasons = F.coalesce(F.col(PROBLEM), F.when(F.col(_LATE), F.lit(late_change_reason(horizon))))
         in_time = changes.where(~F.col(_LATE)).drop(_LATE)
         return in_time, changes.withColumn(PROBLEM, reasons).drop(_LATE), changes.where(_LATE).count()
 
@@ -237,8 +237,8 @@ class ArrowRows:
         late = [fine and row not in held and newest[row][0] <= horizon for row, fine in zip(own, good, strict=True)]
         kept = [not (mark and newest[row][3]) for row, mark in zip(own, late, strict=True)]
         changes, late = _filter_rows(changes, kept), [mark for mark, stays in zip(late, kept, strict=True) if stays]
-        reasons = [too_late(horizon) if mark else None for mark in late]
-        return _filter_rows(changes, [not mark for mark in late]), with_problems(changes, reasons), sum(late)
+        reasons = [late_change_reason(horizon) if mark else None for mark in late]
+        return _filter_rows(changes, [not mark for mark in late]), add_problems(changes, reasons), sum(late)
 
 
 def _iterate_keys(rows: pa.Table, key: tuple[str, ...]) -> Iterator[Key]:

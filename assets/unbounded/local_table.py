@@ -22,7 +22,7 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
 from dagster_adjunct.assets.unbounded.compaction import compact_due
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.leases import build_on_record
+from dagster_adjunct.assets.versions.leases import record_build
 from dagster_adjunct.assets.versions.manifest import (
     Bootstrap,
     Change,
@@ -31,17 +31,17 @@ from dagster_adjunct.assets.versions.manifest import (
     Written,
     as_unbounded,
 )
-from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore
+from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.versions.version import (
     POSITION,
     SealedVersion,
+    build_layout,
+    build_table_version,
     check_declaration,
-    declaration_of,
-    layout_of,
-    table_version,
+    declaration_from_spec,
     version_id,
 )
-from dagster_adjunct.assets.writing.write_generation import SPARK, GenerationWriter, add, write_generation
+from dagster_adjunct.assets.writing.write_generation import SPARK, GenerationWriter, sum_counters, write_generation
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -108,7 +108,7 @@ def new_manifest(spec: AdjunctDataset, now: datetime) -> UnboundedManifest:
     """Return the manifest of a table that has nothing yet, and serves nothing."""
     return UnboundedManifest(
         name=spec.name,
-        declaration=declaration_of(spec, columns_of_local_table(spec)),
+        declaration=declaration_from_spec(spec, columns_of_local_table(spec)),
         offsets={},
         bootstrap=Bootstrap(state="done", start={}, target={}, started_at=now, finished_at=now),
     )
@@ -136,7 +136,7 @@ def version_from_generations(
     """Return the version of these generations, oldest first, with the columns that are declared now."""
     exact = len(generations) == 1 and not count_deletions(generations[0])
     rows = generations[0].rows if exact else None
-    return table_version(
+    return build_table_version(
         spec,
         columns_of_local_table(spec),
         generations,
@@ -166,7 +166,7 @@ def require_local_manifest(stored: DatasetManifest, spec: AdjunctDataset) -> Unb
     added, or widened; and for a dataset of this name that another application, or none, has.
     """
     columns = columns_of_local_table(spec)
-    declared = declaration_of(spec, columns)
+    declared = declaration_from_spec(spec, columns)
     if stored.declaration.owner != declared.owner:
         raise DatasetError(
             f"application {declared.owner} can't have a local table {spec.name!r}: the lake has a dataset of that "
@@ -191,7 +191,7 @@ def require_local_manifest(stored: DatasetManifest, spec: AdjunctDataset) -> Unb
 _TRIES = 20
 
 
-def advance_local(context: Runtime, spec: AdjunctDataset, *, on_stage: OnStage = ignore) -> AdvanceReport:
+def advance_local(context: Runtime, spec: AdjunctDataset, *, on_stage: OnStage = ignore_stage) -> AdvanceReport:
     """Compact a local table where that is due: what is in it only its application's batches change.
 
     Raises DatasetError for a declaration that what is stored can't be read with.
@@ -369,7 +369,7 @@ class LocalTableWriter:
         self._lake, self._spec, self._pinned, self._batch, self._writer = lake, spec, pinned, batch, writer
         self._log = DatasetLog(lake, spec.name)
         self._schema = columns_of_local_table(spec)
-        self._layout: BucketLayout = layout_of(
+        self._layout: BucketLayout = build_layout(
             self._schema, spec.key, spec.partition_by, spec.partitions, positioned=True
         )
         self._start: CurrentTable | None = None
@@ -400,7 +400,7 @@ class LocalTableWriter:
         begun = self._read_start()
         number = begun.next_generation + len(self._sends)
         attempt = self._log.attempt()
-        self._stack.enter_context(build_on_record(self._lake, self._spec.name, attempt.id, self._batch.by))
+        self._stack.enter_context(record_build(self._lake, self._spec.name, attempt.id, self._batch.by))
         generation, counters = write_generation(
             self._lake,
             attempt,
@@ -553,9 +553,9 @@ class LocalTableWriter:
         mine = [generation for generation in self._generations if generation.files]
         counters = counters_from_sends(self._sends)
         after = manifest.after(
-            declaration=declaration_of(spec, self._schema),
+            declaration=declaration_from_spec(spec, self._schema),
             next_generation=begun.next_generation + len(self._sends),
-            counters=add(manifest.counters, counters),
+            counters=sum_counters(manifest.counters, counters),
             written=written,
             change=Change(action="batch", reason=str(self._batch)),
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.assets.sources.opened_stream import by_partition, system_given
+from dagster_adjunct.assets.sources.opened_stream import offsets_by_partition, resolve_stream
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport
 from dagster_adjunct.resources.common import split_stream_name, subtract_span
 from dagster_adjunct.resources.errors import StaleDatasetError
@@ -67,8 +67,8 @@ def bootstrap_progress(
     """Return how far an unbounded dataset's last bootstrap is; looks at the manifest only."""
     bootstrap = manifest.bootstrap
     system = systems[split_stream_name(manifest.declaration.input)[0]]
-    start, target = by_partition(bootstrap.start), by_partition(bootstrap.target)
-    at = by_partition(manifest.offsets) if bootstrap.state == "running" else target
+    start, target = offsets_by_partition(bootstrap.start), offsets_by_partition(bootstrap.target)
+    at = offsets_by_partition(manifest.offsets) if bootstrap.state == "running" else target
     total = sum(system.distance(ssp, start[ssp], end) for ssp, end in target.items())
     missing = {ssp: system.distance(ssp, at[ssp], end) for ssp, end in target.items()}
     return BootstrapProgress(
@@ -86,8 +86,8 @@ def describe_progress(system: StreamSystem, manifest: UnboundedManifest, took: f
 
     `read` is how many records were read in the `took` seconds since it began, or was taken up again.
     """
-    bootstrap, offsets = manifest.bootstrap, by_partition(manifest.offsets)
-    start, target = by_partition(bootstrap.start), by_partition(bootstrap.target)
+    bootstrap, offsets = manifest.bootstrap, offsets_by_partition(manifest.offsets)
+    start, target = offsets_by_partition(bootstrap.start), offsets_by_partition(bootstrap.target)
     left = sum(system.distance(ssp, offset, target[ssp]) for ssp, offset in offsets.items())
     total = sum(system.distance(ssp, start[ssp], target[ssp]) for ssp in start)
     done = total - left
@@ -146,13 +146,13 @@ class StreamPosition:
         """
         followed = manifest.declaration.input
         what = f"dataset {manifest.name!r} follows {followed}"
-        system, stream = system_given(systems, followed, what, dataset=manifest.name)
+        system, stream = resolve_stream(systems, followed, what, dataset=manifest.name)
         system = system.snapshot(stream)
         ssps = system.partitions(stream)
         oldest = system.oldest(ssps)
-        known = by_partition(manifest.offsets)
+        known = offsets_by_partition(manifest.offsets)
         if manifest.bootstrap.state == "running" and manifest.version is not None:
-            known = by_partition({ssp: end for ssp, (_, end) in manifest.version.offsets.items()})
+            known = offsets_by_partition({ssp: end for ssp, (_, end) in manifest.version.offsets.items()})
         offsets = {ssp: known.get(ssp, oldest[ssp]) for ssp in ssps}  # of a partition that is new nothing was read
         return cls(system, offsets, oldest, system.upcoming(ssps), manifest.confirmed_at)
 
@@ -230,7 +230,7 @@ def build_report(advance: Advance, progress: AdvanceProgress, action: Action) ->
     """Return what this advance has done: `action`, with the version that is served and how far it is behind."""
     manifest, version, decision = progress.manifest, progress.manifest.version, advance.decision
     system = advance.source.system
-    offsets = by_partition(manifest.offsets)
+    offsets = offsets_by_partition(manifest.offsets)
     lag = {str(ssp): system.distance(ssp, offset, progress.ends[ssp]) for ssp, offset in offsets.items()}
     notes = []
     if decision.action != "continue":

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from dagster_adjunct.assets.declaration.change_values import order_in_words
 from dagster_adjunct.assets.unbounded.commit import TableContinuity, TableSnapshot, assess_continuity
 from dagster_adjunct.assets.versions.manifest import Decision
-from dagster_adjunct.assets.versions.version import kept_history, length_of
+from dagster_adjunct.assets.versions.version import describe_history_length, history_from_spec
 from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.schemas.schema import refused_changes
 
@@ -124,8 +124,10 @@ def _needs_evolution(snapshot: TableSnapshot) -> bool:
     manifest = snapshot.manifest
     if manifest is None or manifest.version is None:
         return False
-    kept = manifest.version.history, kept_history(snapshot.spec)
-    other = manifest.version.columns != snapshot.source.schema or length_of(kept[0]) != length_of(kept[1])
+    kept = manifest.version.history, history_from_spec(snapshot.spec)
+    other = manifest.version.columns != snapshot.source.schema or describe_history_length(
+        kept[0]
+    ) != describe_history_length(kept[1])
     return manifest.bootstrap.state == "done" and other
 
 

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from dagster_adjunct.assets.declaration.change_values import order_in_words
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources.changes import Rows
-from dagster_adjunct.assets.sources.opened_stream import by_partition
+from dagster_adjunct.assets.sources.opened_stream import offsets_by_partition
 from dagster_adjunct.assets.unbounded.advance import compact_if_due, execute_plan, resume_table
 from dagster_adjunct.assets.unbounded.changes import apply_changes, apply_ranges
 from dagster_adjunct.assets.unbounded.commit import Advance, AdvanceProgress, TableSnapshot, inspect_table
 from dagster_adjunct.assets.unbounded.engine import TableRows
 from dagster_adjunct.assets.unbounded.progress import build_report
 from dagster_adjunct.assets.unbounded.recovery import plan_recovery, require_complete_stream
-from dagster_adjunct.assets.versions.actions import explained
+from dagster_adjunct.assets.versions.actions import require_audit_fields
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Change, Decision, UnboundedManifest
-from dagster_adjunct.assets.versions.reports import OnStage, Stages, ignore
+from dagster_adjunct.assets.versions.reports import OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.opened_stream import Ranges, Source
+    from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges
     from dagster_adjunct.assets.versions.reports import AdvanceReport
     from dagster_adjunct.assets.versions.version import SealedVersion
     from dagster_adjunct.resources.objects.lake import Lake
@@ -305,7 +305,7 @@ def _next_offsets(manifest: UnboundedManifest | None) -> dict[SystemStreamPartit
     if manifest is None:
         return {}
     running = manifest.bootstrap.state == "running"
-    return by_partition(manifest.bootstrap.target if running else manifest.offsets)
+    return offsets_by_partition(manifest.bootstrap.target if running else manifest.offsets)
 
 
 def _incomplete_stream_error(snapshot: TableSnapshot, forced: frozenset[SystemStreamPartition]) -> DatasetError | None:
@@ -318,7 +318,7 @@ def _incomplete_stream_error(snapshot: TableSnapshot, forced: frozenset[SystemSt
 
 
 def _refusal_error(
-    source: Source,
+    source: OpenedStream,
     manifest: UnboundedManifest | None,
     positions: Positions,
     partitions: tuple[PartitionRewind, ...],
@@ -398,7 +398,7 @@ def rewind_dataset(
     reason: str,
     by: str,
     force: Force = False,
-    on_stage: OnStage = ignore,
+    on_stage: OnStage = ignore_stage,
 ) -> AdvanceReport:
     """Apply changes of an unbounded dataset again, from these startpoints on, given by partition of its stream.
 
@@ -426,11 +426,11 @@ def rewind_table(
     positions: Positions,
     reason: str,
     force: Force = False,
-    on_stage: OnStage = ignore,
+    on_stage: OnStage = ignore_stage,
 ) -> AdvanceReport:
     """Apply changes of an unbounded dataset again as `rewind_dataset` does."""
     require_rewindable(spec)
-    explained("rewind", spec.name, reason, runtime.by)
+    require_audit_fields("rewind", spec.name, reason, runtime.by)
     stages = Stages(spec.name, on_stage)
     try:
         return _rewind(runtime, spec, positions, reason, force, stages)

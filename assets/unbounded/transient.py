@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from dagster_adjunct.assets.declaration.change_formats import KEPT
-from dagster_adjunct.assets.sources.changes import refuse_problems
-from dagster_adjunct.assets.sources.opened_stream import Ranges, Source, as_stored, made_anew
+from dagster_adjunct.assets.sources.changes import fail_on_problems
+from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges, offsets_to_json, recreated_stream_error
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion, complete_frame
 from dagster_adjunct.assets.unbounded.progress import StreamPosition
 from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.reports import AdvanceReport, Stages
-from dagster_adjunct.assets.versions.version import POSITION, layout_of
+from dagster_adjunct.assets.versions.version import POSITION, build_layout
 from dagster_adjunct.resources.common import first_validation_problem, utc_now
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -124,14 +124,14 @@ class TransientTable:
         self.spec = spec
         self.view: TransientVersion | None = None
         self._systems, self._last = systems, last
-        self._opened: Source | None = None
+        self._opened: OpenedStream | None = None
         self._samples: Samples | None = None
 
     @property
-    def _source(self) -> Source:
+    def _source(self) -> OpenedStream:
         # Opened once: a run meets the columns and partitions that it began with.
         if self._opened is None:
-            self._opened = Source.of(self._systems, self.spec)
+            self._opened = OpenedStream.of(self._systems, self.spec)
         return self._opened
 
     def advance(self, spark: Callable[[], SparkSession]) -> AdvanceReport:
@@ -173,7 +173,7 @@ class TransientTable:
             version=self.view.version,
             rows=self.view.rows,
             counters={"read": records},
-            offsets=as_stored(ends),
+            offsets=offsets_to_json(ends),
             lag={str(ssp): source.system.distance(ssp, end, upcoming[ssp]) for ssp, end in ends.items()},
             decision=decision,
             seconds=stages.seconds,
@@ -288,7 +288,7 @@ class TransientTable:
     def _raise_if_recreated(
         self, starts: Mapping[SystemStreamPartition, str], upcoming: Mapping[SystemStreamPartition, str]
     ) -> None:
-        refusal = made_anew(
+        refusal = recreated_stream_error(
             self.spec.name,
             str(self.spec.input),
             self._source.info,
@@ -320,9 +320,9 @@ class TransientTable:
         ranges = {ssp: (start, upcoming[ssp]) for ssp, start in starts.items() if system.compare(start, upcoming[ssp])}
         if not ranges or not getattr(self.spec.following.changes, "transactions", None):
             return ranges
-        from dagster_adjunct.assets.sources.change_stream import whole_transactions
+        from dagster_adjunct.assets.sources.change_stream import limit_to_complete_transactions
 
-        return whole_transactions(self.spec, self._systems, spark(), self._source, ranges)
+        return limit_to_complete_transactions(self.spec, self._systems, spark(), self._source, ranges)
 
     def _build(
         self, spark: SparkSession, fresh: Ranges, ranges: Ranges, before: TransientVersion | None
@@ -348,7 +348,7 @@ class TransientTable:
             ddl = f"{source.schema.ddl()}, {hidden}"
             return spark.createDataFrame(spark.sparkContext.emptyRDD(), ddl)
         changes, self._samples = source.read_changes(spark, ranges, samples=self._samples)
-        changes = refuse_problems(changes, self.spec.name)
+        changes = fail_on_problems(changes, self.spec.name)
         kept = [KEPT] if self.spec.following.completes else []
         return changes.select(*[column(name) for name in (*names, *kept)])
 
@@ -357,7 +357,7 @@ class TransientTable:
         spec = self.spec
         if KEPT not in rows.columns:
             return rows
-        layout = layout_of(self._source.schema, spec.key, spec.partition_by, spec.partitions, positioned=True)
+        layout = build_layout(self._source.schema, spec.key, spec.partition_by, spec.partitions, positioned=True)
         completion = RowCompletion(spec.name, layout, (), spec.following.order is None, set_aside=False)
         order = [column(name) for name in (*spec.key, POSITION, OFFSET, PARTITION)]
         return complete_frame(self._repartition(rows).sortWithinPartitions(*order), completion)

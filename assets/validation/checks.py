@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.schemas.schema import Schema
 
 Rule = Literal["exact", "additive", "any"]
-SAMPLED = 5
+SAMPLE_SIZE = 5
 VERSION, CURRENT = "version", "current"
 """The tables that a SELECT of a validator reads: the version that is judged, and the one that is served."""
 
@@ -38,7 +38,7 @@ class Finding:
     without_values: str = ""
 
 
-def unique_keys(candidate: Candidate) -> Finding:
+def check_unique_keys(candidate: Candidate) -> Finding:
     counters = candidate.view.sealed.counters
     superseded, read = counters.get("superseded", 0), counters.get("read", 0)
     facts = {"superseded": superseded, "read": read}
@@ -50,21 +50,21 @@ def unique_keys(candidate: Candidate) -> Finding:
     return Finding(True, f"{read:,} records, each with a key of its own", facts)
 
 
-def no_null_keys(candidate: Candidate) -> Finding:
-    return no_nulls(candidate, *candidate.view.sealed.key)
+def check_no_null_keys(candidate: Candidate) -> Finding:
+    return check_no_nulls(candidate, *candidate.view.sealed.key)
 
 
-def no_nulls(candidate: Candidate, *columns: str) -> Finding:
+def check_no_nulls(candidate: Candidate, *columns: str) -> Finding:
     view = candidate.view
     for column in columns:
         view.schema.field(column, f"dataset {view.dataset!r}")
     nulls = count_nulls(list_stored_files(view.store, view.dataset, view.sealed), columns)
     broken = [f"{count:,} of {view.rows:,} rows have no {column!r}" for column, count in nulls.items() if count]
     facts = {"nulls": nulls, "rows": view.rows}
-    return Finding(not broken, "; ".join(broken) or f"{view.rows:,} rows have {_listed(columns)}", facts)
+    return Finding(not broken, "; ".join(broken) or f"{view.rows:,} rows have {_format_names(columns)}", facts)
 
 
-def schema_compatible(candidate: Candidate, rule: Rule) -> Finding:
+def check_schema_compatible(candidate: Candidate, rule: Rule) -> Finding:
     if candidate.current is None:
         return Finding(True, "the first version")
     old, new = candidate.current.schema, candidate.view.schema
@@ -86,7 +86,7 @@ def _differences(old: Schema, new: Schema) -> tuple[list[str], list[str], list[s
     return removed, retyped, [f"{name} ({after[name]})" for name in after if name not in before]
 
 
-def row_count_within(candidate: Candidate, fraction: float, minimum_rows: int) -> Finding:
+def check_row_count_within(candidate: Candidate, fraction: float, minimum_rows: int) -> Finding:
     rows = candidate.view.rows or 0
     if candidate.current is None:
         return Finding(True, f"the first version, with {rows:,} rows", {"rows": rows})
@@ -101,12 +101,12 @@ def row_count_within(candidate: Candidate, fraction: float, minimum_rows: int) -
     return Finding(passed, change_in_rows if passed else f"{change_in_rows}: at most {fraction:.1%} is allowed", facts)
 
 
-def min_rows(candidate: Candidate, n: int) -> Finding:
+def check_min_rows(candidate: Candidate, n: int) -> Finding:
     rows = candidate.view.rows or 0
     return Finding(rows >= n, f"{rows:,} rows" + ("" if rows >= n else f", expected {n:,} or more"), {"rows": rows})
 
 
-def values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) -> Finding:
+def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) -> Finding:
     from pyspark.errors import DateTimeException, NumberFormatException
     from pyspark.sql import functions as F
 
@@ -126,19 +126,19 @@ def values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) -> Fin
     violations = sum(row["count"] for row in counted)
     if not violations:
         return Finding(True, f"{column!r} holds nothing but the {len(values):,} allowed values", {"violations": 0})
-    told = ", ".join(f"{row['value']!r} ({row['count']:,})" for row in counted[:SAMPLED])
+    told = ", ".join(f"{row['value']!r} ({row['count']:,})" for row in counted[:SAMPLE_SIZE])
     facts = {
         "violations": violations,
         "values": len(counted),
         "sample_of": column,
-        "sample": [[plain(row["value"]), row["count"]] for row in counted[:SAMPLED]],
+        "sample": [[to_json_value(row["value"]), row["count"]] for row in counted[:SAMPLE_SIZE]],
     }
-    more = f" and {len(counted) - SAMPLED:,} more" if len(counted) > SAMPLED else ""
+    more = f" and {len(counted) - SAMPLE_SIZE:,} more" if len(counted) > SAMPLE_SIZE else ""
     counted_only = f"{violations:,} rows have other values of {column!r}"
     return Finding(False, f"{counted_only}: {told}{more}", facts, counted_only)
 
 
-def sql(candidate: Candidate, sql: str) -> Finding:
+def check_sql(candidate: Candidate, sql: str) -> Finding:
     broken = _broken_rows(candidate, sql)
     violations = broken.count()
     if not violations:
@@ -146,7 +146,7 @@ def sql(candidate: Candidate, sql: str) -> Finding:
     # A SELECT may return other columns than the key's: its own rows are told then.
     key = [name for name in candidate.view.sealed.key if name in broken.columns]
     wanted = [quoted(name) for name in key] or ["*"]
-    sample = [[plain(value) for value in row] for row in broken.select(*wanted).limit(SAMPLED).collect()]
+    sample = [[to_json_value(value) for value in row] for row in broken.select(*wanted).limit(SAMPLE_SIZE).collect()]
     what = ", ".join(key) or "rows"
     told = ", ".join(str(tuple(values)) if len(values) > 1 else repr(values[0]) for values in sample)
     more = " …" if violations > len(sample) else ""
@@ -178,20 +178,20 @@ def _broken_rows(candidate: Candidate, sql: str) -> DataFrame:
             spark.catalog.dropTempView(f"{name}_{mark}")
 
 
-def _listed(columns: Sequence[str]) -> str:
+def _format_names(columns: Sequence[str]) -> str:
     return ", ".join(repr(column) for column in columns)
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Return a value as JSON holds it; what JSON has no word for, as its text."""
     if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
+        return {str(key): to_json_value(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(inner) for inner in value]
+        return [to_json_value(inner) for inner in value]
     if value is None or isinstance(value, bool | int | str):
         return value
     if type(value).__module__ == "numpy" and hasattr(value, "item"):
-        return plain(value.item())
+        return to_json_value(value.item())
     if isinstance(value, float) and math.isfinite(value):
         return value
     return str(value)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import VALIDATOR_NAME, Severity, Validator
 from dagster_adjunct.assets.validation import checks
-from dagster_adjunct.assets.validation.checks import Finding, Rule, plain
+from dagster_adjunct.assets.validation.checks import Finding, Rule, to_json_value
 from dagster_adjunct.assets.versions.version import Verdict
 from dagster_adjunct.resources.common import check_whole_number
 from dagster_adjunct.resources.errors import (
@@ -66,15 +66,15 @@ _TRUTHS = frozenset({"t", "true", "y", "yes", "1", "f", "false", "n", "no", "0"}
 _NO_DIGITS = ("nan", "inf", "infinity")
 
 
-def impossible(values: Iterable[object], kind: str) -> list[object]:
+def find_impossible_values(values: Iterable[object], kind: str) -> list[object]:
     """Return those of the values that a column of this type certainly can't hold: 'a' and True in an int column, say.
 
     What a text column can be compared with depends on its rows, so nothing is impossible there.
     """
-    return [value for value in values if not _may_be(value, kind)]
+    return [value for value in values if not _can_hold(value, kind)]
 
 
-def _may_be(value: object, kind: str) -> bool:
+def _can_hold(value: object, kind: str) -> bool:
     number = kind in _WHOLE or kind in _FLOATS or kind.startswith("decimal")
     if isinstance(value, str):
         text = value.strip().lower()
@@ -159,28 +159,30 @@ class Check:
             passed=answer.passed,
             severity=self.severity,
             message=answer.message[:_MESSAGE_LENGTH],
-            facts={str(key): plain(value) for key, value in (answer.facts or {}).items()},
+            facts={str(key): to_json_value(value) for key, value in (answer.facts or {}).items()},
             without_values=answer.without_values[:_MESSAGE_LENGTH],
         )
 
 
-def thresholds_of(validator: Validator) -> dict[str, Any]:
+def validator_arguments(validator: Validator) -> dict[str, Any]:
     """Return what a validator was given, by its function's arguments: {"fraction": 0.2, "minimum_rows": 0}."""
     if not isinstance(validator, Check) or not validator.arguments:
         return {}
     try:
         bound = inspect.signature(validator.function).bind(None, *validator.arguments)
     except (TypeError, ValueError):  # a function that tells nothing of its arguments
-        return {"arguments": plain(validator.arguments)}
-    return {name: plain(value) for name, value in list(bound.arguments.items())[1:]}
+        return {"arguments": to_json_value(validator.arguments)}
+    return {name: to_json_value(value) for name, value in list(bound.arguments.items())[1:]}
 
 
-def rule_of(validator: Validator) -> str:
+def describe_rule(validator: Validator) -> str:
     """Return a validator's rule in one line: "row_count_within(fraction=0.2, minimum_rows=0)"."""
     if not isinstance(validator, Check):
         return type(validator).__name__
     name = getattr(validator.function, "__name__", type(validator.function).__name__)
-    given = ", ".join(f"{argument}={value!r}" for argument, value in thresholds_of(validator).items())
+    if getattr(validator.function, "__module__", "") == checks.__name__:
+        name = name.removeprefix("check_")
+    given = ", ".join(f"{argument}={value!r}" for argument, value in validator_arguments(validator).items())
     return f"{name}({given})"
 
 
@@ -189,7 +191,7 @@ def rule_of(validator: Validator) -> str:
 
 def unique_keys(*, severity: Severity = "error") -> Check:
     """Every key was delivered once: no record was replaced by a later one of the same key."""
-    return Check("unique_keys", checks.unique_keys, severity=severity)
+    return Check("unique_keys", checks.check_unique_keys, severity=severity)
 
 
 def no_null_keys(*, severity: Severity = "error") -> Check:
@@ -197,7 +199,7 @@ def no_null_keys(*, severity: Severity = "error") -> Check:
 
     A version with null keys is refused while it is built already; this shows it of the files that were stored.
     """
-    return Check("no_null_keys", checks.no_null_keys, severity=severity)
+    return Check("no_null_keys", checks.check_no_null_keys, severity=severity)
 
 
 def no_nulls(*columns: str, severity: Severity = "error") -> Check:
@@ -206,7 +208,7 @@ def no_nulls(*columns: str, severity: Severity = "error") -> Check:
         raise ConfigurationError(
             "no_nulls() names no columns.", "Name those that must have a value in every entry.", argument="columns"
         )
-    return Check(f"no_nulls_{_name_part(columns)}", checks.no_nulls, tuple(columns), severity)
+    return Check(f"no_nulls_{_name_part(columns)}", checks.check_no_nulls, tuple(columns), severity)
 
 
 def schema_compatible(rule: Rule = "additive", *, severity: Severity = "error") -> Check:
@@ -219,7 +221,7 @@ def schema_compatible(rule: Rule = "additive", *, severity: Severity = "error") 
         raise ConfigurationError(
             f"schema_compatible has the rule {rule!r}: expected exact, additive or any.", "Choose one.", argument="rule"
         )
-    return Check("schema_compatible", checks.schema_compatible, (rule,), severity)
+    return Check("schema_compatible", checks.check_schema_compatible, (rule,), severity)
 
 
 def row_count_within(fraction: float, minimum_rows: int = 0, *, severity: Severity = "error") -> Check:
@@ -233,14 +235,14 @@ def row_count_within(fraction: float, minimum_rows: int = 0, *, severity: Severi
             "It is a fraction, not a percentage: 0.2 is 20 %. A wider limit is a rule of your own: custom(NAME, …).",
             argument="fraction",
         )
-    _whole_number("row_count_within", "minimum_rows", minimum_rows)
-    return Check("row_count_within", checks.row_count_within, (float(fraction), minimum_rows), severity)
+    _check_row_limit("row_count_within", "minimum_rows", minimum_rows)
+    return Check("row_count_within", checks.check_row_count_within, (float(fraction), minimum_rows), severity)
 
 
 def min_rows(n: int, *, severity: Severity = "error") -> Check:
     """The version has at least `n` rows."""
-    _whole_number("min_rows", "n", n)
-    return Check("min_rows", checks.min_rows, (n,), severity)
+    _check_row_limit("min_rows", "n", n)
+    return Check("min_rows", checks.check_min_rows, (n,), severity)
 
 
 def values_in(column: str, values: Sequence[Any], *, severity: Severity = "error") -> Check:
@@ -251,7 +253,7 @@ def values_in(column: str, values: Sequence[Any], *, severity: Severity = "error
             "List them.",
             argument="values",
         )
-    return Check(f"values_in_{_name_part((column,))}", checks.values_in, (column, tuple(values)), severity)
+    return Check(f"values_in_{_name_part((column,))}", checks.check_values_in, (column, tuple(values)), severity)
 
 
 def sql_check(name: str, sql: str, *, severity: Severity = "error") -> Check:
@@ -264,7 +266,7 @@ def sql_check(name: str, sql: str, *, severity: Severity = "error") -> Check:
     """
     if not isinstance(sql, str) or not sql.strip():
         raise ConfigurationError(f"sql_check({name!r}) has no SQL.", "Write a condition or a SELECT.", argument="sql")
-    return Check(name, checks.sql, (sql.strip().rstrip(";"),), severity)
+    return Check(name, checks.check_sql, (sql.strip().rstrip(";"),), severity)
 
 
 def custom(name: str, function: Callable[[Candidate], Finding | bool], *, severity: Severity = "error") -> Check:
@@ -289,10 +291,10 @@ def evaluate(
     which says nothing of the version; neither does what passes as it is: TransientError, MemoryError, and what py4j
     raises. With severity "warn" only MemoryError and a JVM that breaks do not end in a failed verdict.
     """
-    return tuple(_without_values(_ask(validator, candidate), sensitive) for validator in validators)
+    return tuple(_hide_sensitive_values(_evaluate_one(validator, candidate), sensitive) for validator in validators)
 
 
-def _without_values(verdict: Verdict, sensitive: Collection[str]) -> Verdict:
+def _hide_sensitive_values(verdict: Verdict, sensitive: Collection[str]) -> Verdict:
     """Return the verdict without the values that it tells of sensitive columns; what a rule in Python says stays."""
     judged = verdict.model_copy(update={"without_values": ""})
     of = verdict.facts.get("sample_of")
@@ -306,20 +308,20 @@ def _without_values(verdict: Verdict, sensitive: Collection[str]) -> Verdict:
     return judged.model_copy(update={"facts": facts, "message": message})
 
 
-def _ask(validator: Validator, candidate: Candidate) -> Verdict:
+def _evaluate_one(validator: Validator, candidate: Candidate) -> Verdict:
     warns = validator.severity == "warn"
     try:
-        verdict = _verdict(validator, candidate)
+        verdict = _call_validator(validator, candidate)
     except Exception as error:  # code of users: whatever it raises is the verdict, with its text
         if isinstance(error, ConfigurationError) and error.argument == "spark":
             view = candidate.view
             version = view.sealed.name or view.version
             of = f"dataset {view.dataset!r}, version {version!r}: validator {validator.name!r}"
             raise error.reworded(f"{of}: {error.problem}", error.next_step) from error
-        if _passes(error, warns):
+        if _propagates(error, warns):
             raise
         if _is_mistake(error) and not warns:
-            raise _mistake(validator, candidate, error) from error
+            raise _mistake_error(validator, candidate, error) from error
         _logger.exception("validator %s raised on version %s", validator.name, candidate.view.version)
         sparks = _package(error) in ("pyspark", "py4j")
         text = first_message_line(error) if sparks else str(error)  # Spark goes on with its whole plan
@@ -328,7 +330,7 @@ def _ask(validator: Validator, candidate: Candidate) -> Verdict:
     return verdict.model_copy(update={"name": validator.name, "severity": validator.severity})
 
 
-def _verdict(validator: Validator, candidate: Candidate) -> Verdict:
+def _call_validator(validator: Validator, candidate: Candidate) -> Verdict:
     verdict: object = validator(candidate)
     if not isinstance(verdict, Verdict):
         raise ConfigurationError(
@@ -339,7 +341,7 @@ def _verdict(validator: Validator, candidate: Candidate) -> Verdict:
     return verdict
 
 
-def _passes(error: Exception, warns: bool) -> bool:
+def _propagates(error: Exception, warns: bool) -> bool:
     """Whether an error is of neither the version nor the validator. Only a broken process stops for a warning."""
     if _package(error) == "py4j":
         from py4j.protocol import Py4JJavaError
@@ -362,7 +364,7 @@ def _package(error: Exception) -> str:
     return type(error).__module__.partition(".")[0]
 
 
-def _mistake(validator: Validator, candidate: Candidate, error: Exception) -> ValidatorError:
+def _mistake_error(validator: Validator, candidate: Candidate, error: Exception) -> ValidatorError:
     view = candidate.view
     version = view.sealed.name or view.version
     text = error.problem if isinstance(error, AdjunctError) else first_message_line(error)
@@ -377,7 +379,7 @@ def _mistake(validator: Validator, candidate: Candidate, error: Exception) -> Va
     )
 
 
-def _whole_number(what: str, argument: str, value: object) -> None:
+def _check_row_limit(what: str, argument: str, value: object) -> None:
     expected = "a whole number, 0 or more"
     check_whole_number(value, f"{what} has {argument}={value!r}", expected, argument=argument, least=0)
 
@@ -408,34 +410,34 @@ def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
                     column=name,
                 )
         _check_values(what, dataset, validator, types)
-        condition = _condition(validator)
+        condition = _sql_condition(validator)
         if condition is not None:
             _check_condition(what, dataset, condition, types)
-    for name, text, is_select in rules_in_sql(dataset):
+    for name, text, is_select in iterate_sql_rules(dataset):
         if is_select:
             what = f"validator {name!r} of dataset {dataset.name!r}"
             check_select(what, text, checks.VERSION, types, side="the dataset", next_step="Correct the validator.")
 
 
-def rules_in_sql(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
+def iterate_sql_rules(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
     """Yield name and SQL of each validator that Spark judges, and whether that is a SELECT and no condition."""
     for validator in dataset.validators:
-        if isinstance(validator, Check) and validator.function is checks.sql:
+        if isinstance(validator, Check) and validator.function is checks.check_sql:
             (text,) = validator.arguments
             yield validator.name, text, _SELECT.match(text) is not None
 
 
-def left_to_spark(select: str) -> bool:
+def is_left_to_spark(select: str) -> bool:
     """Whether something in a validator's SELECT is not judged here, even where all the dataset's columns are known."""
     return needs_spark_analysis(select, checks.VERSION)
 
 
 def _check_values(what: str, dataset: AdjunctDataset, validator: Validator, types: dict[str, str | None]) -> None:
-    if not isinstance(validator, Check) or validator.function is not checks.values_in:
+    if not isinstance(validator, Check) or validator.function is not checks.check_values_in:
         return
     column, values = validator.arguments
     kind = types[column]
-    wrong = [] if kind is None else impossible(values, kind)
+    wrong = [] if kind is None else find_impossible_values(values, kind)
     if wrong:
         raise PlanningError(
             f"{what}: it allows {wrong[0]!r} in column {column!r}, which is {kind}.",
@@ -468,13 +470,13 @@ def _check_condition(what: str, dataset: AdjunctDataset, condition: str, types: 
 def _checked_columns(validator: Validator) -> tuple[str, ...]:
     if not isinstance(validator, Check):
         return ()
-    if validator.function is checks.no_nulls:
+    if validator.function is checks.check_no_nulls:
         return validator.arguments
-    return validator.arguments[:1] if validator.function is checks.values_in else ()
+    return validator.arguments[:1] if validator.function is checks.check_values_in else ()
 
 
-def _condition(validator: Validator) -> str | None:
-    if not isinstance(validator, Check) or validator.function is not checks.sql:
+def _sql_condition(validator: Validator) -> str | None:
+    if not isinstance(validator, Check) or validator.function is not checks.check_sql:
         return None
     (text,) = validator.arguments
     hidden = any(name.name.startswith("__") for name in parse_expression(text).columns)

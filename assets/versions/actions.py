@@ -12,11 +12,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.versions.dataset_log import (
-    choose_versions,
-    comes_after_head,
-    heads_without,
-    names_of,
-    order_of,
+    is_after_head,
+    list_delivered_names,
+    resolve_heads,
+    resolve_versions,
+    version_order,
 )
 from dagster_adjunct.assets.versions.deliveries import Delivered
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, Pin, as_bounded
@@ -52,7 +52,7 @@ def pin_version(
     log: DatasetLog, version: str, *, reason: str, by: str, expires_at: datetime | None = None
 ) -> BoundedManifest:
     """Serve this version, whatever seals meanwhile, until `unpin` or the first advance or discard after expiry."""
-    explained("pin", version, reason, by)
+    require_audit_fields("pin", version, reason, by)
     if expires_at is not None and expires_at.tzinfo is None:
         raise ConfigurationError(
             f"a pin of {log.name!r} expires at {expires_at}, without a time zone.", "Give one.", argument="expires_at"
@@ -66,25 +66,27 @@ def pin_version(
 
     def pin(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
         held = Pin(version=ref.id, reason=reason, by=by, at=log.lake.now(), expires_at=expires_at)
-        return serve(log_of(log, manifest), manifest, pin=held, change=_change("pin", ref, reason))
+        return with_served_version(
+            log_for_member(log, manifest), manifest, pin=held, change=_change("pin", ref, reason)
+        )
 
-    return _on_each(log, version, pin, by=by, sealed=True)
+    return _change_each_member(log, version, pin, by=by, sealed=True)
 
 
 def unpin_version(log: DatasetLog, *, reason: str, by: str) -> BoundedManifest:
     """Serve again what the last switch chose. Without a pin nothing is done."""
-    explained("unpin", "", reason, by)
+    require_audit_fields("unpin", "", reason, by)
 
     def unpin(manifests: Members) -> Members | None:
         pinned = {name: m for name, m in manifests.items() if m.pin is not None}
-        return {name: _unpinned(log_of(log, m), m, reason) for name, m in pinned.items()} or None
+        return {name: _without_pin(log_for_member(log, m), m, reason) for name, m in pinned.items()} or None
 
     return log.transact_versions(unpin, by=by)
 
 
 def expire_pin(log: DatasetLog, manifest: DatasetManifest, now: datetime) -> DatasetManifest:
     """Return the manifest without its pin if that has expired, else the manifest itself; commits nothing."""
-    return _unpinned(log, as_bounded(manifest), "expired") if _expired(manifest, now) else manifest
+    return _without_pin(log, as_bounded(manifest), "expired") if _expired(manifest, now) else manifest
 
 
 def expire_pins(log: DatasetLog, manifests: Manifests, now: datetime, *, by: str) -> bool:
@@ -96,7 +98,7 @@ def expire_pins(log: DatasetLog, manifests: Manifests, now: datetime, *, by: str
         return False
 
     def expire(fresh: Manifests) -> Manifests | None:
-        after = {name: expire_pin(log_of(log, m), m, now) for name, m in fresh.items()}
+        after = {name: expire_pin(log_for_member(log, m), m, now) for name, m in fresh.items()}
         return {name: m for name, m in after.items() if m is not fresh[name]} or None
 
     log.transact_all(expire, by=by)
@@ -105,7 +107,7 @@ def expire_pins(log: DatasetLog, manifests: Manifests, now: datetime, *, by: str
 
 def roll_back(log: DatasetLog, to: str | None, *, reason: str, by: str) -> BoundedManifest:
     """Serve an earlier version from now on (None: the sealed one before), until the next one seals."""
-    explained("rollback", to or "", reason, by)
+    require_audit_fields("rollback", to or "", reason, by)
 
     def back(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
         if manifest.pin is not None:
@@ -115,9 +117,11 @@ def roll_back(log: DatasetLog, to: str | None, *, reason: str, by: str) -> Bound
                 f"Unpin it first: adjunct dataset unpin {manifest.name}.",
                 dataset=manifest.name,
             )
-        return serve(log_of(log, manifest), manifest, back_to=ref.id, change=_change("rollback", ref, reason))
+        return with_served_version(
+            log_for_member(log, manifest), manifest, back_to=ref.id, change=_change("rollback", ref, reason)
+        )
 
-    return _on_each(log, to, back, by=by, sealed=True)
+    return _change_each_member(log, to, back, by=by, sealed=True)
 
 
 def withdraw_version(log: DatasetLog, version: str, *, reason: str, by: str) -> BoundedManifest:
@@ -127,25 +131,25 @@ def withdraw_version(log: DatasetLog, version: str, *, reason: str, by: str) -> 
     be a version that came later and is valid from before. Of the other members of a version set goes what was delivered
     under this name and no other. The name is free: it can be delivered again, with other content.
     """
-    explained("withdraw", version, reason, by)
+    require_audit_fields("withdraw", version, reason, by)
 
     def withdraw(manifests: Members) -> Members | None:
-        chosen = choose_versions(manifests, log.name, version, present=True)
+        chosen = resolve_versions(manifests, log.name, version, present=True)
         gone = {
             name: ref.model_copy(update={"state": "withdrawn", "reason": f"{reason} (by {by})"})
             for name, ref in chosen.items()
-            if ref.state != "withdrawn" and (name == log.name or len(names_of(manifests[name], ref)) < 2)
+            if ref.state != "withdrawn" and (name == log.name or len(list_delivered_names(manifests[name], ref)) < 2)
         }
-        without = {name: _with(m, gone.get(name)) for name, m in manifests.items()}
-        heads = heads_without(manifests, without, log.name)
+        without = {name: _replace_ref(m, gone.get(name)) for name, m in manifests.items()}
+        heads = resolve_heads(manifests, without, log.name)
         unpinned = any(
             m.pin is not None and name in gone and m.pin.version == gone[name].id for name, m in manifests.items()
         )
-        names = names_of(manifests[log.name], chosen[log.name]) if log.name in gone else ()
-        freed = {name: _freed(m, gone.get(name), names, log.lake.now()) for name, m in manifests.items()}
+        names = list_delivered_names(manifests[log.name], chosen[log.name]) if log.name in gone else ()
+        freed = {name: _free_names(m, gone.get(name), names, log.lake.now()) for name, m in manifests.items()}
         after = {
-            name: serve(
-                log_of(log, m), m, versions=without[name], back_to=heads[name], pin=None if unpinned else m.pin,
+            name: with_served_version(
+                log_for_member(log, m), m, versions=without[name], back_to=heads[name], pin=None if unpinned else m.pin,
                 change=Change(action="withdraw", version=chosen[name].id if name in chosen else None, reason=reason),
                 **freed[name],
             )
@@ -165,7 +169,7 @@ def force_version(
     One that does not come after what the last switch chose is kept beside it, unless `make_current`; then
     `kept_beside` of what this returns says so. In a version set it is the same for all members.
     """
-    explained("force", version, reason, by)
+    require_audit_fields("force", version, reason, by)
 
     def force(manifest: BoundedManifest, ref: VersionRef, switches: bool, between: bool) -> BoundedManifest:
         if ref.state != "rejected":
@@ -175,23 +179,25 @@ def force_version(
                 dataset=manifest.name,
                 version=ref.id,
             )
-        log_of(log, manifest).read_version(ref)  # one that was never built can't be forced, and says so
+        log_for_member(log, manifest).read_version(ref)  # one that was never built can't be forced, and says so
         forced = ref.model_copy(update={"state": "sealed", "reason": f"forced by {by}: {reason}"})
         head = {"head": ref.id} if switches else {}
         why = reason if switches else f"{reason} (kept beside {manifest.head})"
-        versions = _with(manifest, forced) if switches else kept_beside_head(manifest, forced, between=between)
-        return serve(log_of(log, manifest), manifest, versions=versions, **head, change=_change("force", ref, why))
+        versions = _replace_ref(manifest, forced) if switches else insert_beside_head(manifest, forced, between=between)
+        return with_served_version(
+            log_for_member(log, manifest), manifest, versions=versions, **head, change=_change("force", ref, why)
+        )
 
     def force_all(manifests: Members) -> Members:
-        chosen = choose_versions(manifests, log.name, version)
-        switches = make_current or all(comes_after_head(manifests[name], ref) for name, ref in chosen.items())
+        chosen = resolve_versions(manifests, log.name, version)
+        switches = make_current or all(is_after_head(manifests[name], ref) for name, ref in chosen.items())
         between = all(manifest.declaration.by_time for manifest in manifests.values())
         return {name: force(manifests[name], ref, switches, between) for name, ref in chosen.items()}
 
     return log.transact_versions(force_all, by=by)
 
 
-def kept_beside(after: BoundedManifest) -> str:
+def describe_unserved_version(after: BoundedManifest) -> str:
     """Return what to know of a version that was forced and is not served, with the next step; "" for all else."""
     change = after.change
     if change is None or change.action != "force" or change.version in (None, after.head):
@@ -207,10 +213,10 @@ def kept_beside(after: BoundedManifest) -> str:
 
 def drop_version(log: DatasetLog, version: str, *, reason: str, by: str) -> BoundedManifest:
     """Forget a rejected or withdrawn version; the next discard deletes its files."""
-    explained("drop", version, reason, by)
+    require_audit_fields("drop", version, reason, by)
 
     def drop(manifests: Members) -> Members | None:
-        chosen = choose_versions(manifests, log.name, version, present=True)
+        chosen = resolve_versions(manifests, log.name, version, present=True)
         ref = chosen[log.name]
         if ref.state == "sealed":
             raise DatasetError(
@@ -219,7 +225,9 @@ def drop_version(log: DatasetLog, version: str, *, reason: str, by: str) -> Boun
                 dataset=log.name,
                 version=ref.id,
             )
-        return {name: _dropped(manifests[name], ref, reason) for name, ref in chosen.items() if ref.state != "sealed"}
+        return {
+            name: _without_ref(manifests[name], ref, reason) for name, ref in chosen.items() if ref.state != "sealed"
+        }
 
     return log.transact_versions(drop, by=by)
 
@@ -227,7 +235,7 @@ def drop_version(log: DatasetLog, version: str, *, reason: str, by: str) -> Boun
 # -- what they share
 
 
-def serve(log: DatasetLog, manifest: BoundedManifest, **changes: Any) -> BoundedManifest:
+def with_served_version(log: DatasetLog, manifest: BoundedManifest, **changes: Any) -> BoundedManifest:
     """Return the manifest with these changes and, in it, the version that follows from its pin and head.
 
     `head` is a switch: the version remembers what it replaces. `back_to` goes back, and nothing is replaced by it.
@@ -251,14 +259,14 @@ def serve(log: DatasetLog, manifest: BoundedManifest, **changes: Any) -> Bounded
     return manifest.after(version=version, **changes)
 
 
-def kept_beside_head(manifest: BoundedManifest, new: VersionRef, *, between: bool) -> tuple[VersionRef, ...]:
+def insert_beside_head(manifest: BoundedManifest, new: VersionRef, *, between: bool) -> tuple[VersionRef, ...]:
     """Return the retained versions with a sealed one that does not become current.
 
     With `between` it takes its place by time: it is served when what is valid after it is withdrawn, and before what it
     follows. That is for datasets of which all members of the version set go by time: others know no such place.
     """
     versions = [ref for ref in manifest.versions if ref.id != new.id]
-    head, order = manifest.ref(manifest.head or ""), order_of(manifest)
+    head, order = manifest.ref(manifest.head or ""), version_order(manifest)
     if between and head is not None and order(new) < order(head):
         later, before = head, manifest.ref(head.replaced or "")
         while before is not None and order(new) < order(before) < order(later):
@@ -269,12 +277,12 @@ def kept_beside_head(manifest: BoundedManifest, new: VersionRef, *, between: boo
     return tuple(sorted([*versions, new], key=lambda ref: ref.number))
 
 
-def log_of(log: DatasetLog, manifest: DatasetManifest) -> DatasetLog:
+def log_for_member(log: DatasetLog, manifest: DatasetManifest) -> DatasetLog:
     """Return the log of another member of the same version set."""
     return type(log)(log.lake, manifest.name)
 
 
-def _on_each(
+def _change_each_member(
     log: DatasetLog,
     version: str | None,
     change: Callable[[BoundedManifest, VersionRef], BoundedManifest],
@@ -285,7 +293,7 @@ def _on_each(
     """Change the named version of this dataset, and the one of the same name in each other member of its set."""
 
     def change_all(manifests: Members) -> Members | None:
-        chosen = choose_versions(manifests, log.name, version, sealed=sealed)
+        chosen = resolve_versions(manifests, log.name, version, sealed=sealed)
         after = {name: change(manifests[name], ref) for name, ref in chosen.items()}
         return {name: m for name, m in after.items() if m is not manifests[name]} or None
 
@@ -296,26 +304,28 @@ def _expired(manifest: DatasetManifest, now: datetime) -> bool:
     return manifest.pin is not None and manifest.pin.has_expired(now)
 
 
-def _unpinned(log: DatasetLog, manifest: BoundedManifest, reason: str) -> BoundedManifest:
+def _without_pin(log: DatasetLog, manifest: BoundedManifest, reason: str) -> BoundedManifest:
     pinned = manifest.pin.version if manifest.pin else None
-    return serve(log, manifest, pin=None, change=Change(action="unpin", version=pinned, reason=reason))
+    return with_served_version(log, manifest, pin=None, change=Change(action="unpin", version=pinned, reason=reason))
 
 
-def _with(manifest: BoundedManifest, new: VersionRef | None) -> tuple[VersionRef, ...]:
+def _replace_ref(manifest: BoundedManifest, new: VersionRef | None) -> tuple[VersionRef, ...]:
     """Return the retained versions with this one in the place of the one with its id."""
     return tuple(new if new is not None and ref.id == new.id else ref for ref in manifest.versions)
 
 
-def _dropped(manifest: BoundedManifest, ref: VersionRef, reason: str) -> BoundedManifest:
+def _without_ref(manifest: BoundedManifest, ref: VersionRef, reason: str) -> BoundedManifest:
     """Return the manifest without this version. The name of a rejected one is free: it can be delivered again."""
     kept = tuple(other for other in manifest.versions if other.id != ref.id)
     doomed = (*manifest.doomed, *ref.folders, *([ref.document] if ref.document else []))
     delivered = any(done.version == ref.id for done in manifest.delivered)
-    freed = _freed(manifest, ref, () if delivered else (ref.name,), ref.sealed_at) if ref.state == "rejected" else {}
+    freed = (
+        _free_names(manifest, ref, () if delivered else (ref.name,), ref.sealed_at) if ref.state == "rejected" else {}
+    )
     return manifest.after(versions=kept, doomed=doomed, **freed, change=_change("drop", ref, reason))
 
 
-def _freed(
+def _free_names(
     manifest: BoundedManifest, ref: VersionRef | None, names: Collection[str | None], at: datetime
 ) -> dict[str, Any]:
     """Return what changes when the names that a version was delivered under, or these, are free from now on."""
@@ -336,7 +346,7 @@ def _change(action: str, ref: VersionRef, reason: str) -> Change:
     return Change(action=action, version=ref.id, reason=reason)
 
 
-def explained(action: str, version: str, reason: str, by: str) -> None:
+def require_audit_fields(action: str, version: str, reason: str, by: str) -> None:
     """Refuse a change that does not say why, or by whom."""
     for argument, what, given in (("reason", "a reason", reason), ("by", "who does it", by)):
         if not given.strip():

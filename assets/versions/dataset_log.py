@@ -22,9 +22,9 @@ from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
     DatasetManifest,
     as_bounded,
+    describe_document_problem,
+    manifest_to_body,
     parse_manifest,
-    problem_with_document,
-    stored_body,
 )
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef
 from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 _BEFORE_ALL = datetime.min.replace(tzinfo=UTC)
-SHORT_ID = re.compile(r"v\d{6,}(-[0-9a-f]*)?")
+ID_PREFIX = re.compile(r"v\d{6,}(-[0-9a-f]*)?")
 """The beginning of a version's id: its whole number at least."""
 
 
@@ -72,9 +72,9 @@ def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = F
 
     Raises DatasetError, naming what there is.
     """
-    ref = find_version(manifest, version) or _begun(manifest, version)
+    ref = find_version(manifest, version) or _find_by_id_prefix(manifest, version)
     if ref is None:
-        rewritten = _rewritten(manifest, version)
+        rewritten = _find_rewritten(manifest, version)
         if rewritten is not None:
             raise DatasetError(
                 f"dataset {manifest.name!r}: version {version} was rewritten by an erasure, as {rewritten.id}.",
@@ -101,14 +101,14 @@ def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = F
     return ref
 
 
-def readable_version(manifest: BoundedManifest, version: str) -> VersionRef:
+def require_readable_version(manifest: BoundedManifest, version: str) -> VersionRef:
     """Return a retained version as `require_version` does; a withdrawn one is refused, a rejected one can be read."""
     ref = require_version(manifest, version)
     return require_version(manifest, ref.id, sealed=True) if ref.state == "withdrawn" else ref
 
 
-def _begun(manifest: BoundedManifest, version: str) -> VersionRef | None:
-    begun = [ref for ref in manifest.versions if ref.id.startswith(version)] if SHORT_ID.fullmatch(version) else []
+def _find_by_id_prefix(manifest: BoundedManifest, version: str) -> VersionRef | None:
+    begun = [ref for ref in manifest.versions if ref.id.startswith(version)] if ID_PREFIX.fullmatch(version) else []
     if len(begun) > 1:
         raise DatasetError(
             f"dataset {manifest.name!r}: {version!r} begins several ids: {', '.join(ref.id for ref in begun)}.",
@@ -118,7 +118,7 @@ def _begun(manifest: BoundedManifest, version: str) -> VersionRef | None:
     return begun[0] if begun else None
 
 
-def _rewritten(manifest: BoundedManifest, version: str) -> VersionRef | None:
+def _find_rewritten(manifest: BoundedManifest, version: str) -> VersionRef | None:
     """Return what took the place of an id in an erasure: only there does a number get a second id."""
     number = version.removeprefix("v").partition("-")[0]
     if not number.isdecimal() or not version.startswith("v") or "-" not in version:
@@ -126,14 +126,14 @@ def _rewritten(manifest: BoundedManifest, version: str) -> VersionRef | None:
     return next((ref for ref in manifest.versions if ref.number == int(number)), None)
 
 
-def previous(manifest: BoundedManifest, ref: VersionRef) -> VersionRef | None:
+def find_previous_version(manifest: BoundedManifest, ref: VersionRef) -> VersionRef | None:
     """Return the sealed version before this one, in the dataset's own order."""
-    order = order_of(manifest)
+    order = version_order(manifest)
     before = [earlier for earlier in manifest.versions if earlier.state == "sealed" and order(earlier) < order(ref)]
     return max(before, key=order) if before else None
 
 
-def order_of(manifest: BoundedManifest) -> Callable[[VersionRef], Any]:
+def version_order(manifest: BoundedManifest) -> Callable[[VersionRef], Any]:
     """Return what the dataset's versions are ordered by: the time that they are valid from, arrival, or their names.
 
     Of two of one time the one that was sealed later comes after; those without a time come before all others.
@@ -145,7 +145,7 @@ def order_of(manifest: BoundedManifest) -> Callable[[VersionRef], Any]:
     return lambda ref: (natural_order(ref.name or ""), ref.number)
 
 
-def comes_after_head(manifest: BoundedManifest, ref: VersionRef) -> bool:
+def is_after_head(manifest: BoundedManifest, ref: VersionRef) -> bool:
     """Whether a version comes after the one that the last switch chose, in the dataset's own order.
 
     As versions arrive, the chosen one stands where it was delivered last: under the newest of its names.
@@ -153,20 +153,20 @@ def comes_after_head(manifest: BoundedManifest, ref: VersionRef) -> bool:
     head = manifest.ref(manifest.head) if manifest.head else None
     if head is None:
         return True
-    order = order_of(manifest)
+    order = version_order(manifest)
     if manifest.declaration.by_time or manifest.declaration.order == "name":
         return bool(order(ref) > order(head))
     last = {done.version: at for at, done in enumerate(manifest.delivered)}
     return (last.get(ref.id, -1), ref.number) > (last.get(head.id, -1), head.number)
 
 
-def names_of(manifest: BoundedManifest, ref: VersionRef) -> tuple[str, ...]:
+def list_delivered_names(manifest: BoundedManifest, ref: VersionRef) -> tuple[str, ...]:
     """Return the names under which a version was delivered, oldest first."""
     held = [done.name for done in manifest.delivered if done.version == ref.id]
     return tuple(dict.fromkeys([*([ref.name] if ref.name else []), *held]))
 
 
-def choose_versions(
+def resolve_versions(
     manifests: Members, dataset: str, version: str | None, *, sealed: bool = False, present: bool = False
 ) -> dict[str, VersionRef]:
     """Return the version that is meant, and those of the other members of the dataset's version set beside it.
@@ -176,10 +176,10 @@ def choose_versions(
     """
     mine = manifests[dataset]
     if version is None:
-        return _before(manifests, dataset)
+        return _resolve_previous(manifests, dataset)
     ref = require_version(mine, version, sealed=sealed)
     # An id says nothing to the other members; the newest of its names is what was served with it last.
-    name = version if version != ref.id else (names_of(mine, ref) or (ref.id,))[-1]
+    name = version if version != ref.id else (list_delivered_names(mine, ref) or (ref.id,))[-1]
     others = {member: m for member, m in manifests.items() if member != dataset}
     if present:
         refs = {member: find_version(m, name) for member, m in others.items()}
@@ -187,7 +187,7 @@ def choose_versions(
     return {dataset: ref, **{member: require_version(m, name, sealed=sealed) for member, m in others.items()}}
 
 
-def heads_without(
+def resolve_heads(
     manifests: Members, versions: Mapping[str, tuple[VersionRef, ...]], dataset: str
 ) -> dict[str, str | None]:
     """Return what each member of a version set is to serve when `versions` are those that it retains.
@@ -201,19 +201,19 @@ def heads_without(
         return heads
     # Only to look things up: the served version does not fit to it.
     after = {name: m.model_copy(update={"versions": versions[name]}) for name, m in manifests.items()}
-    at = _back_to_sealed(after, {name: m.ref(m.head or "") for name, m in after.items()})
+    at = _follow_switches_back(after, {name: m.ref(m.head or "") for name, m in after.items()})
     if all(ref is not None and ref.state == "sealed" for ref in at.values()):
         return {name: ref.id if ref else None for name, ref in at.items()}
     after = {name: m.model_copy(update={"head": ref.id if (ref := at[name]) else None}) for name, m in after.items()}
     if len(manifests) == 1:
         head = at[dataset]
-        before = previous(after[dataset], head) if head else None
+        before = find_previous_version(after[dataset], head) if head else None
         return {dataset: before.id if before else None}
-    together = _together_before(after, dataset)
+    together = _find_previous_together(after, dataset)
     return {name: together[name].id if together else None for name in manifests}
 
 
-def _back_to_sealed(manifests: Members, heads: Mapping[str, VersionRef | None]) -> dict[str, VersionRef | None]:
+def _follow_switches_back(manifests: Members, heads: Mapping[str, VersionRef | None]) -> dict[str, VersionRef | None]:
     """Return what was served before, switch by switch, up to where all of it is sealed, or to the last that is known.
 
     Of a version set, a switch replaced the versions that were made under its name; those of other members stayed.
@@ -234,7 +234,7 @@ def _switch_before(manifests: Members, at: Mapping[str, VersionRef | None]) -> d
     refs = {name: ref for name, ref in at.items() if ref is not None}
     if len(refs) < len(manifests):
         return None
-    names = [names_of(manifests[name], ref) for name, ref in refs.items()]
+    names = [list_delivered_names(manifests[name], ref) for name, ref in refs.items()]
     switch = next((common for common in names[0] if all(common in others for others in names[1:])), None)
     if switch is None:
         return None
@@ -245,14 +245,14 @@ def _switch_before(manifests: Members, at: Mapping[str, VersionRef | None]) -> d
     return known if len(known) == len(refs) else None
 
 
-def _before(manifests: Members, dataset: str) -> dict[str, VersionRef]:
+def _resolve_previous(manifests: Members, dataset: str) -> dict[str, VersionRef]:
     mine = manifests[dataset]
     earlier: Mapping[str, VersionRef] | None = None
     if len(manifests) > 1:
-        earlier = _together_before(manifests, dataset)
+        earlier = _find_previous_together(manifests, dataset)
     elif mine.head is not None:
         head = mine.ref(mine.head)
-        before = previous(mine, head) if head else None
+        before = find_previous_version(mine, head) if head else None
         earlier = {dataset: before} if before else None
     if not earlier:
         raise DatasetError(
@@ -263,16 +263,16 @@ def _before(manifests: Members, dataset: str) -> dict[str, VersionRef]:
     return dict(earlier)
 
 
-def _together_before(manifests: Members, dataset: str) -> dict[str, VersionRef] | None:
+def _find_previous_together(manifests: Members, dataset: str) -> dict[str, VersionRef] | None:
     """Return the newest versions of one name before those that are served, sealed in all members and not the same."""
     mine = manifests[dataset]
     heads = {name: m.head for name, m in manifests.items()}
     names = [done.name for done in mine.delivered]
     if mine.declaration.by_time:
-        order = order_of(mine)
+        order = version_order(mine)
         held = [(name, ref) for name in names if (ref := find_version(mine, name)) is not None]
         names = [name for name, _ in sorted(held, key=lambda named: order(named[1]))]
-    for name in reversed(names[: _served_at(manifests, dataset, names)]):
+    for name in reversed(names[: _find_served_index(manifests, dataset, names)]):
         refs = {member: find_version(m, name) for member, m in manifests.items()}
         sealed = {member: ref for member, ref in refs.items() if ref is not None and ref.state == "sealed"}
         if len(sealed) == len(manifests) and {member: ref.id for member, ref in sealed.items()} != heads:
@@ -280,7 +280,7 @@ def _together_before(manifests: Members, dataset: str) -> dict[str, VersionRef] 
     return None
 
 
-def _served_at(manifests: Members, dataset: str, names: Sequence[str]) -> int:
+def _find_served_index(manifests: Members, dataset: str, names: Sequence[str]) -> int:
     """Return where in these names the one stands that all members serve, or that this one serves; else their end."""
 
     def serves(manifest: BoundedManifest, name: str) -> bool:
@@ -354,7 +354,7 @@ class DatasetLog:
         for commit in self.log.before(head.number):
             if is_deletion_commit(commit):
                 break
-            if redirect_of(commit) is None:
+            if redirect_target(commit) is None:
                 with contextlib.suppress(MalformedDocumentError):
                     return head, parse_manifest(self.name, commit), problem
         return head, None, problem
@@ -366,20 +366,20 @@ class DatasetLog:
             return None, {}
         if is_deletion_commit(own):
             return own, {}
-        set_name = redirect_of(own)
+        set_name = redirect_target(own)
         if set_name is None:
             return own, {self.name: parse_manifest(self.name, own)}
-        shared = set_log(self.lake, set_name).current()
-        if shared is None or self.name not in members_of(shared):
+        shared = version_set_log(self.lake, set_name).current()
+        if shared is None or self.name not in member_bodies(shared):
             # Joining the set was interrupted: the redirect fences the dataset and has its manifest meanwhile.
             kept = own.body.get("manifest")
             return own, {} if kept is None else {self.name: parse_manifest(self.name, replace(own, body=kept))}
-        return shared, manifests_in(shared)
+        return shared, member_manifests(shared)
 
     def version_set(self) -> str | None:
         """Return the version set that this dataset is a member of."""
         own = self.log.current()
-        return None if own is None else redirect_of(own)
+        return None if own is None else redirect_target(own)
 
     def read_version(self, ref: VersionRef) -> SealedVersion:
         """Return what a retained version holds. Raises DatasetError where it has no document, or lost it."""
@@ -402,7 +402,7 @@ class DatasetLog:
         except (ValidationError, AdjunctError) as error:
             raise MalformedDocumentError(
                 f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, can't be read: "
-                f"{problem_with_document(error)}.",
+                f"{describe_document_problem(error)}.",
                 "Restore that object from a backup; other versions are untouched.",
                 document=ref.document,
             ) from error
@@ -418,19 +418,19 @@ class DatasetLog:
         set_name = self.version_set()
         if set_name is not None:
             newer: Commit | None = None
-            for commit in set_log(self.lake, set_name).history():
+            for commit in version_set_log(self.lake, set_name).history():
                 # A commit that changed other members only has the same manifest as the one before it.
-                if newer is not None and _member(newer, self.name) != _member(commit, self.name):
-                    yield newer, manifests_in(newer)[self.name]
+                if newer is not None and _member_body(newer, self.name) != _member_body(commit, self.name):
+                    yield newer, member_manifests(newer)[self.name]
                 newer = commit
-            if newer is not None and _member(newer, self.name) is not None:
-                yield newer, manifests_in(newer)[self.name]
+            if newer is not None and _member_body(newer, self.name) is not None:
+                yield newer, member_manifests(newer)[self.name]
         newest = True
         try:
             for commit in self.log.history():
                 if is_deletion_commit(commit):
                     return  # what was there before it was another one
-                if redirect_of(commit) is None:
+                if redirect_target(commit) is None:
                     yield commit, parse_manifest(self.name, commit)
                 newest = False
         except MalformedDocumentError:
@@ -459,16 +459,16 @@ class DatasetLog:
     ) -> Commit:
         """Make the manifests of several members current in one swap; those not named stay as they are."""
         if parent is not None and parent.manifest_key.startswith(f"{SETS}/"):
-            log, body = set_log(self.lake, parent.manifest_key.split("/")[1]), dict(parent.body)
-            body["members"] = members_of(parent) | {name: stored_body(new) for name, new in manifests.items()}
-        elif parent is not None and redirect_of(parent) is not None:
+            log, body = version_set_log(self.lake, parent.manifest_key.split("/")[1]), dict(parent.body)
+            body["members"] = member_bodies(parent) | {name: manifest_to_body(new) for name, new in manifests.items()}
+        elif parent is not None and redirect_target(parent) is not None:
             raise CommitConflictError(
-                f"dataset {self.name!r} is about to join the version set {redirect_of(parent)!r}.",
+                f"dataset {self.name!r} is about to join the version set {redirect_target(parent)!r}.",
                 "Advance the version set, which ends the joining, and try again.",
                 dataset=self.name,
             )
         else:
-            log, body = self.log, stored_body(manifests[self.name])
+            log, body = self.log, manifest_to_body(manifests[self.name])
             self._list_name(parent)
         try:
             return log.commit(parent, body, by=by, commit_id=commit_id)
@@ -558,30 +558,30 @@ class DatasetLog:
             self.lake.store.delete_many([f"{written.folder}/{file.name}" for file in files if written])
 
 
-def set_log(lake: Lake, name: str) -> CommitLog:
+def version_set_log(lake: Lake, name: str) -> CommitLog:
     """Return the log that the members of a version set share."""
     return lake.commit_log(f"{SETS}/{name}", SET_KIND)
 
 
-def redirect_of(commit: Commit) -> str | None:
+def redirect_target(commit: Commit) -> str | None:
     """Return the version set that a commit of a dataset's own log leads to."""
     name = commit.body.get("version_set")
     return name if isinstance(name, str) else None
 
 
-def members_of(commit: Commit) -> dict[str, Any]:
+def member_bodies(commit: Commit) -> dict[str, Any]:
     """Return the bodies of the manifests in a version set's commit, by dataset; None for one never advanced."""
     return dict(commit.body["members"])
 
 
-def manifests_in(commit: Commit) -> dict[str, DatasetManifest]:
+def member_manifests(commit: Commit) -> dict[str, DatasetManifest]:
     """Return the manifests in a version set's commit, of those members that have one."""
     return {
         name: parse_manifest(name, replace(commit, body=body))
-        for name, body in members_of(commit).items()
+        for name, body in member_bodies(commit).items()
         if body is not None
     }
 
 
-def _member(commit: Commit, name: str) -> Any:
-    return members_of(commit).get(name)
+def _member_body(commit: Commit, name: str) -> Any:
+    return member_bodies(commit).get(name)

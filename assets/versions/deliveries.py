@@ -6,8 +6,8 @@ from pydantic import AwareDatetime
 
 from dagster_adjunct.assets.versions.version import ManifestPart, Offset
 
-FACTS_KEPT = 100
-NAMES_KEPT = 10_000
+MAX_DELIVERIES = 100
+MAX_NAMES = 10_000
 
 
 class MarkerFacts(ManifestPart):

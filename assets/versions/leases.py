@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 # discarded. A finished build is kept in it, so that a crash after it does not cost the build.
 
 
-RENEWED_EVERY = timedelta(minutes=5)
+RENEWAL_INTERVAL = timedelta(minutes=5)
 # A record that was renewed within this time is of a build that is going on.
-RUNNING = 3 * RENEWED_EVERY
+RUNNING_WITHIN = 3 * RENEWAL_INTERVAL
 _log = logging.getLogger("adjunct.dataset")
 
 
@@ -59,7 +59,7 @@ class AttemptInfo:
     renewed: datetime
 
 
-class AttemptRenewal:
+class AttemptRecord:
     """Keeps a build on record while the context lasts; `finish` leaves what it has built there."""
 
     def __init__(self, lake: Lake, dataset: str, attempt: str, by: str) -> None:
@@ -89,7 +89,7 @@ class AttemptRenewal:
             self._thread.join()
 
     def _renew(self) -> None:
-        while not self._stopped.wait(RENEWED_EVERY.total_seconds()):
+        while not self._stopped.wait(RENEWAL_INTERVAL.total_seconds()):
             try:
                 self._write()
             except AdjunctError as error:
@@ -102,23 +102,23 @@ class AttemptRenewal:
 
 
 @contextmanager
-def build_on_record(lake: Lake, dataset: str, attempt: str, by: str) -> Iterator[None]:
+def record_build(lake: Lake, dataset: str, attempt: str, by: str) -> Iterator[None]:
     """Keep a build on record while the context lasts, and no longer, for one that nobody takes up when it has died."""
     try:
-        with AttemptRenewal(lake, dataset, attempt, by):
+        with AttemptRecord(lake, dataset, attempt, by):
             yield
     finally:
-        forget_attempt(lake, dataset, attempt)
+        delete_attempt(lake, dataset, attempt)
 
 
-def attempts(lake: Lake, dataset: str) -> Iterator[AttemptInfo]:
+def list_attempts(lake: Lake, dataset: str) -> Iterator[AttemptInfo]:
     """Yield the builds on record."""
     prefix = f"{lake.dataset_prefix(dataset)}/attempts/"
     for item in lake.store.list(prefix):
         yield AttemptInfo(item.key.removeprefix(prefix).removesuffix(".json"), item.key, item.modified)
 
 
-def read_attempt(lake: Lake, dataset: str, attempt: str) -> dict[str, Any] | None:
+def read_finished_build(lake: Lake, dataset: str, attempt: str) -> dict[str, Any] | None:
     """Return what a build on record has finished, None while it runs or where there is none."""
     try:
         body = json.loads(lake.store.get(attempt_key(lake, dataset, attempt)).data)
@@ -128,7 +128,7 @@ def read_attempt(lake: Lake, dataset: str, attempt: str) -> dict[str, Any] | Non
     return built if isinstance(built, dict) else None
 
 
-def forget_attempt(lake: Lake, dataset: str, attempt: str) -> None:
+def delete_attempt(lake: Lake, dataset: str, attempt: str) -> None:
     """Delete the record of a build that has ended; what can't be deleted now is garbage for discarding."""
     with suppress(AdjunctError):
         lake.store.delete(attempt_key(lake, dataset, attempt))
@@ -228,12 +228,12 @@ def lease_folder(lake: Lake, dataset: str) -> str:
     return f"{lake.dataset_prefix(dataset)}/leases"
 
 
-def live_leases(lake: Lake, dataset: str, now: datetime) -> list[LeaseInfo]:
+def list_live_leases(lake: Lake, dataset: str, now: datetime) -> list[LeaseInfo]:
     """Return the leases that have not expired; `now` is by the store's clock."""
-    return [lease for lease in all_leases(lake, dataset) if lease.expires_at > now]
+    return [lease for lease in list_leases(lake, dataset) if lease.expires_at > now]
 
 
-def all_leases(lake: Lake, dataset: str) -> list[LeaseInfo]:
+def list_leases(lake: Lake, dataset: str) -> list[LeaseInfo]:
     """Return all leases in the lake, expired or not. One that can't be read holds whatever it may hold: ("*",)."""
     leases = []
     for item in lake.store.list(f"{lease_folder(lake, dataset)}/"):
@@ -254,7 +254,7 @@ def _parse(item: ObjectInfo, data: bytes) -> LeaseInfo:
     return LeaseInfo(item.key, holder, tuple(versions), expires_at)
 
 
-def store_now(lake: Lake, dataset: str) -> datetime:
+def read_lake_clock(lake: Lake, dataset: str) -> datetime:
     """Return the time by the store's clock: that of an object written just now."""
     return read_store_clock(lake.store, f"{lake.dataset_prefix(dataset)}/clock")
 
@@ -280,26 +280,26 @@ def check_retained(lake: Lake, dataset: str, versions: Sequence[str]) -> None:
 _FOR_EVER = timedelta(days=36_500)
 
 
-def hold(lake: Lake, dataset: str, version: str, *, holder: str) -> None:
+def retain_version(lake: Lake, dataset: str, version: str, *, holder: str) -> None:
     """Keep a version from being discarded until `let_go`; to hold it again changes nothing.
 
     Raises VersionDiscardedError where it is not retained any more.
     """
-    lake.store.put(f"{_prefix(lake, dataset, holder)}{version}.json", lease_body([version], holder, _FOR_EVER))
+    lake.store.put(f"{_hold_prefix(lake, dataset, holder)}{version}.json", lease_body([version], holder, _FOR_EVER))
     try:
         check_retained(lake, dataset, [version])
     except DatasetError:
-        lake.store.delete(f"{_prefix(lake, dataset, holder)}{version}.json")
+        lake.store.delete(f"{_hold_prefix(lake, dataset, holder)}{version}.json")
         raise
 
 
-def let_go(lake: Lake, dataset: str, *, holder: str, keep: Collection[str] = ()) -> tuple[str, ...]:
+def release_versions(lake: Lake, dataset: str, *, holder: str, keep: Collection[str] = ()) -> tuple[str, ...]:
     """End this holder's holds of all versions but `keep`, and return the versions that it held.
 
     With `keep`, holds of the last hour stay as well (`delete_holds`).
     """
-    return delete_holds(lake.store, _prefix(lake, dataset, holder), keep=keep)
+    return delete_holds(lake.store, _hold_prefix(lake, dataset, holder), keep=keep)
 
 
-def _prefix(lake: Lake, dataset: str, holder: str) -> str:
+def _hold_prefix(lake: Lake, dataset: str, holder: str) -> str:
     return holder_prefix(f"{lease_folder(lake, dataset)}/hold-", holder)

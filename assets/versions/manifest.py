@@ -105,7 +105,7 @@ class CommonManifest(ManifestPart):
         """Return the folders and documents that the retained versions need, and a bootstrap that is not done."""
 
     @abstractmethod
-    def may_have_needed(self, version_id: str) -> bool:
+    def may_need_doomed(self, version_id: str) -> bool:
         """Whether a version that is held, and gone, may need anything that is doomed: nothing says any more what."""
 
     @abstractmethod
@@ -135,12 +135,12 @@ class CommonManifest(ManifestPart):
         """Why the table is being built that readers are to get; "" where none is."""
 
     @abstractmethod
-    def carried_to(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
+    def fields_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
         """Return what else is another where the input was rewritten into other partitions, and begins at `offsets`."""
 
     @property
     @abstractmethod
-    def stored_in_words(self) -> str:
+    def stored_description(self) -> str:
         """What an erasure looks through, for people."""
 
     def kept_elsewhere(self) -> list[str]:
@@ -292,7 +292,7 @@ class BoundedManifest(CommonManifest):
                 version=version_id,
             )
 
-    def may_have_needed(self, version_id: str) -> bool:
+    def may_need_doomed(self, version_id: str) -> bool:
         return False  # the names of folders and documents say whose they were
 
     def generations_without_document(self) -> list[tuple[str, Sequence[Generation]]]:
@@ -318,7 +318,7 @@ class BoundedManifest(CommonManifest):
     def unfinished(self) -> str:
         return ""
 
-    def carried_to(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
+    def fields_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
         awaited = self.awaited
         if awaited is not None:  # of its version set: this member has delivered nothing of it
             awaited = awaited.model_copy(update={"missing": tuple(offsets)})
@@ -327,7 +327,7 @@ class BoundedManifest(CommonManifest):
         return {"awaited": awaited, "delivered": delivered}
 
     @property
-    def stored_in_words(self) -> str:
+    def stored_description(self) -> str:
         return f"{len(self.versions)} version(s)"
 
     def marks(self, version_id: str) -> list[str]:
@@ -341,7 +341,7 @@ class BoundedManifest(CommonManifest):
         """The versions that were built, which have a document; of others there is nothing but why they were refused."""
         return tuple(ref for ref in self.versions if ref.document is not None)
 
-    def declared_as(self, declared: DatasetDeclaration) -> BoundedManifest:
+    def with_declared_policies(self, declared: DatasetDeclaration) -> BoundedManifest:
         """Return this manifest with what may change in a declaration, order and policy, as it is declared now."""
         now = self.declaration.with_policies_of(declared)
         return self if now == self.declaration else self.after(declaration=now)
@@ -427,7 +427,7 @@ class UnboundedManifest(CommonManifest):
                 version=version_id,
             )
 
-    def may_have_needed(self, version_id: str) -> bool:
+    def may_need_doomed(self, version_id: str) -> bool:
         return not self.retains(version_id)
 
     def generations_without_document(self) -> list[tuple[str, Sequence[Generation]]]:
@@ -446,11 +446,11 @@ class UnboundedManifest(CommonManifest):
     def versions_over_time(self) -> None:
         return None
 
-    def carried_to(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
+    def fields_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
         return {"bootstrap": self.bootstrap.model_copy(update={"start": offsets, "target": offsets})}
 
     @property
-    def stored_in_words(self) -> str:
+    def stored_description(self) -> str:
         return "every generation"
 
     def kept_elsewhere(self) -> list[str]:
@@ -482,7 +482,7 @@ class UnboundedManifest(CommonManifest):
         """Return this manifest with some fields replaced, checked again as a whole; a new version's number is noted."""
         version: SealedVersion | None = changes.get("version")
         if version is not None and (self.version is None or self.version.number != version.number):
-            changes.setdefault("numbers", _numbered(self.numbers, version.number))
+            changes.setdefault("numbers", _add_number(self.numbers, version.number))
         return super().after(**changes)
 
     # What only a dataset has that arrives in versions, and is asked of either kind.
@@ -504,7 +504,7 @@ class UnboundedManifest(CommonManifest):
         return ()
 
 
-def _numbered(numbers: tuple[tuple[int, int], ...], number: int) -> tuple[tuple[int, int], ...]:
+def _add_number(numbers: tuple[tuple[int, int], ...], number: int) -> tuple[tuple[int, int], ...]:
     """Return the numbers of versions, as ranges, with the newest one's; of long histories the newest ranges only."""
     first = numbers[-1][0] if numbers and numbers[-1][1] + 1 == number else number
     return (*(span for span in numbers if span[0] != first), (first, number))[-_RANGES:]
@@ -513,7 +513,7 @@ def _numbered(numbers: tuple[tuple[int, int], ...], number: int) -> tuple[tuple[
 KIND = "dataset"
 
 DatasetManifest = BoundedManifest | UnboundedManifest
-MANIFEST_OF: dict[str, type[BoundedManifest] | type[UnboundedManifest]] = {
+MANIFEST_TYPES: dict[str, type[BoundedManifest] | type[UnboundedManifest]] = {
     BoundedManifest.kind: BoundedManifest,
     UnboundedManifest.kind: UnboundedManifest,
 }
@@ -530,10 +530,10 @@ def as_bounded(manifest: DatasetManifest) -> BoundedManifest:
     return manifest
 
 
-def taken_up(stored: DatasetManifest, declared: DatasetDeclaration) -> BoundedManifest:
+def resume_bounded_manifest(stored: DatasetManifest, declared: DatasetDeclaration) -> BoundedManifest:
     """Return a stored manifest with order and policy as they are declared now; DatasetError where more was changed."""
     check_declaration(stored.name, stored.declaration, declared)
-    return as_bounded(stored).declared_as(declared)
+    return as_bounded(stored).with_declared_policies(declared)
 
 
 def as_unbounded(manifest: DatasetManifest) -> UnboundedManifest:
@@ -547,7 +547,7 @@ def as_unbounded(manifest: DatasetManifest) -> UnboundedManifest:
     return manifest
 
 
-def follower(manifest: DatasetManifest) -> UnboundedManifest | None:
+def as_follower(manifest: DatasetManifest) -> UnboundedManifest | None:
     """Return the manifest of a table that follows a stream, and may be behind it; None for all else."""
     if isinstance(manifest, UnboundedManifest) and manifest.declaration.owner is None:
         return manifest
@@ -588,37 +588,39 @@ _FIELDS: dict[str, Any] = {
     "numbers": [],
     "written": None,
 }
-_OF_OTHERS: dict[type[DatasetManifest], set[str]] = {
+_FIELDS_OF_OTHER_KIND: dict[type[DatasetManifest], set[str]] = {
     BoundedManifest: UnboundedManifest.model_fields.keys() - BoundedManifest.model_fields.keys(),
     UnboundedManifest: BoundedManifest.model_fields.keys() - UnboundedManifest.model_fields.keys(),
 }
 
 
-def stored_body(manifest: DatasetManifest) -> dict[str, Any]:
+def manifest_to_body(manifest: DatasetManifest) -> dict[str, Any]:
     """Return a manifest as the JSON-able body of a commit."""
     own = manifest.model_dump(mode="json")
     return {name: own.get(name, empty) for name, empty in _FIELDS.items()}
 
 
-def manifest_from(body: Mapping[str, Any]) -> DatasetManifest:
+def manifest_from_body(body: Mapping[str, Any]) -> DatasetManifest:
     """Return the manifest that a commit's body holds. Raises pydantic's ValidationError."""
     declared = body.get("declaration")
     declared_kind = str(declared.get("kind")) if isinstance(declared, Mapping) else ""
-    kind = MANIFEST_OF.get(declared_kind, BoundedManifest)  # of what declares no kind, validating tells what is wrong
+    kind = MANIFEST_TYPES.get(
+        declared_kind, BoundedManifest
+    )  # of what declares no kind, validating tells what is wrong
     # A bootstrap makes a bounded dataset's body malformed; whatever else is of the other kind never meant anything.
-    others = _OF_OTHERS[kind] - ({"bootstrap"} if body.get("bootstrap") is not None else set())
+    others = _FIELDS_OF_OTHER_KIND[kind] - ({"bootstrap"} if body.get("bootstrap") is not None else set())
     return kind.model_validate({name: value for name, value in body.items() if name not in others})
 
 
 def parse_manifest(name: str, commit: Commit) -> DatasetManifest:
     """Return the manifest in a dataset's commit, or raise MalformedDocumentError saying what is wrong where."""
     try:
-        manifest = manifest_from(commit.body)
+        manifest = manifest_from_body(commit.body)
         if manifest.name != name:
             raise MalformedDocumentError(f"it describes the dataset {manifest.name!r}", dataset=manifest.name)
     except (ValidationError, AdjunctError) as error:
         raise MalformedDocumentError(
-            f"dataset {name!r}: the manifest {commit.manifest_key} can't be read: {problem_with_document(error)}.",
+            f"dataset {name!r}: the manifest {commit.manifest_key} can't be read: {describe_document_problem(error)}.",
             "Restore that object from a backup; versions committed before it are untouched and can still be "
             "opened by their id.",
             document=commit.manifest_key,
@@ -626,6 +628,6 @@ def parse_manifest(name: str, commit: Commit) -> DatasetManifest:
     return manifest
 
 
-def problem_with_document(error: ValidationError | AdjunctError) -> str:
+def describe_document_problem(error: ValidationError | AdjunctError) -> str:
     """Return in words why a stored document can't be read."""
     return error.problem.rstrip(".") if isinstance(error, AdjunctError) else first_validation_problem(error)

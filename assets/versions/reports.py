@@ -62,7 +62,7 @@ class StageEvent:
 OnStage = Callable[[StageEvent], None]
 
 
-def ignore(event: StageEvent) -> None:
+def ignore_stage(event: StageEvent) -> None:
     """Hear of a stage and do nothing."""
 
 
@@ -143,7 +143,7 @@ class Stage:
 class Stages:
     """Wall time by stage; a stage that runs twice adds up. Each end of one is told to `on_stage`."""
 
-    def __init__(self, dataset: str = "", on_stage: OnStage = ignore) -> None:
+    def __init__(self, dataset: str = "", on_stage: OnStage = ignore_stage) -> None:
         self.seconds: dict[str, float] = {}
         self._dataset, self._on_stage = dataset, on_stage
 
@@ -176,11 +176,11 @@ class Stages:
 # then are the same. A table ordered by offset goes on with positions above all that it holds, for offsets begin anew.
 
 
-CARRY = "carry"
+CARRY_ACTION = "carry"
 M = TypeVar("M", bound=CommonManifest)
 
 
-def carried_over(manifest: M, info: StreamInfo) -> M | None:
+def follow_repartition(manifest: M, info: StreamInfo) -> M | None:
     """Return the manifest at the same place of its stream as that is partitioned now; None where there is none.
 
     That is so unless the stream was rewritten just when the dataset had read all of it, and nothing was under way.
@@ -197,12 +197,12 @@ def carried_over(manifest: M, info: StreamInfo) -> M | None:
         offsets=now,
         stream=info.identity,
         positions_from=manifest.positions_from + max(map(int, rewritten.ended), default=0),
-        change=Change(action=CARRY, version=manifest.version.id if manifest.version else None, reason=told),
-        **manifest.carried_to(now),
+        change=Change(action=CARRY_ACTION, version=manifest.version.id if manifest.version else None, reason=told),
+        **manifest.fields_after_repartition(now),
     )
 
 
-def grown(manifest: DatasetManifest, info: StreamInfo) -> DatasetManifest | None:
+def follow_added_partitions(manifest: DatasetManifest, info: StreamInfo) -> DatasetManifest | None:
     """Return the manifest of a dataset that arrives in versions, of a stream that has more partitions now; None else.
 
     What it has read stays read, and the partitions that were added are read from their beginning: a version is of those
@@ -217,7 +217,7 @@ def grown(manifest: DatasetManifest, info: StreamInfo) -> DatasetManifest | None
         declaration=manifest.declaration.model_copy(update={"input_partitions": info.partitions}),
         offsets={**manifest.offsets, **added},
         change=Change(
-            action=CARRY,
+            action=CARRY_ACTION,
             version=manifest.version.id if manifest.version else None,
             reason=f"{stream} had {had} partitions and has {info.partitions}: those that were added are read, too",
         ),
@@ -231,13 +231,13 @@ def has_read_all(manifest: CommonManifest, identity: str, ends: tuple[str, ...])
     return manifest.is_settled and manifest.stream == identity and there
 
 
-def carry_over(log: DatasetLog, stream: str, info: StreamInfo, *, by: str) -> bool:
+def commit_repartition(log: DatasetLog, stream: str, info: StreamInfo, *, by: str) -> bool:
     """Commit that a dataset goes on in its stream as it is partitioned now; return whether it did."""
     done = False
 
     def carry(manifest: DatasetManifest) -> DatasetManifest | None:
         nonlocal done
-        after = carried_over(manifest, info) if manifest.declaration.input == stream else None
+        after = follow_repartition(manifest, info) if manifest.declaration.input == stream else None
         done = after is not None
         return after
 

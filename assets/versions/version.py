@@ -60,7 +60,7 @@ when base and deltas are read together.
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
-def moment_of(micros: int) -> datetime:
+def datetime_from_micros(micros: int) -> datetime:
     """Return the moment that so many microseconds since the epoch stand for."""
     return _EPOCH + timedelta(microseconds=micros)
 
@@ -86,26 +86,26 @@ class KeptHistory(ManifestPart):
         return max((at for at in (moving, self.pruned) if at is not None), default=None)
 
 
-def length_of(history: KeptHistory | None) -> str:
+def describe_history_length(history: KeptHistory | None) -> str:
     """Return how far back a history is kept, in words; "none" where there is none."""
     if history is None:
         return "none"
     return "all" if history.kept is None else str(timedelta(microseconds=history.kept))
 
 
-def told(generation: Generation) -> bool:
+def has_row_ends(generation: Generation) -> bool:
     """Whether a generation's rows over time say where they end: those of a base do, those of deltas don't."""
     return bool(generation.files) and all(file.stats.get(TOLD) for file in generation.files)
 
 
-def current_rows(generation: Generation) -> int | None:
+def count_current_rows(generation: Generation) -> int | None:
     """Return how many rows of a generation alone are entries now; None where its rows do not say."""
-    if generation.files and not told(generation):
+    if generation.files and not has_row_ends(generation):
         return None
     return sum(int(file.stats["current"]) for file in generation.files)
 
 
-def newest_valid_from(generations: Iterable[Generation]) -> int | None:
+def find_newest_valid_from(generations: Iterable[Generation]) -> int | None:
     """Return the highest `__valid_from` of these generations, as their files say, in microseconds; None: no rows."""
     ranges = (file.stats.get("range") for generation in generations for file in generation.files)
     return max((int(span[1]) for span in ranges if span), default=None)
@@ -178,7 +178,7 @@ class SealedVersion(ManifestPart):
     def layout(self) -> BucketLayout:
         """How the rows lie in files; a broadcast copy is one file."""
         over_time = self.history is not None
-        return layout_of(
+        return build_layout(
             self.columns,
             self.key,
             self.partition_by,
@@ -191,7 +191,7 @@ class SealedVersion(ManifestPart):
     @property
     def edge(self) -> int | None:
         """The earliest moment that a history is exact for, in microseconds since the epoch; None: there is none."""
-        return None if self.history is None else self.history.edge(newest_valid_from(self.generations))
+        return None if self.history is None else self.history.edge(find_newest_valid_from(self.generations))
 
     @property
     def lacks_base(self) -> bool:
@@ -209,7 +209,7 @@ class SealedVersion(ManifestPart):
         return sum(generation.rows for generation in self.generations)
 
 
-def layout_of(
+def build_layout(
     columns: Schema,
     key: tuple[str, ...],
     partition_by: tuple[str, ...],
@@ -229,7 +229,7 @@ def layout_of(
     return BucketLayout(columns, partition_by, partitions or 1, key, hidden)
 
 
-def table_version(
+def build_table_version(
     spec: AdjunctDataset,
     columns: Schema,
     generations: Sequence[Generation],
@@ -356,7 +356,7 @@ class DatasetDeclaration(ManifestPart):
         return DeltaCompaction(self.compact_deltas, self.compact_fraction, self.compact_rows)
 
 
-def declaration_of(
+def declaration_from_spec(
     spec: AdjunctDataset, schema: Schema, *, input_partitions: int = 0, position_type: PositionType = "bigint"
 ) -> DatasetDeclaration:
     """Return what the manifest keeps of a specification whose entries have these columns."""
@@ -368,7 +368,7 @@ def declaration_of(
         expires=spec.input.expires if isinstance(spec.input, OwnedBy) else None,
         kept_for=spec.input.kept_for if isinstance(spec.input, OwnedBy) else "",
         key=spec.key,
-        history=kept_history(spec),
+        history=history_from_spec(spec),
         key_types=tuple(schema.field(name).type for name in spec.key),
         partition_by=spec.partition_by,
         partitions=spec.partitions,
@@ -388,7 +388,7 @@ def declaration_of(
     )
 
 
-def kept_history(spec: AdjunctDataset) -> KeptHistory | None:
+def history_from_spec(spec: AdjunctDataset) -> KeptHistory | None:
     """Return what a version says of the history that is declared; None where none is."""
     following = spec.following
     if following.history is None:
@@ -400,7 +400,7 @@ def kept_history(spec: AdjunctDataset) -> KeptHistory | None:
 def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDeclaration) -> None:
     """Refuse a declaration under which the stored entries could not be found again, naming each difference."""
     changes = [
-        f"{what} is {_told(new)}, was {_told(old)}"
+        f"{what} is {_format_value(new)}, was {_format_value(old)}"
         for what, old, new in (
             ("kind", stored.kind, declared.kind),
             ("input", stored.input, declared.input),
@@ -409,7 +409,7 @@ def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDe
             ("partition_by", stored.partition_by, declared.partition_by),
             ("partitions", stored.partitions or "broadcast", declared.partitions or "broadcast"),
             ("number of input partitions", stored.input_partitions, declared.input_partitions),
-            ("history", *(_history(declaration) for declaration in (stored, declared))),
+            ("history", *(_describe_history(declaration) for declaration in (stored, declared))),
         )
         if old != new
     ]
@@ -424,12 +424,12 @@ def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDe
         )
 
 
-def _history(declaration: DatasetDeclaration) -> str:
+def _describe_history(declaration: DatasetDeclaration) -> str:
     """Return whose times rows are kept by; how far back may change."""
     if declaration.history is None:
         return "none"
     return f"by {declaration.history.valid_from or 'the time of the record'}"
 
 
-def _told(value: object) -> str:
+def _format_value(value: object) -> str:
     return f"({', '.join(map(str, value))})" if isinstance(value, tuple) else str(value)

@@ -59,7 +59,7 @@ class GenerationWriter(Protocol[Rows_contra]):
     ) -> list[BucketFile]: ...
 
 
-def write_table(
+def write_arrow_table(
     rows: pa.Table,
     store: ObjectStore,
     folder: str,
@@ -84,17 +84,17 @@ def write_table(
 
 # A frame is called df there, and is given by position.
 SPARK: GenerationWriter[DataFrame] = write_buckets  # type: ignore[assignment]
-BY_ONE_TASK: GenerationWriter[DataFrame] = partial(write_buckets, one_task=True)
+SPARK_ONE_TASK: GenerationWriter[DataFrame] = partial(write_buckets, one_task=True)
 """The same of a frame of few rows: one task writes all buckets."""
-ARROW: GenerationWriter[pa.Table] = write_table
+ARROW: GenerationWriter[pa.Table] = write_arrow_table
 
 
-def writer_of(spark: Callable[[], SparkSession]) -> GenerationWriter[Any]:
+def choose_writer(spark: Callable[[], SparkSession]) -> GenerationWriter[Any]:
     """Return what writes the rows that are read with this: a session's, or this process's."""
     return ARROW if spark is IN_PROCESS else SPARK
 
 
-def places_without_key(rows: DataFrame | pa.Table, key: tuple[str, ...], limit: int) -> list[tuple[int, int]]:
+def find_null_keys(rows: DataFrame | pa.Table, key: tuple[str, ...], limit: int) -> list[tuple[int, int]]:
     """Return (partition, offset) of the first rows that lack a column of the key."""
     if hasattr(rows, "column_names"):
         import pyarrow.compute as pc
@@ -132,7 +132,7 @@ class Runtime:
 
 
 # How many keys or records an error names.
-NAMED = 5
+MAX_NAMED = 5
 
 
 def write_generation(
@@ -167,20 +167,20 @@ def write_generation(
     )
     options = replace(options, over_time=over_time, completion=completion)
     files = writer(rows, lake.store, empty.folder, layout, options, order_by=order_by, partitioned=partitioned)
-    return generation_of(attempt, number, layout, files, what=what, refuse_conflicting=refuse_conflicting)
+    return build_generation(attempt, number, layout, files, what=what, refuse_conflicting=refuse_conflicting)
 
 
 def write_options(
     what: str, *, keep_tombstones: bool, refuse_conflicting: bool, range_of: str | None = None
 ) -> WriteOptions:
     """Return how the rows of a generation are written."""
-    named = NAMED if refuse_conflicting else 0
+    named = MAX_NAMED if refuse_conflicting else 0
     return WriteOptions(
         what, last_per_key=True, drop_tombstones=not keep_tombstones, name_conflicting=named, range_of=range_of
     )
 
 
-def generation_of(
+def build_generation(
     attempt: Attempt,
     number: int,
     layout: BucketLayout,
@@ -197,7 +197,7 @@ def generation_of(
         keys = [key for file in files for key in file.stats.get("conflicting_keys", ())]
         raise SchemaMismatchError(
             f"{what}: {counters['conflicting']} record(s) have the key ({', '.join(layout.key)}) of another record and "
-            f"say something else, and the dataset is declared with duplicates='error': {listed(keys)}.",
+            f"say something else, and the dataset is declared with duplicates='error': {format_first(keys)}.",
             "Deliver each key once, or declare duplicates='last'.",
             column=layout.key[0],
         )
@@ -212,11 +212,11 @@ def generation_of(
     return attempt.generation(number, [file for file in files if file.rows]), counters
 
 
-def listed(things: Sequence[str]) -> str:
+def format_first(things: Sequence[str]) -> str:
     """Return the first of these, for errors."""
-    return f"{', '.join(things[:NAMED])}{' …' if len(things) > NAMED else ''}"
+    return f"{', '.join(things[:MAX_NAMED])}{' …' if len(things) > MAX_NAMED else ''}"
 
 
-def add(left: dict[str, int], right: dict[str, int]) -> dict[str, int]:
+def sum_counters(left: dict[str, int], right: dict[str, int]) -> dict[str, int]:
     """Return the sums of two sets of counters."""
     return {name: left.get(name, 0) + right.get(name, 0) for name in {**left, **right}}

@@ -101,7 +101,7 @@ _as_of = click.option(
 def show_dataset(name: str, version: str | None, as_of: str | None, lake_url: str | None, json_output: bool) -> None:
     """Show a dataset: declaration, current version, retained versions, offsets. With VERSION: that version."""
     from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
-    from dagster_adjunct.assets.versions.manifest import follower
+    from dagster_adjunct.assets.versions.manifest import as_follower
     from dagster_adjunct.resources.objects.lake import open_lake
 
     lake = open_lake(lake_url, create=False)
@@ -111,7 +111,7 @@ def show_dataset(name: str, version: str | None, as_of: str | None, lake_url: st
         return
     facts = store.describe()
     manifest = store.require_manifest()
-    table = follower(manifest)
+    table = as_follower(manifest)
     if table is not None:
         facts["lag"] = followed.lag_facts(lake, table)
     if json_output:

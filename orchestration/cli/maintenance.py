@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
-from dagster_adjunct.assets.versions.reports import ignore
+from dagster_adjunct.assets.versions.reports import ignore_stage
 from dagster_adjunct.orchestration.application.application import load_application
 from dagster_adjunct.orchestration.cli.options import audit_options, parse_duration, read_keys, resolve_user, split_keys
 from dagster_adjunct.orchestration.cli.output import (
@@ -117,7 +117,7 @@ def advance_all(
     *,
     by: str,
     on_report: Callable[[AdvanceReport], None],
-    on_stage: OnStage = ignore,
+    on_stage: OnStage = ignore_stage,
 ) -> tuple[list[AdvanceReport], list[str]]:
     """Bring the datasets of an application up to date; their reports, and the names of those made by partitions."""
     from dagster_adjunct.assets.writing.write_generation import Runtime
@@ -134,7 +134,7 @@ def advance_all(
 
 def stage_printer(json_output: bool) -> OnStage:
     """Return what prints a line for each stage of a dataset that takes a while, and nothing with --json."""
-    return ignore if json_output else lambda event: show_line(event.summary()) if event.is_notable else None
+    return ignore_stage if json_output else lambda event: show_line(event.summary()) if event.is_notable else None
 
 
 def line_printer(json_output: bool) -> Callable[[str], None]:
@@ -182,12 +182,12 @@ _MASTER = "Spark master, such as local[4] or spark://host:7077. Default: all cor
 def lag(name: str, lake_url: str | None, json_output: bool) -> None:
     """Show how far an unbounded dataset is behind its stream, by partition, and how far its bootstrap is."""
     from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
-    from dagster_adjunct.assets.versions.manifest import follower
+    from dagster_adjunct.assets.versions.manifest import as_follower
     from dagster_adjunct.resources.objects.lake import open_lake
 
     lake = open_lake(lake_url, create=False)
     manifest = open_stored_versions(lake, name).require_manifest()
-    table = follower(manifest)
+    table = as_follower(manifest)
     if table is None:
         raise _no_lag_error(name, manifest.declaration.owner)
     facts = _lag_to_json(lake, table)
@@ -468,7 +468,7 @@ def erase(
     texts = read_keys(name, declared.key, keys_from) if keys_from else split_keys(name, declared.key, key)
     keys = [key_from_text(f"dataset {name!r}", fields, values) for values in texts]
     if not yes:
-        asked = f"Erase {len(keys)} key(s) from {manifest.stored_in_words} of {name}, for good?"
+        asked = f"Erase {len(keys)} key(s) from {manifest.stored_description} of {name}, for good?"
         click.confirm(asked, abort=True, err=True)
     report = forget(lake, name, keys, reason=reason, by=person, roots=partial(_versions_in_open_batches, lake, name))
     show_report(report, json_output=json_output)

@@ -298,11 +298,11 @@ CHANGE_COMMANDS = (pin, unpin, rollback, revoke, accept, remove_version, abandon
 def _show_change(
     store: StoredVersions, action: str, before: DatasetManifest, after: BoundedManifest, *, json_output: bool
 ) -> None:
-    from dagster_adjunct.assets.versions.actions import kept_beside
+    from dagster_adjunct.assets.versions.actions import describe_unserved_version
 
     served, changed = after.version, after.change.version if after.change and after != before else None
     others = sorted(set(store.log.read_all()[1]) - {store.name})
-    note = kept_beside(after) if changed else ""
+    note = describe_unserved_version(after) if changed else ""
     if json_output:
         facts = {
             "dataset": store.name,

@@ -20,7 +20,7 @@ from dagster import (
     MetadataValue,
 )
 
-from dagster_adjunct.assets.validation.validators import rule_of, thresholds_of
+from dagster_adjunct.assets.validation.validators import describe_rule, validator_arguments
 from dagster_adjunct.orchestration.application.graph import find_output_joins, to_dagster_name
 from dagster_adjunct.resources.errors import AdjunctError, ValidatorError
 
@@ -269,7 +269,7 @@ def validator_check_specs(dataset: "AdjunctDataset", key: AssetKey) -> list[Asse
         AssetCheckSpec(
             validator.name,
             asset=key,
-            description=f"{rule_of(validator)}: evaluated before a version is published"
+            description=f"{describe_rule(validator)}: evaluated before a version is published"
             + (", which it never prevents." if validator.severity == "warn" else "; a version that fails is not."),
             metadata=_rule_metadata(validator),
         )
@@ -342,9 +342,9 @@ def _validator_results(
 def _rule_metadata(validator: "Validator") -> dict[str, Any]:
     """Return a validator's rule and what it was given; whole numbers and fractions as such, so that they plot."""
     return {
-        "adjunct/rule": rule_of(validator),
+        "adjunct/rule": describe_rule(validator),
         "adjunct/severity": validator.severity,
-        **_numbers(thresholds_of(validator)),
+        **_numbers(validator_arguments(validator)),
     }
 
 

@@ -242,13 +242,13 @@ def _dataset_events(
     A table with a freshness policy is materialised by each look at its stream, because Dagster counts nothing else.
     """
     from dagster_adjunct.assets.unbounded.progress import StreamPosition
-    from dagster_adjunct.assets.versions.manifest import follower
+    from dagster_adjunct.assets.versions.manifest import as_follower
 
     context = run.context
     metadata = dataset_metadata(report, dataset_uri(run.lake, member.dataset)) | display_metadata(run, member, manifest)
     if manifest is not None:
         metadata |= version_metadata(manifest)
-        table = follower(manifest)
+        table = as_follower(manifest)
         if table is not None:
             metadata |= lag_metadata(StreamPosition.of(run.systems, table).lags(run.lake.now()))
     if report.version is None:

@@ -479,7 +479,7 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     @op(name=to_dagster_name(f"version_action_{application}"))
     def act(context: OpExecutionContext, config: VersionActionConfig, adjunct_lake: LakeResource) -> None:
         from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
-        from dagster_adjunct.assets.versions.actions import kept_beside
+        from dagster_adjunct.assets.versions.actions import describe_unserved_version
         from dagster_adjunct.resources.errors import ConfigurationError
 
         with translate_errors(context):
@@ -498,7 +498,7 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
             ]
         served = after.version.id if after.version else "nothing"
         context.log.info(f"dataset {config.dataset}: {config.action.value} done; {served} is served now.")
-        if note := kept_beside(after):
+        if note := describe_unserved_version(after):
             context.log.warning(f"dataset {config.dataset}: {note}.")
         for member, manifest in served_now:
             context.log_event(_served_event(context, member, manifest, dataset_uri(lake, member.dataset)))

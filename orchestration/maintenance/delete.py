@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.reading.stored_versions import list_datasets, open_stored_versions
 from dagster_adjunct.assets.retention import discard as datasets
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.leases import RUNNING, attempts, live_leases, store_now
+from dagster_adjunct.assets.versions.leases import RUNNING_WITHIN, list_attempts, list_live_leases, read_lake_clock
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, list_applications
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
@@ -78,10 +78,10 @@ def find_stream_readers(lake: Lake, name: str) -> Readers:
 
 def find_dataset_readers(lake: Lake, name: str) -> Readers:
     """Return who reads a dataset: leases, holds, applications and builds."""
-    now = store_now(lake, name)
+    now = read_lake_clock(lake, name)
     holding = [
         f"{lease.holder} holds {', '.join(lease.versions)} until {lease.expires_at:%Y-%m-%d %H:%M:%S %Z}"
-        for lease in live_leases(lake, name, now)
+        for lease in list_live_leases(lake, name, now)
     ]
     told = []
     for application, state in _application_states(lake):
@@ -89,7 +89,7 @@ def find_dataset_readers(lake: Lake, name: str) -> Readers:
             holding.append(f"batch {state.open.batch} of application {application} is open and reads it")
         elif state.last is not None and name in state.last.intent.versions:
             told.append(f"application {application} met it in its last batch")
-    running = [attempt for attempt in attempts(lake, name) if now - attempt.renewed < RUNNING]
+    running = [attempt for attempt in list_attempts(lake, name) if now - attempt.renewed < RUNNING_WITHIN]
     told += [f"a build of it is on record as running ({attempt.id})" for attempt in running]
     return Readers(tuple(holding), tuple(told))
 

@@ -10,7 +10,7 @@ from dagster_adjunct.assets.reading.stored_versions import list_datasets
 from dagster_adjunct.assets.rebucketing.rebucketing import RebucketReport, repartition_table, repartition_versions
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
-from dagster_adjunct.assets.versions.reports import carry_over, has_read_all
+from dagster_adjunct.assets.versions.reports import commit_repartition, has_read_all
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, list_applications
 from dagster_adjunct.orchestration.maintenance.delete import Readers, find_followers
 from dagster_adjunct.orchestration.maintenance.discard import needed_versions
@@ -200,6 +200,6 @@ def _carry_positions(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], t
     datasets = []
     for dataset in list_datasets(lake):
         with suppress(CommitConflictError, MalformedDocumentError):
-            if carry_over(DatasetLog(lake, dataset), f"lake.{name}", info, by=by):
+            if commit_repartition(DatasetLog(lake, dataset), f"lake.{name}", info, by=by):
                 datasets.append(dataset)
     return tuple(carried), tuple(datasets)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
-from dagster_adjunct.assets.sources.changes import stored_schema
+from dagster_adjunct.assets.sources.changes import derive_stored_schema
 from dagster_adjunct.orchestration.operators.arguments import first_duplicate, function_label, validate_column_names
 from dagster_adjunct.orchestration.operators.columns import (
     Columns,
@@ -229,7 +229,7 @@ class Join(Spec):
         dataset = context.app.dataset(self.dataset)
         records = _source_schema(dataset, context.catalog)
         try:
-            return None if records is None else types_by_name(stored_schema(dataset, records))
+            return None if records is None else types_by_name(derive_stored_schema(dataset, records))
         except AdjunctError:  # which the plan itself tells
             return None
 
@@ -339,7 +339,7 @@ def _stored_columns(dataset: AdjunctDataset, catalog: Catalog) -> Columns:
     if records is None:
         return dataset.columns
     try:
-        return stored_schema(dataset, records).names
+        return derive_stored_schema(dataset, records).names
     except SchemaMismatchError as error:
         raise PlanningError(
             error.problem, "Correct key=, columns= or the extractor of the dataset.", dataset=dataset.name

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.extractors import Projection, fits
-from dagster_adjunct.assets.sources.changes import schema_of_rows, stored_schema
-from dagster_adjunct.assets.sources.opened_stream import check_order
-from dagster_adjunct.assets.validation.validators import check_validator_columns, left_to_spark, rules_in_sql
+from dagster_adjunct.assets.sources.changes import derive_row_schema, derive_stored_schema
+from dagster_adjunct.assets.sources.opened_stream import check_changes_ordered
+from dagster_adjunct.assets.validation.validators import check_validator_columns, is_left_to_spark, iterate_sql_rules
 from dagster_adjunct.orchestration.operators.columns import Types
 from dagster_adjunct.orchestration.operators.operator import ComparedColumn, Flow, Operator, PlanContext
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, new_stream_defaults
@@ -115,7 +115,7 @@ def check_datasets(app: Application, catalog: Catalog) -> None:
             if records is not None:
                 _check_columns(dataset, records)
             if facts is not None and dataset.follows_changes:
-                check_order(dataset, facts.key, facts.partitions, facts.partitioner)
+                check_changes_ordered(dataset, facts.key, facts.partitions, facts.partitioner)
         except AdjunctError as error:
             facts_known = {name: value for name, value in error.facts.items() if name != "operator"}
             place = None if dataset.declared_at is None else format_place(dataset.declared_at)
@@ -133,13 +133,15 @@ def source_schema(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
 
 def extractor_schema(dataset: AdjunctDataset, records: Schema) -> Schema:
     """Return the columns that a dataset's extractor gets, of records with these."""
-    return schema_of_rows(dataset, records) if dataset.follows_changes and isinstance(dataset.input, str) else records
+    return (
+        derive_row_schema(dataset, records) if dataset.follows_changes and isinstance(dataset.input, str) else records
+    )
 
 
 def _check_columns(dataset: AdjunctDataset, records: Schema) -> None:
     if isinstance(dataset.extractor, Projection):
         _check_projection(dataset, dataset.extractor, extractor_schema(dataset, records))
-    check_validator_columns(dataset, stored_schema(dataset, records))
+    check_validator_columns(dataset, derive_stored_schema(dataset, records))
 
 
 def _check_projection(dataset: AdjunctDataset, projection: Projection, rows: Schema) -> None:
@@ -199,11 +201,11 @@ def check_fed_datasets(app: Application, operator: str, stream: str, stored: Sch
 
 def _dataset_problems(dataset: AdjunctDataset, before: Schema, after: Schema) -> list[str]:
     try:
-        entries = stored_schema(dataset, before)
+        entries = derive_stored_schema(dataset, before)
     except AdjunctError:  # which is wrong already, and told of the dataset itself
         return []
     try:
-        return refused_changes(entries, stored_schema(dataset, after), dataset.key)
+        return refused_changes(entries, derive_stored_schema(dataset, after), dataset.key)
     except AdjunctError as error:
         return [error.problem.rstrip(".")]
 
@@ -528,10 +530,10 @@ def note_unproven_datasets(app: Application, catalog: Catalog) -> tuple[str, ...
     unproven: list[str] = []
     for dataset in app.datasets:
         records = source_schema(dataset, catalog)
-        rules = list(rules_in_sql(dataset))
+        rules = list(iterate_sql_rules(dataset))
         for name, text, is_select in rules:
             where = f"validator {name!r} of dataset {dataset.name!r}"
-            if is_select and (records is None or left_to_spark(text)):
+            if is_select and (records is None or is_left_to_spark(text)):
                 unproven.append(f"{where}: {_short(text)} (a SELECT is left to Spark)")
             else:
                 unproven += _describe_unread(where, [text], is_select=is_select)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.snapshots import QuerySnapshot
 from dagster_adjunct.assets.declaration.sources import QuerySource
-from dagster_adjunct.assets.validation.validators import rules_in_sql
+from dagster_adjunct.assets.validation.validators import iterate_sql_rules
 from dagster_adjunct.orchestration.planner.columns import format_place
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.sql.parser import parse_expression
@@ -61,7 +61,7 @@ def _collect_sql(app: Application) -> Iterator[tuple[str, bool, str, dict[str, s
 
 
 def _collect_dataset_sql(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
-    for name, text, is_select in rules_in_sql(dataset):
+    for name, text, is_select in iterate_sql_rules(dataset):
         yield f"validator {name!r}", text, is_select
     if isinstance(dataset.extractor, Projection):
         for text in filter(None, (*dict(dataset.extractor.select).values(), dataset.extractor.where)):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.sources.changes import stored_schema
-from dagster_adjunct.assets.versions.version import layout_of
+from dagster_adjunct.assets.sources.changes import derive_stored_schema
+from dagster_adjunct.assets.versions.version import build_layout
 from dagster_adjunct.orchestration.operators.batch_context import TimedRows
 from dagster_adjunct.resources.bucketing.files import bucketed_frame
 from dagster_adjunct.resources.common import split_stream_name
@@ -39,7 +39,7 @@ def timed_rows(spark: SparkSession, read: VersionReader | VersionsOverTime) -> T
 
 def no_rows(spark: SparkSession, store: ObjectStore, dataset: AdjunctDataset, schema: Schema) -> TimedRows:
     """Return what is met of a dataset that has no version yet: nothing, in its buckets."""
-    layout = layout_of(schema, dataset.key, dataset.partition_by, dataset.partitions, True, over_time=True)
+    layout = build_layout(schema, dataset.key, dataset.partition_by, dataset.partitions, True, over_time=True)
     return TimedRows(bucketed_frame(spark, store, dataset.name, layout, []), schema, None)
 
 
@@ -83,6 +83,6 @@ def rows_over_time(known: KnownBatch, dataset: str) -> TimedRows:
 
 def _declared_schema(known: KnownBatch, dataset: AdjunctDataset) -> Schema:
     if not isinstance(dataset.input, str):
-        return stored_schema(dataset, dataset.input.schema)
+        return derive_stored_schema(dataset, dataset.input.schema)
     records = known.system_of(dataset.input).info(split_stream_name(dataset.input)[1]).schema
-    return Schema(()) if records is None else stored_schema(dataset, records)
+    return Schema(()) if records is None else derive_stored_schema(dataset, records)

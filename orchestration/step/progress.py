@@ -181,7 +181,7 @@ def delivered_version(
         return None, error.problem.rstrip(".")
     stored = StoredVersions(lake, dataset).manifest()
     manifest = source.first_manifest() if stored is None else as_bounded(stored)
-    arrived = source.next(as_bounded(source.carried_over(manifest) or manifest))
+    arrived = source.next(as_bounded(source.follow_repartition(manifest) or manifest))
     if not isinstance(arrived, Awaiting):
         return arrived.version, ""
     named = f"version {arrived.version}" if arrived.version else "the next one"

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, StageEvent, ignore
+from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, StageEvent, ignore_stage
 from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.orchestration.application.graph import DatasetGroup, group_datasets, is_advanced_by_runs
 from dagster_adjunct.orchestration.application.table_registry import register_tables
@@ -51,7 +51,7 @@ def advance_units(
     units: Sequence[DatasetGroup],
     *,
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
-    on_stage: OnStage = ignore,
+    on_stage: OnStage = ignore_stage,
 ) -> list[AdvanceReport]:
     """Bring several units up to date at once, in threads of one Spark session; reports in order of declaration.
 
@@ -99,7 +99,7 @@ def follow_meanwhile(
     app: Application,
     *,
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
-    on_stage: OnStage = ignore,
+    on_stage: OnStage = ignore_stage,
 ) -> None:
     """Advance those of the datasets that are not marked for bootstrap: they are followed while batches run.
 
@@ -119,19 +119,19 @@ def follow_meanwhile(
 
 
 def advance_together(
-    runtime: Runtime, unit: Sequence[AdjunctDataset], *, on_stage: OnStage = ignore
+    runtime: Runtime, unit: Sequence[AdjunctDataset], *, on_stage: OnStage = ignore_stage
 ) -> list[AdvanceReport]:
     """Bring one dataset, or the members of one version set, up to date with their input; a report for each.
 
     Where a version was published, what the policy lets go by then is discarded: the last stage of its cycle.
     """
-    from dagster_adjunct.assets.advancing.advance_dataset import advance
+    from dagster_adjunct.assets.advancing.advance_dataset import advance_with_runtime
     from dagster_adjunct.assets.bounded.advance import advance_members
 
     if unit[0].version_set is not None:
         reports = advance_members(runtime, unit, on_stage=on_stage)
     else:
-        reports = [advance(runtime, unit[0], on_stage=on_stage)]
+        reports = [advance_with_runtime(runtime, unit[0], on_stage=on_stage)]
     told = zip(unit, reports, strict=True)
     return [discard_after(runtime.lake, dataset, report, runtime.by, on_stage) for dataset, report in told]
 
@@ -217,7 +217,7 @@ def advance_datasets(
     plan: ExecutionPlan | None = None,
     *,
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
-    on_stage: OnStage = ignore,
+    on_stage: OnStage = ignore_stage,
 ) -> AdvancedDatasets:
     """Bring the datasets of an application up to date, several at once: first to where startpoints want them.
 
@@ -240,7 +240,7 @@ def run_application(
     *,
     run: str,
     on_event: Callable[[StepEvent | AdvanceReport], None] = lambda event: None,
-    on_stage: OnStage = ignore,
+    on_stage: OnStage = ignore_stage,
     max_batches: int | None = None,
     wait: timedelta | float = WAIT,
     take_over: bool = False,

@@ -18,7 +18,7 @@ from dagster_adjunct.assets.unbounded.local_table import (
     declare_state_dataset,
     state_dataset_name,
 )
-from dagster_adjunct.assets.writing.write_generation import BY_ONE_TASK, SPARK
+from dagster_adjunct.assets.writing.write_generation import SPARK, SPARK_ONE_TASK
 from dagster_adjunct.orchestration.operators.columns import tie_breakers
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.resources.bucketing.files import GENERATION, bucketed_frame
@@ -127,7 +127,7 @@ class StateTables:
             dataset = declare_state_dataset(writer_name, name, spec)
             pinned = inputs.states.get(dataset.name)
             batch = WritingBatch(writer_name, inputs.batch, self._context.run, inputs.cut)
-            writer = BY_ONE_TASK if inputs.few else SPARK
+            writer = SPARK_ONE_TASK if inputs.few else SPARK
             sealed = None if pinned is None else pinned.sealed
             writes = self._stack.enter_context(LocalTableWriter(self._context.lake, dataset, sealed, batch, writer))
             kept = inputs.consumed is not None
@@ -258,7 +258,7 @@ class LocalSends:
             pinned = view.sealed if isinstance(view, VersionReader) else None
             app, run = self._context.app, self._context.run
             batch = WritingBatch(app.name, self._inputs.batch, run, self._inputs.cut)
-            writer = BY_ONE_TASK if self._inputs.few else SPARK
+            writer = SPARK_ONE_TASK if self._inputs.few else SPARK
             self._writes[table] = self._stack.enter_context(
                 LocalTableWriter(self._context.lake, app.dataset(table), pinned, batch, writer)
             )

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, KeptHistory, SealedVersion, layout_of
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, KeptHistory, SealedVersion, build_layout
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.write_over_time import FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
@@ -71,7 +71,7 @@ def intervals(generations: Sequence[Sequence[Change]]) -> list[Interval]:
 
 def stored(lake: Lake, generations: Sequence[Sequence[Change]], **layout: Any) -> VersionReader:
     """Write these generations as a table with history lies in files: the first one is a base, with its intervals."""
-    spread = layout_of(SCHEMA, ("item", "shop"), layout["partition_by"], layout["partitions"], True, over_time=True)
+    spread = build_layout(SCHEMA, ("item", "shop"), layout["partition_by"], layout["partitions"], True, over_time=True)
     known = {(row.key, row.start): row for row in intervals(generations[:1])}
     made = []
     for number, changes in enumerate(generations, 1):

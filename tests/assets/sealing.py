@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.version import SealedVersion, layout_of
+from dagster_adjunct.assets.versions.version import SealedVersion, build_layout
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.objects.store import ObjectStore
@@ -40,7 +40,7 @@ def sealed_version(
     """Write rows, sorted by key, into the files of a version of their own."""
     attempt = f"attempt{number}"
     by = tuple(key) if partitions else ()
-    layout = layout_of(schema, tuple(key), by, partitions, False)
+    layout = build_layout(schema, tuple(key), by, partitions, False)
     places = [schema.names.index(name) for name in key]
     ordered = sorted(rows, key=lambda row: tuple(row[place] for place in places))
     folder = f"datasets/{dataset}/data/{attempt}"

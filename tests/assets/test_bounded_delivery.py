@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.sources.markers import Complete, MarkerSaid, Waiting, check_counts, next_delivery
+from dagster_adjunct.assets.sources.markers import (
+    CompleteVersion,
+    IncompleteVersion,
+    SettledMarker,
+    check_counts,
+    find_next_delivery,
+)
 from dagster_adjunct.resources.errors import MarkerConflictError
 from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition
 
@@ -22,32 +28,32 @@ def marker(ssp: SystemStreamPartition, offset: int, version: str, rows: int | No
 
 
 def test_a_version_waits_until_every_partition_has_its_marker() -> None:
-    delivery = next_delivery("planes", START, [marker(P0, 5, "v1")], {})
-    assert delivery == Waiting("v1", (P1,), (), START)
+    delivery = find_next_delivery("planes", START, [marker(P0, 5, "v1")], {})
+    assert delivery == IncompleteVersion("v1", (P1,), (), START)
 
 
 def test_nothing_delivered_waits_for_all_partitions_and_names_no_version() -> None:
-    delivery = next_delivery("planes", START, [], {})
-    assert delivery == Waiting(None, (P0, P1), (), START)
+    delivery = find_next_delivery("planes", START, [], {})
+    assert delivery == IncompleteVersion(None, (P0, P1), (), START)
 
 
 def test_records_after_a_marker_belong_to_the_next_version() -> None:
     markers = [marker(P1, 2, "v1"), marker(P0, 5, "v1"), marker(P0, 9, "v2")]
-    first = next_delivery("planes", START, markers, {})
-    assert isinstance(first, Complete)
+    first = find_next_delivery("planes", START, markers, {})
+    assert isinstance(first, CompleteVersion)
     assert [(cut.start, cut.end) for cut in first.segments] == [(0, 5), (0, 2)]
-    second = next_delivery("planes", first.offsets, markers, {"v1": {}})
-    assert second == Waiting("v2", (P1,), (), {P0: 6, P1: 3})
+    second = find_next_delivery("planes", first.offsets, markers, {"v1": {}})
+    assert second == IncompleteVersion("v2", (P1,), (), {P0: 6, P1: 3})
 
 
 def test_records_between_two_markers_of_one_version_are_dropped() -> None:
     markers = [marker(P0, 5, "v1", 5), marker(P0, 11, "v1", 5), marker(P0, 12, "v2"), marker(P1, 0, "v1")]
-    first = next_delivery("planes", START, markers, {})
-    assert isinstance(first, Complete)
+    first = find_next_delivery("planes", START, markers, {})
+    assert isinstance(first, CompleteVersion)
     assert first.dropped == ()
-    settled = {"v1": {P0: MarkerSaid(5, None), P1: MarkerSaid(None, None)}}
-    second = next_delivery("planes", first.offsets, markers, settled)
-    assert isinstance(second, Waiting)
+    settled = {"v1": {P0: SettledMarker(5, None), P1: SettledMarker(None, None)}}
+    second = find_next_delivery("planes", first.offsets, markers, settled)
+    assert isinstance(second, IncompleteVersion)
     assert [(cut.start, cut.end) for cut in second.dropped] == [(6, 11)]
     assert second.offsets == {P0: 12, P1: 1}
 
@@ -55,13 +61,13 @@ def test_records_between_two_markers_of_one_version_are_dropped() -> None:
 def test_a_marker_that_repeats_a_version_with_other_counts_refuses_it() -> None:
     markers = [marker(P0, 5, "v1", 5), marker(P0, 9, "v1", 3), marker(P1, 0, "v1", 0)]
     with pytest.raises(MarkerConflictError, match=r"'v1' is marked again at offset 9 of lake.planes.0 with records 3"):
-        next_delivery("planes", START, markers, {})
+        find_next_delivery("planes", START, markers, {})
 
 
 def test_a_marker_for_a_sealed_version_with_other_counts_is_refused() -> None:
-    settled = {"v1": {P0: MarkerSaid(5, None), P1: MarkerSaid(0, None)}}
+    settled = {"v1": {P0: SettledMarker(5, None), P1: SettledMarker(0, None)}}
     with pytest.raises(MarkerConflictError, match="first delivered there with 5"):
-        next_delivery("planes", {P0: 6, P1: 1}, [marker(P0, 10, "v1", 4)], settled)
+        find_next_delivery("planes", {P0: 6, P1: 1}, [marker(P0, 10, "v1", 4)], settled)
 
 
 def test_a_marker_that_repeats_a_version_with_another_time_is_refused_and_with_the_same_it_is_dropped() -> None:
@@ -76,34 +82,34 @@ def test_a_marker_that_repeats_a_version_with_another_time_is_refused_and_with_t
         r"delivered there with 2026-01-03 00:00:00\+00:00"
     )
     with pytest.raises(MarkerConflictError, match=told) as refused:
-        next_delivery("planes", START, [timed(5, first), timed(9, other), marker(P1, 0, "v1", 0)], {})
+        find_next_delivery("planes", START, [timed(5, first), timed(9, other), marker(P1, 0, "v1", 0)], {})
     assert "under a new version name" in refused.value.next_step
-    settled = {"v1": {P0: MarkerSaid(5, None, first), P1: MarkerSaid(0, None)}}
+    settled = {"v1": {P0: SettledMarker(5, None, first), P1: SettledMarker(0, None)}}
     after = {P0: 6, P1: 1}
     with pytest.raises(MarkerConflictError, match=told):
-        next_delivery("planes", after, [timed(9, other)], settled)
+        find_next_delivery("planes", after, [timed(9, other)], settled)
     for same in (first, elsewhere, None):
-        delivery = next_delivery("planes", after, [timed(9, same)], settled)
-        assert isinstance(delivery, Waiting)
+        delivery = find_next_delivery("planes", after, [timed(9, same)], settled)
+        assert isinstance(delivery, IncompleteVersion)
         assert delivery.offsets == {P0: 10, P1: 1}
 
 
 def test_an_abandoned_version_is_dropped_whatever_its_markers_say() -> None:
     markers = [marker(P0, 5, "v1", 5), marker(P0, 6, "v1", 99), marker(P0, 8, "v2"), marker(P1, 3, "v2")]
-    delivery = next_delivery("planes", START, markers, {"v1": {}})
-    assert isinstance(delivery, Complete)
+    delivery = find_next_delivery("planes", START, markers, {"v1": {}})
+    assert isinstance(delivery, CompleteVersion)
     assert delivery.version == "v2"
     assert [(cut.start, cut.end) for cut in delivery.segments] == [(7, 8), (0, 3)]
 
 
 def test_partitions_that_mark_different_versions_next_are_refused_and_named() -> None:
     with pytest.raises(MarkerConflictError, match=r"lake.planes.0: 'v1'; lake.planes.1: 'v2'"):
-        next_delivery("planes", START, [marker(P0, 5, "v1"), marker(P1, 5, "v2")], {})
+        find_next_delivery("planes", START, [marker(P0, 5, "v1"), marker(P1, 5, "v2")], {})
 
 
 def test_a_marker_that_expects_other_counts_than_were_delivered_is_refused() -> None:
-    delivery = next_delivery("planes", START, [marker(P0, 5, "v1", 6), marker(P1, 2, "v1", 2)], {})
-    assert isinstance(delivery, Complete)
+    delivery = find_next_delivery("planes", START, [marker(P0, 5, "v1", 6), marker(P1, 2, "v1", 2)], {})
+    assert isinstance(delivery, CompleteVersion)
     with pytest.raises(MarkerConflictError, match="expects 6 records, the partition holds 5"):
         check_counts("planes", delivery, {P0: 5, P1: 2})
 
@@ -116,36 +122,36 @@ def test_a_version_is_of_the_partitions_that_its_markers_count() -> None:
     start = {P0: 0, P1: 0, P2: 0}
     ones = [grown(P0, 5, "v1", 2), grown(P1, 3, "v1", 2)]
     twos = [grown(P0, 9, "v2", 3), grown(P1, 7, "v2", 3), grown(P2, 4, "v2", 3)]
-    assert next_delivery("planes", start, ones[:1], {}) == Waiting("v1", (P1,), (), start)
-    assert next_delivery("planes", start, [ones[0], twos[2]], {}) == Waiting("v1", (P1,), (), start)
+    assert find_next_delivery("planes", start, ones[:1], {}) == IncompleteVersion("v1", (P1,), (), start)
+    assert find_next_delivery("planes", start, [ones[0], twos[2]], {}) == IncompleteVersion("v1", (P1,), (), start)
     for markers in (ones, ones + twos):
-        first = next_delivery("planes", start, markers, {})
-        assert isinstance(first, Complete)
+        first = find_next_delivery("planes", start, markers, {})
+        assert isinstance(first, CompleteVersion)
         assert (first.version, first.offsets) == ("v1", {P0: 6, P1: 4, P2: 0})
-    second = next_delivery("planes", first.offsets, ones + twos, {"v1": {}})
-    assert isinstance(second, Complete)
+    second = find_next_delivery("planes", first.offsets, ones + twos, {"v1": {}})
+    assert isinstance(second, CompleteVersion)
     assert [(cut.start, cut.end) for cut in second.segments] == [(6, 9), (4, 7), (0, 4)]
 
 
 def test_markers_that_count_no_partitions_are_waited_for_in_all() -> None:
     start = {P0: 0, P1: 0, P2: 0}
     ones = [grown(P0, 5, "v1", None), grown(P1, 3, "v1", None)]
-    assert next_delivery("planes", start, ones, {}) == Waiting("v1", (P2,), (), start)
+    assert find_next_delivery("planes", start, ones, {}) == IncompleteVersion("v1", (P2,), (), start)
     twos = [grown(ssp, 9, "v2", None) for ssp in (P0, P1, P2)]
     with pytest.raises(MarkerConflictError, match=r"lake.planes.0, lake.planes.1: 'v1'; lake.planes.2: 'v2'"):
-        next_delivery("planes", start, ones + twos, {})
-    second = next_delivery("planes", start, ones + twos, {"v1": {}})
-    assert isinstance(second, Complete), "as the advice says: v1 is abandoned"
+        find_next_delivery("planes", start, ones + twos, {})
+    second = find_next_delivery("planes", start, ones + twos, {"v1": {}})
+    assert isinstance(second, CompleteVersion), "as the advice says: v1 is abandoned"
     assert second.version == "v2"
 
 
 def test_markers_of_one_version_that_count_differently_are_waited_for_in_all_that_any_counts() -> None:
     start = {P0: 0, P1: 0, P2: 0}
     markers = [grown(P0, 5, "v1", 2), grown(P1, 5, "v1", 3)]
-    assert next_delivery("planes", start, markers, {}) == Waiting("v1", (P2,), (), start)
+    assert find_next_delivery("planes", start, markers, {}) == IncompleteVersion("v1", (P2,), (), start)
     markers = [grown(P0, 5, "v1", 2), grown(P1, 5, "v1", None), grown(P2, 5, "v1", 2)]
-    delivery = next_delivery("planes", start, markers, {})
-    assert isinstance(delivery, Complete)
+    delivery = find_next_delivery("planes", start, markers, {})
+    assert isinstance(delivery, CompleteVersion)
     assert len(delivery.segments) == 3, "where it has a marker, it has records"
 
 
@@ -176,11 +182,11 @@ def test_versions_of_a_stream_that_grows_seal_in_order_and_whole(steps: list[tup
     ]
     arrived = known[: draw.randrange(len(known) + 1)]
     offsets = {SystemStreamPartition("lake", "planes", p): 0 for p in range(partitions)}
-    settled: dict[str, dict[SystemStreamPartition, MarkerSaid]] = {}
+    settled: dict[str, dict[SystemStreamPartition, SettledMarker]] = {}
     sealed = []
-    while isinstance(delivery := next_delivery("planes", offsets, arrived, settled), Complete):
+    while isinstance(delivery := find_next_delivery("planes", offsets, arrived, settled), CompleteVersion):
         sealed.append((delivery.version, {cut.ssp.partition: cut.end - cut.start for cut in delivery.segments}))
-        settled[delivery.version] = {cut.ssp: MarkerSaid(None, None) for cut in delivery.segments}
+        settled[delivery.version] = {cut.ssp: SettledMarker(None, None) for cut in delivery.segments}
         offsets = delivery.offsets
     whole = [e for e in expected if all((p, e[0]) in {(m.ssp.partition, m.version) for m in arrived} for p in e[1])]
     assert sealed == whole
@@ -209,12 +215,12 @@ def test_versions_seal_in_order_and_whole_however_deliveries_interleave(events: 
         for offset, version in enumerate(log)
         if version is not None
     ]
-    settled: dict[str, dict[SystemStreamPartition, MarkerSaid]] = {}
+    settled: dict[str, dict[SystemStreamPartition, SettledMarker]] = {}
     offsets = dict(START)
     sealed: list[tuple[str, list[list[int]]]] = []
-    while isinstance(delivery := next_delivery("planes", offsets, markers, settled), Complete):
+    while isinstance(delivery := find_next_delivery("planes", offsets, markers, settled), CompleteVersion):
         sealed.append((delivery.version, [list(range(cut.start, cut.end)) for cut in delivery.segments]))
-        settled[delivery.version] = {cut.ssp: MarkerSaid(None, None) for cut in delivery.segments}
+        settled[delivery.version] = {cut.ssp: SettledMarker(None, None) for cut in delivery.segments}
         offsets = delivery.offsets
     complete = min(len(sent[0]), len(sent[1])) - 1
     assert sealed == [(f"v{n + 1}", [sent[0][n], sent[1][n]]) for n in range(complete)]

@@ -22,7 +22,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention import discard as discard_module
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.versions.leases import Lease, all_leases
+from dagster_adjunct.assets.versions.leases import Lease, list_leases
 from dagster_adjunct.assets.versions.version import Verdict
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError
@@ -174,7 +174,7 @@ class BoundedMachine(RuleBasedStateMachine):
         try:
             act(faulty(self.world, Fault("*", crash[0], crash[1])) if crash else self.world.lake)  # type: ignore[arg-type]
         except Crash:
-            for lease in all_leases(self.world.lake, "planes"):
+            for lease in list_leases(self.world.lake, "planes"):
                 if lease.holder != "a reader":  # of an advance that died while it judged: it runs out
                     self.world.lake.store.delete(lease.key)
             seen = self._seen()
@@ -347,7 +347,7 @@ class ToTheEnd(BoundedMachine):
 def without_spark():
     with pytest.MonkeyPatch.context() as patch:
         # In one thread no build is going on while anything is discarded, however short ago it died.
-        patch.setattr(discard_module, "RUNNING", timedelta(0), raising=False)
+        patch.setattr(discard_module, "RUNNING_WITHIN", timedelta(0), raising=False)
         yield
 
 

@@ -14,7 +14,7 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.dataset import DatasetTable
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.versions.leases import all_leases
+from dagster_adjunct.assets.versions.leases import list_leases
 from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetNotFoundError, NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import open_lake
@@ -48,7 +48,7 @@ def of(function: DatasetTable, key: str = "tailnum") -> BlockingTable:
 
 
 def leased(world: World) -> list[str]:
-    return sorted(version for lease in all_leases(world.lake, "planes") for version in lease.versions)
+    return sorted(version for lease in list_leases(world.lake, "planes") for version in lease.versions)
 
 
 def plane(key: str, number: int) -> dict[str, object]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.assets.reading.diff import VersionDiff, compare_tables, diff_versions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, layout_of
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, build_layout
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, ManifestMismatchError
@@ -249,7 +249,7 @@ def test_a_missing_and_a_damaged_file_are_named() -> None:
 def test_deltas_are_merged_by_position_and_generation(commits: list[list[tuple[int, int, int | None]]]) -> None:
     """Each commit is a list of (key, position, value or None for a tombstone)."""
     schema = Schema.of(k="int", v="int")
-    layout = layout_of(schema, ("k",), ("k",), 2, True)
+    layout = build_layout(schema, ("k",), ("k",), 2, True)
     store = InMemoryStore()
     generations = []
     winners: dict[int, tuple[int, int, int | None]] = {}

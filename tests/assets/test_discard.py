@@ -436,7 +436,7 @@ def test_a_build_is_published_unless_a_discard_took_it_for_garbage(new_planes, m
     A build that is on record is none of its business, unless it was not renewed for long.
     """
     if taken_for_garbage:
-        monkeypatch.setattr(discard_module, "RUNNING", timedelta(0))
+        monkeypatch.setattr(discard_module, "RUNNING_WITHIN", timedelta(0))
     outcomes = set()
     for nth in range(1, 100):
         world = new_planes()
@@ -460,7 +460,7 @@ def test_a_build_is_published_unless_a_discard_took_it_for_garbage(new_planes, m
 
 def test_a_finished_build_that_a_discard_has_deleted_is_built_again(new_planes, monkeypatch) -> None:
     """The discard dies at each of its requests in turn: the record of the build may outlive its files."""
-    monkeypatch.setattr(discard_module, "RUNNING", timedelta(0))
+    monkeypatch.setattr(discard_module, "RUNNING_WITHIN", timedelta(0))
     builds = set()
     for nth in range(1, 100):
         world = new_planes()

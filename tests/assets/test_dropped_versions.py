@@ -150,7 +150,7 @@ def test_a_version_frees_all_names_that_it_has_where_it_is_withdrawn(
         deliver(plain, name, 2)
     plain.advance(PRICES)
     if names == ["longago"]:
-        monkeypatch.setattr(place_in_input, "FACTS_KEPT", 1)
+        monkeypatch.setattr(place_in_input, "MAX_DELIVERIES", 1)
         for name in ("x", "y"):
             deliver(plain, name, ord(name))
             plain.advance(PRICES)
@@ -164,7 +164,7 @@ def test_a_version_frees_all_names_that_it_has_where_it_is_withdrawn(
 def test_the_name_is_free_however_many_versions_come_between(
     plain: World, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    monkeypatch.setattr(place_in_input, "FACTS_KEPT", 2)
+    monkeypatch.setattr(place_in_input, "MAX_DELIVERIES", 2)
     store = StoredVersions(plain.lake, PRICES)
     deliver(plain, "v1", -1)
     plain.advance(PRICES)

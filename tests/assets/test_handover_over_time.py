@@ -18,7 +18,7 @@ from dagster_adjunct.assets.exchange.iceberg import register_in_iceberg
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime, to_micros
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.leases import all_leases
+from dagster_adjunct.assets.versions.leases import list_leases
 from dagster_adjunct.assets.versions.version import KeptHistory
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
@@ -133,11 +133,11 @@ def test_versions_are_handed_over_over_time_and_held_until_the_dataset_is_closed
             ("N3", 3, 3, 5, False), ("N3", 4, 5, None, True),
         ]  # fmt: skip
         assert read(opened.valid_at(day(4))) == sorted(FLEETS[3].items(), key=repr)
-        held = [set(lease.versions) for lease in all_leases(lake, "planes")]
+        held = [set(lease.versions) for lease in list_leases(lake, "planes")]
         assert {version.id for version in opened.versions()} in held
         with pytest.raises(DatasetError, match="its history begins at 2026-01-02"):
             opened.valid_at(day(1) - dt.timedelta(seconds=1))
-    assert all_leases(lake, "planes") == []
+    assert list_leases(lake, "planes") == []
 
 
 def test_iceberg_takes_the_version_of_a_moment_and_no_rows_of_other_times(tmp_path: Path, lake: Lake) -> None:

@@ -20,7 +20,7 @@ from dagster_adjunct.assets.exchange.iceberg import IcebergSnapshot, register_in
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.leases import all_leases, hold, let_go
+from dagster_adjunct.assets.versions.leases import list_leases, release_versions, retain_version
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.version import DatasetDeclaration, VersionRef
 from dagster_adjunct.resources.errors import (
@@ -89,7 +89,7 @@ class Published:
         return rows_of(self.catalog.load_table(TABLE).scan(snapshot_id=snapshot).to_arrow())
 
     def held(self) -> set[str]:
-        return {version for lease in all_leases(self.lake, "planes") for version in lease.versions}
+        return {version for lease in list_leases(self.lake, "planes") for version in lease.versions}
 
 
 def rows_of(table: pa.Table) -> list[Row]:
@@ -245,7 +245,7 @@ def test_of_two_that_register_at_once_one_is_told_to_do_it_again(planes: Publish
     theirs, mine = planes.publish([plane(2)]), planes.publish([plane(3)])
     racing = Racing(planes.catalog, lambda: planes.register(theirs))
     with pytest.raises(
-        CommitConflictError, match=r"was changed by somebody else while dataset 'planes', version v0*[23]-"
+        CommitConflictError, match=r"was changed by another writer while dataset 'planes', version v0*[23]-"
     ):
         register_in_iceberg(mine, racing, TABLE)
     assert planes.rows() == [plane(2)], "one whole version, never a mix"
@@ -288,7 +288,7 @@ def snapshot_of(planes: Published, view: VersionReader) -> int:
 
 def age(lake: Lake, view: VersionReader, *, hours: int) -> None:
     """Make a hold of this version look older."""
-    (key,) = [lease.key for lease in all_leases(lake, "planes") if view.version in lease.versions]
+    (key,) = [lease.key for lease in list_leases(lake, "planes") if view.version in lease.versions]
     then = dt.datetime.now(dt.UTC).timestamp() - hours * 3600
     os.utime(Path(lake.url) / key, (then, then))
 
@@ -331,13 +331,13 @@ def test_a_file_that_is_missing_or_not_the_manifests_is_named(planes: Published)
 
 def test_a_hold_is_let_go_by_its_holder_and_not_while_it_settles(planes: Published) -> None:
     view, other = planes.publish([plane(1)]), planes.publish([plane(2)])
-    hold(planes.lake, "planes", view.version, holder="a")
-    hold(planes.lake, "planes", view.version, holder="b")
-    hold(planes.lake, "planes", other.version, holder="a")
-    assert let_go(planes.lake, "planes", holder="a", keep=[other.version]) == ()
-    assert let_go(planes.lake, "planes", holder="a") == (view.version, other.version)
+    retain_version(planes.lake, "planes", view.version, holder="a")
+    retain_version(planes.lake, "planes", view.version, holder="b")
+    retain_version(planes.lake, "planes", other.version, holder="a")
+    assert release_versions(planes.lake, "planes", holder="a", keep=[other.version]) == ()
+    assert release_versions(planes.lake, "planes", holder="a") == (view.version, other.version)
     assert planes.held() == {view.version}
-    assert let_go(planes.lake, "planes", holder="nobody") == ()
+    assert release_versions(planes.lake, "planes", holder="nobody") == ()
 
 
 def test_without_pyiceberg_it_says_what_to_install(planes: Published, monkeypatch: pytest.MonkeyPatch) -> None:

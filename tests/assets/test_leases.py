@@ -13,7 +13,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions import leases
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.leases import Lease, all_leases, live_leases, store_now
+from dagster_adjunct.assets.versions.leases import Lease, list_leases, list_live_leases, read_lake_clock
 from dagster_adjunct.assets.versions.manifest import Bootstrap, UnboundedManifest
 from dagster_adjunct.assets.versions.version import DatasetDeclaration
 from dagster_adjunct.resources.errors import (
@@ -52,7 +52,7 @@ def retained(world: World) -> set[str]:
 
 
 def expiries(world: World) -> list[datetime]:
-    return [lease.expires_at for lease in all_leases(world.lake, NAME)]
+    return [lease.expires_at for lease in list_leases(world.lake, NAME)]
 
 
 # -- holding
@@ -152,8 +152,8 @@ def test_a_version_of_an_unbounded_dataset_can_be_leased_though_no_manifest_list
     )
     with Lease.acquire(planes.lake, "changes", ["v000007-abc"], holder="me") as lease:
         lease.check()
-        assert [info.versions for info in all_leases(planes.lake, "changes")] == [("v000007-abc",)]
-    assert all_leases(planes.lake, "changes") == []
+        assert [info.versions for info in list_leases(planes.lake, "changes")] == [("v000007-abc",)]
+    assert list_leases(planes.lake, "changes") == []
 
 
 # -- expiring
@@ -198,7 +198,7 @@ def test_a_lease_renews_itself(planes: World, monkeypatch: pytest.MonkeyPatch) -
             assert time.monotonic() < deadline
             time.sleep(0.05)
         lease.check()
-        assert len(live_leases(planes.lake, NAME, store_now(planes.lake, NAME))) == 1
+        assert len(list_live_leases(planes.lake, NAME, read_lake_clock(planes.lake, NAME))) == 1
 
 
 def test_a_lease_that_can_not_be_renewed_in_time_is_lost(planes: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,12 +287,12 @@ def test_a_lease_that_can_not_be_read_keeps_everything_until_it_would_have_expir
 def test_leases_that_are_released_while_they_are_listed_are_no_error(planes: World) -> None:
     lease = acquire(planes, publish(planes, 1)[0])
     lake = faulty(planes, Fault("get", 1, "meanwhile", lease.release))
-    assert all_leases(lake, NAME) == []
+    assert list_leases(lake, NAME) == []
 
 
 def test_the_clock_is_the_stores(planes: World) -> None:
     publish(planes, 1)
-    assert abs(store_now(planes.lake, NAME) - datetime.now(UTC)) < timedelta(seconds=5)
+    assert abs(read_lake_clock(planes.lake, NAME) - datetime.now(UTC)) < timedelta(seconds=5)
     moved: Callable[[], None] = lambda: make_older(planes.lake, timedelta(hours=3), f"datasets/{NAME}/clock")  # noqa: E731
     behind = faulty(planes, Fault("head", 1, "meanwhile", moved))
-    assert datetime.now(UTC) - store_now(behind, NAME) > timedelta(hours=2)
+    assert datetime.now(UTC) - read_lake_clock(behind, NAME) > timedelta(hours=2)

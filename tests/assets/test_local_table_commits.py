@@ -26,7 +26,7 @@ from dagster_adjunct.assets.unbounded.local_table import (
 )
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
-from dagster_adjunct.assets.versions.version import SealedVersion, declaration_of
+from dagster_adjunct.assets.versions.version import SealedVersion, declaration_from_spec
 from dagster_adjunct.assets.writing.write_generation import ARROW, Runtime
 from dagster_adjunct.resources.bucketing.files import BucketFile
 from dagster_adjunct.resources.errors import (
@@ -367,7 +367,7 @@ def test_a_batch_that_was_begun_without_a_table_adds_nothing_to_one_that_has_ent
 
 def test_a_dataset_in_versions_under_the_name_is_told_as_another_declaration() -> None:
     bounded = bounded_dataset("counts", input="lake.counts", key="k", partitions=2)
-    stored = BoundedManifest(name="counts", declaration=declaration_of(bounded, COLUMNS), offsets={})
+    stored = BoundedManifest(name="counts", declaration=declaration_from_spec(bounded, COLUMNS), offsets={})
     with pytest.raises(DatasetError, match=r"of that name, which is of lake\.counts"):
         require_local_manifest(stored, counts())
 

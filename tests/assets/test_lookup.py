@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.key_lookup import RowGroup
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, layout_of
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, build_layout
 from dagster_adjunct.resources.bucketing import writer
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
@@ -47,7 +47,7 @@ def generation(
     group: int,
 ) -> Generation:
     """Write rows (by key, with hidden columns where `positioned`) as one generation, `group` rows a row group."""
-    layout = layout_of(schema, tuple(key), tuple(partition_by), partitions, positioned)
+    layout = build_layout(schema, tuple(key), tuple(partition_by), partitions, positioned)
     table = pa.Table.from_pylist([dict(rows[k]) for k in sorted(rows)], schema=layout.arrow_schema())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "ROWS_PER_GROUP", group)
@@ -419,7 +419,7 @@ def test_rows_in_several_arrays_or_in_a_part_of_one_are_searched_alike(kind: str
     @settings(deadline=None, max_examples=20)
     @given(st.sets(KEY_VALUES[kind], min_size=2, max_size=12).map(sorted))
     def check(keys: list[Any]) -> None:
-        layout = layout_of(Schema.of(k=kind, v="int"), ("k",), (), None, False)
+        layout = build_layout(Schema.of(k=kind, v="int"), ("k",), (), None, False)
         table = pa.table({"k": keys, "v": [None, *range(1, len(keys))]}, schema=layout.arrow_schema())
         plain = to_plain(kind)
         halves = pa.concat_tables([table.slice(0, len(keys) // 2), table.slice(len(keys) // 2)])

@@ -16,7 +16,7 @@ from dagster_adjunct.assets.reading.dataset import Dataset, current_versions, op
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import find_unreadable_version
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.versions.leases import all_leases
+from dagster_adjunct.assets.versions.leases import list_leases
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
@@ -80,7 +80,7 @@ def test_a_frame_keeps_its_version_until_the_dataset_is_closed(planes: World) ->
         discard_all_but_the_newest(planes)
         assert {row.seats for row in frame.collect()} == {1}
         assert retained(planes) == ["v1", "v2", "v3"]
-    assert all_leases(planes.lake, "planes") == []
+    assert list_leases(planes.lake, "planes") == []
     discard_all_but_the_newest(planes)
     assert retained(planes) == ["v3"]
 
@@ -167,7 +167,7 @@ def test_what_other_engines_were_given_stays_until_the_dataset_is_closed(plain: 
     with open_dataset(plain.lake, "planes", version="v1") as opened:
         given = pyarrow_dataset(opened), polars_frame(opened)
         assert len(parquet_files(opened)) == 2
-        assert [lease.versions for lease in all_leases(plain.lake, "planes")] == [(first,)]
+        assert [lease.versions for lease in list_leases(plain.lake, "planes")] == [(first,)]
         publish(plain, 2)
         discard_all_but_the_newest(plain)
         assert {*given[0].to_table()["seats"].to_pylist()} == {1}
@@ -224,7 +224,7 @@ def test_a_version_is_verified_under_a_lease(plain: World) -> None:
     first = publish(plain, 1)
     with open_dataset(plain.lake, "planes") as opened:
         assert opened.verify(deep=True).ok
-        assert [lease.versions for lease in all_leases(plain.lake, "planes")] == [(first,)]
+        assert [lease.versions for lease in list_leases(plain.lake, "planes")] == [(first,)]
         assert opened.diff("v1", "v1").changed == 0
     gone = open_dataset(plain.lake, "planes", version="v1", lease=False)
     publish(plain, 2)

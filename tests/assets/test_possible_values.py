@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_adjunct.assets.validation.validators import impossible
+from dagster_adjunct.assets.validation.validators import find_impossible_values
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,13 +25,13 @@ ROWS = {
 
 
 def test_texts_of_the_right_kind_and_values_that_are_not_known_may_be() -> None:
-    assert impossible(["1", 2, 2.0, None], "int") == []
-    assert impossible(["x", True, date(2020, 1, 1)], "int") == ["x", True, date(2020, 1, 1)]
-    assert impossible(["NaN", "-Infinity"], "double") == []
-    assert impossible(["NaN"], "int") == ["NaN"]
-    assert impossible(["yes", "F", True], "boolean") == []
-    assert impossible(["maybe", 1], "boolean") == ["maybe", 1]
-    assert impossible([object()], "int") == []
+    assert find_impossible_values(["1", 2, 2.0, None], "int") == []
+    assert find_impossible_values(["x", True, date(2020, 1, 1)], "int") == ["x", True, date(2020, 1, 1)]
+    assert find_impossible_values(["NaN", "-Infinity"], "double") == []
+    assert find_impossible_values(["NaN"], "int") == ["NaN"]
+    assert find_impossible_values(["yes", "F", True], "boolean") == []
+    assert find_impossible_values(["maybe", 1], "boolean") == ["maybe", 1]
+    assert find_impossible_values([object()], "int") == []
 
 
 @pytest.mark.spark
@@ -42,7 +42,7 @@ def test_spark_refuses_whatever_is_impossible(spark: SparkSession) -> None:
     tried, accepted = 0, []
     for kind, row in ROWS.items():
         frame = spark.sql(f"SELECT {row} AS c")
-        for value in impossible(VALUES, kind):
+        for value in find_impossible_values(VALUES, kind):
             tried += 1
             with contextlib.suppress(PySparkException):
                 frame.where(~F.col("c").isin(value)).collect()

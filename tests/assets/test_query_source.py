@@ -12,7 +12,7 @@ from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
 from dagster_adjunct.assets.declaration.policies import VersionPartitions
 from dagster_adjunct.assets.declaration.sources import Computation, QuerySource
-from dagster_adjunct.assets.sources.query_source import QueryVersions, _filled_in, _new_name
+from dagster_adjunct.assets.sources.query_source import QueryVersions, _fill_placeholders, _generate_version_name
 from dagster_adjunct.assets.sources.stream_source import open_source
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions.deliveries import Abandoned, Delivered
@@ -60,20 +60,20 @@ def test_a_version_is_computed_once_an_opening_and_named_by_the_time_or_its_part
 def test_a_name_made_of_the_time_is_one_that_no_version_has_had() -> None:
     now = dt.datetime(2026, 11, 21, 10, 15, tzinfo=dt.UTC)
     manifest = opened(dataset("SELECT 1")).first_manifest()
-    assert _new_name(manifest, now) == "20261121T101500Z"
+    assert _generate_version_name(manifest, now) == "20261121T101500Z"
     manifest = manifest.after(
         known=("20261121T101500Z",),
         delivered=(Delivered(name="20261121T101500Z-2", version="v1", markers={}),),
         abandoned=(Abandoned(name="20261121T101500Z-3", reason="x", by="me", at=now),),
     )
-    assert _new_name(manifest, now) == "20261121T101500Z-4"
+    assert _generate_version_name(manifest, now) == "20261121T101500Z-4"
 
 
 def test_version_and_partition_stand_in_sql_as_quoted_texts() -> None:
     sql = "SELECT {version}, {partition}, '{\"a\": 1}', {other}"
-    filled = _filled_in(sql, Computation("it's {partition}\\", "2026-01-31"))
+    filled = _fill_placeholders(sql, Computation("it's {partition}\\", "2026-01-31"))
     assert filled == "SELECT 'it\\'s {partition}\\\\', '2026-01-31', '{\"a\": 1}', {other}"
-    assert _filled_in("SELECT {partition}", Computation("v", None)) == "SELECT NULL"
+    assert _fill_placeholders("SELECT {partition}", Computation("v", None)) == "SELECT NULL"
 
 
 def test_what_a_query_answers_is_published_if_it_is_new_whatever_the_order_of_its_columns(sparkling: World) -> None:

@@ -19,7 +19,7 @@ from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.served_version import Watch
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.versions.leases import all_leases
+from dagster_adjunct.assets.versions.leases import list_leases
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
@@ -73,7 +73,7 @@ class Planes:
 
     def leased(self) -> list[str]:
         """Return the versions that are leased."""
-        return sorted(version for lease in all_leases(self.world.lake, "planes") for version in lease.versions)
+        return sorted(version for lease in list_leases(self.world.lake, "planes") for version in lease.versions)
 
     def damage(self, version: str, change: Callable[[bytes], bytes] | None = None) -> None:
         """Change the files of a version, or delete them."""
@@ -347,7 +347,7 @@ def test_the_lease_is_taken_before_the_second_answer_and_given_back_in_the_end(p
         assert planes.leased() == []
         assert seats(served) == 1
         assert planes.leased() == [first]
-        assert [lease.holder for lease in all_leases(planes.world.lake, "planes")] == ["the web shop"]
+        assert [lease.holder for lease in list_leases(planes.world.lake, "planes")] == ["the web shop"]
     assert planes.leased() == []
 
 
@@ -427,7 +427,7 @@ def test_a_lease_that_was_lost_is_taken_again(planes: Planes) -> None:
     first = planes.publish(1)
     with planes.open() as served:
         served.hold()
-        for lease in all_leases(planes.world.lake, "planes"):
+        for lease in list_leases(planes.world.lake, "planes"):
             planes.store.delete(lease.key)
         held = served._served.held
         assert held is not None

@@ -13,8 +13,8 @@ from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
     DatasetManifest,
     UnboundedManifest,
-    manifest_from,
-    stored_body,
+    manifest_from_body,
+    manifest_to_body,
 )
 from dagster_adjunct.assets.versions.version import DatasetDeclaration
 
@@ -48,10 +48,10 @@ UNBOUNDED = UnboundedManifest(
 
 @pytest.mark.parametrize("manifest", [BOUNDED, UNBOUNDED], ids=["bounded", "unbounded"])
 def test_a_manifest_is_stored_with_all_fields_in_their_order_and_read_back_as_it_was(manifest: DatasetManifest) -> None:
-    stored = json.loads(json.dumps(stored_body(manifest)))
+    stored = json.loads(json.dumps(manifest_to_body(manifest)))
     assert list(stored) == FIELDS
-    assert manifest_from(stored) == manifest
-    assert list(stored_body(manifest_from(stored))) == FIELDS
+    assert manifest_from_body(stored) == manifest
+    assert list(manifest_to_body(manifest_from_body(stored))) == FIELDS
 
 
 @pytest.mark.parametrize("kind", [BoundedManifest, UnboundedManifest])
@@ -60,7 +60,7 @@ def test_no_field_of_a_manifest_is_dropped_when_it_is_stored(kind: type[DatasetM
 
 
 def test_what_only_the_other_kind_has_is_stored_empty() -> None:
-    bounded, unbounded = stored_body(BOUNDED), stored_body(UNBOUNDED)
+    bounded, unbounded = manifest_to_body(BOUNDED), manifest_to_body(UNBOUNDED)
     assert (bounded["bootstrap"], bounded["retained_from"], bounded["applied"], bounded["numbers"]) == (None, 1, {}, [])
     assert (unbounded["head"], unbounded["versions"], unbounded["next_number"]) == (None, [], 1)
     assert (bounded["known"], bounded["next_number"]) == (["v1"], 4)
@@ -69,14 +69,14 @@ def test_what_only_the_other_kind_has_is_stored_empty() -> None:
 
 def test_a_table_in_which_a_version_was_abandoned_once_can_be_read() -> None:
     ended = Abandoned(name="v1", reason="a mistake", by="me", at=NOW).model_dump(mode="json")
-    assert manifest_from(stored_body(UNBOUNDED) | {"abandoned": [ended]}) == UNBOUNDED
+    assert manifest_from_body(manifest_to_body(UNBOUNDED) | {"abandoned": [ended]}) == UNBOUNDED
 
 
 def test_a_bounded_dataset_with_a_bootstrap_and_a_table_without_one_are_malformed() -> None:
-    bootstrap = stored_body(UNBOUNDED)["bootstrap"]
+    bootstrap = manifest_to_body(UNBOUNDED)["bootstrap"]
     with pytest.raises(ValidationError, match="bootstrap"):
-        manifest_from(stored_body(BOUNDED) | {"bootstrap": bootstrap})
+        manifest_from_body(manifest_to_body(BOUNDED) | {"bootstrap": bootstrap})
     with pytest.raises(ValidationError, match="bootstrap"):
-        manifest_from(stored_body(UNBOUNDED) | {"bootstrap": None})
+        manifest_from_body(manifest_to_body(UNBOUNDED) | {"bootstrap": None})
     with pytest.raises(ValidationError, match="declared unbounded"):
         BoundedManifest(name="planes", declaration=UNBOUNDED.declaration, offsets=OFFSETS)

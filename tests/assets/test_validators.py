@@ -38,7 +38,7 @@ from dagster_adjunct.assets.validation.validators import (
     unique_keys,
     values_in,
 )
-from dagster_adjunct.assets.versions.leases import live_leases
+from dagster_adjunct.assets.versions.leases import list_live_leases
 from dagster_adjunct.assets.versions.version import Verdict
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -543,13 +543,15 @@ def test_the_version_that_is_compared_with_is_held_meanwhile(plain: World) -> No
     def compare(candidate: Candidate) -> bool:
         assert candidate.current is not None
         take_back_and_discard(plain)
-        assert [lease.holder for lease in live_leases(plain.lake, "planes", plain.lake.now())] == ["validation by test"]
+        assert [lease.holder for lease in list_live_leases(plain.lake, "planes", plain.lake.now())] == [
+            "validation by test"
+        ]
         return candidate.current.get("N0001") is not None
 
     plain.send("planes", planes(4), version="v3")
     report = plain.advance(fleet(custom("compared", compare)))
     assert (report.action, report.rejected, report.rows) == ("sealed", (), 4)
-    assert live_leases(plain.lake, "planes", plain.lake.now()) == []
+    assert list_live_leases(plain.lake, "planes", plain.lake.now()) == []
 
 
 def test_a_version_to_compare_with_that_was_discarded_before_is_a_conflict_and_costs_no_build(plain: World) -> None:

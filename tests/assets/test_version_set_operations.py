@@ -15,7 +15,7 @@ from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.dataset import current_versions
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.versions.actions import kept_beside
+from dagster_adjunct.assets.versions.actions import describe_unserved_version
 from dagster_adjunct.assets.versions.version import Verdict
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
@@ -144,7 +144,7 @@ def test_a_forced_version_that_is_older_is_kept_beside_in_all_members() -> None:
     publish(world, (1, 3))
     assert seen(world) == (1, 3)
     # By its number alone, that of fares would come after the first, which stands for v3 as well.
-    assert "kept beside" in kept_beside(store(world, "fares").force("v2", **WHY))
+    assert "kept beside" in describe_unserved_version(store(world, "fares").force("v2", **WHY))
     assert seen(world) == (1, 3)
     assert [store(world, name).versions()[1].state for name in NAMES] == ["sealed", "sealed"]
     store(world, "routes").rollback("v2", **WHY)

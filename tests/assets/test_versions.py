@@ -12,7 +12,7 @@ from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.declaration.sources import QuerySource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.versions.actions import kept_beside
+from dagster_adjunct.assets.versions.actions import describe_unserved_version
 from dagster_adjunct.assets.versions.version import Verdict
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, NoSealedVersionError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -197,9 +197,9 @@ def test_a_rejected_version_is_kept_aside_looked_at_forced_or_dropped(planes: Wo
     assert seats(planes) == 30, "it does not come after v3"
     forced = next(ref for ref in after.versions if ref.name == "v2")
     assert (forced.state, forced.reason) == ("sealed", "forced by ada: ticket 7")
-    assert f"adjunct dataset rollback planes {forced.id}" in kept_beside(after)
+    assert f"adjunct dataset rollback planes {forced.id}" in describe_unserved_version(after)
     assert after.change.reason == f"ticket 7 (kept beside {after.head})"
-    assert kept_beside(store(planes).rollback("v2", **WHY)) == ""
+    assert describe_unserved_version(store(planes).rollback("v2", **WHY)) == ""
     assert seats(planes) == 2
     deliver(planes, "v4", 4, spec)
     store(planes).drop("v4", **WHY)
@@ -212,13 +212,13 @@ def test_a_forced_version_is_served_where_it_is_the_newest_or_is_asked_for(plane
     spec = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2, validators=[TooFew()])
     for version, number in (("v1", 10), ("v2", 2), ("v3", 10), ("v4", 4)):
         deliver(planes, version, number, spec)
-    assert kept_beside(store(planes).force("v2", **WHY)) != "", "v3 came after it, and was equal to v1"
+    assert describe_unserved_version(store(planes).force("v2", **WHY)) != "", "v3 came after it, and was equal to v1"
     assert seats(planes) == 10
-    assert kept_beside(store(planes).force("v4", **WHY)) == ""
+    assert describe_unserved_version(store(planes).force("v4", **WHY)) == ""
     assert seats(planes) == 4
     deliver(planes, "v5", 5, spec)
     deliver(planes, "v6", 60, spec)
-    assert kept_beside(store(planes).force("v5", **WHY, make_current=True)) == ""
+    assert describe_unserved_version(store(planes).force("v5", **WHY, make_current=True)) == ""
     assert seats(planes) == 5
     store(planes).withdraw("v5", **WHY)
     assert seats(planes) == 60, "what was served before v5 was forced"

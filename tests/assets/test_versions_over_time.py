@@ -22,7 +22,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.rebucketing.rebucketing import repartition_versions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.validation.validators import min_rows
-from dagster_adjunct.assets.versions.leases import all_leases
+from dagster_adjunct.assets.versions.leases import list_leases
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, MarkerConflictError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -363,7 +363,7 @@ def test_a_reader_holds_all_versions_before_it_opens_one_whatever_is_discarded_a
             assert seats in ([1, 2], [3, 4])
             made = store.requests[begun:]
         held_anew += sum(request == "put_if_absent" for request, _ in made) > 1
-        assert all_leases(place.lake, "planes") == []
+        assert list_leases(place.lake, "planes") == []
         if len(made) < nth:
             break
     assert held_anew, "some came between the choice of the versions and their lease"

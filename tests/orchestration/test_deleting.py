@@ -12,7 +12,7 @@ from dagster_adjunct.assets.bounded.advance import join_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.leases import Lease, hold, let_go
+from dagster_adjunct.assets.versions.leases import Lease, release_versions, retain_version
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent, Range
 from dagster_adjunct.orchestration.maintenance.delete import DeletionReport, delete_dataset, delete_stream
 from dagster_adjunct.resources.errors import (
@@ -310,10 +310,10 @@ def test_a_dataset_that_is_held_is_not_deleted(planes: World) -> None:
         for force in (False, True):
             with pytest.raises(StillReadError, match=f"a reader holds {version} until"):
                 delete_dataset(lake, NAME, force=force, **WHY)
-    hold(lake, NAME, version, holder="a table elsewhere")
+    retain_version(lake, NAME, version, holder="a table elsewhere")
     with pytest.raises(StillReadError, match="a table elsewhere holds"):
         delete_dataset(lake, NAME, force=True, **WHY)
-    let_go(lake, NAME, holder="a table elsewhere")
+    release_versions(lake, NAME, holder="a table elsewhere")
     begun(lake, versions={NAME: version})
     with pytest.raises(StillReadError, match="batch 1 of application app is open and reads it"):
         delete_dataset(lake, NAME, force=True, **WHY)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.leases import all_leases
+from dagster_adjunct.assets.versions.leases import list_leases
 from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
@@ -94,7 +94,7 @@ def test_versions_that_are_met_by_time_may_be_replaced_and_discarded_at_any_requ
         done = BatchLog(world.lake, "app").read()[1].last
         assert done is not None
         assert [int(version[1:7]) for version in done.intent.over_time["routes"]] == seen
-        assert all_leases(world.lake, "routes") == []
+        assert list_leases(world.lake, "routes") == []
         asked = [key for request, key in lake.store.requests if request == "put_if_absent" and "/leases/" in key]  # type: ignore[attr-defined]
         begun_again += len(asked) > 1
         if len(lake.store.requests) < nth:  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.advancing.advance_dataset import advance
+from dagster_adjunct.assets.advancing.advance_dataset import advance_with_runtime
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, local_table
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.dataset import open_dataset
@@ -83,7 +83,7 @@ def test_the_local_table_of_another_application_is_refused_and_not_to_be_deleted
     schema = Schema.of(k="string", v="bigint")
     other = local_table("counts", application="other", key=("k",), schema=schema, partitions=2)
     with pytest.raises(DatasetError, match="application app") as caught:
-        advance(Runtime(world.lake, {}, IN_PROCESS, by="me"), other)
+        advance_with_runtime(Runtime(world.lake, {}, IN_PROCESS, by="me"), other)
     assert "another name" in caught.value.next_step
     assert "delete" not in caught.value.next_step
     assert world.held() == {"a": 2, "b": 1, "c": 2}

@@ -14,7 +14,7 @@ from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.versions.leases import all_leases
+from dagster_adjunct.assets.versions.leases import list_leases
 from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
@@ -116,7 +116,7 @@ class Trips:
 
     def held(self) -> set[tuple[str, str]]:
         """Return who holds which version."""
-        leases = [lease for name in NAMES for lease in all_leases(self.world.lake, name)]
+        leases = [lease for name in NAMES for lease in list_leases(self.world.lake, name)]
         return {(lease.holder, version) for lease in leases for version in lease.versions}
 
     def current(self) -> set[tuple[str, str]]:

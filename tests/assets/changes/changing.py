@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.sources.opened_stream import Source
+from dagster_adjunct.assets.sources.opened_stream import OpenedStream
 from dagster_adjunct.assets.unbounded.engine import select_engine
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
@@ -78,7 +78,7 @@ def as_record(value: Any) -> tuple[Any, ...]:
 
 def changes_of(world: World, spec: AdjunctDataset) -> Any:
     """Return the changes that the whole stream holds, as the world's engine has them."""
-    source, decoder = Source.of(world.systems, spec), select_engine(world.spark).decoder
+    source, decoder = OpenedStream.of(world.systems, spec), select_engine(world.spark).decoder
     decoder.check(source)
     ranges = {ssp: (span.start, span.end) for ssp, span in world.streams.whole("changes").items()}
     return decoder.read_changes(source, ranges)[0]
@@ -91,7 +91,7 @@ def rows_of(rows: Any) -> list[dict[str, Any]]:
 
 def decoded(world: World, spec: AdjunctDataset) -> list[Change]:
     """Return the changes that the whole stream holds, by offset."""
-    columns = len(Source.of(world.systems, spec).schema.names)
+    columns = len(OpenedStream.of(world.systems, spec).schema.names)
     changes = [
         Change(row["__offset"], tuple(row.values())[:columns], row["__tombstone"], row["__position"], row["__problem"])
         for row in rows_of(changes_of(world, spec))

@@ -13,7 +13,7 @@ from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor
-from dagster_adjunct.assets.sources.opened_stream import Source
+from dagster_adjunct.assets.sources.opened_stream import OpenedStream
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.changes.changing import (
@@ -68,7 +68,7 @@ def test_a_column_says_what_happened_and_is_not_stored(either: World) -> None:
     rows = [(1, "I", "a"), (1, "update", "b"), (1, "D", None), (2, "noop", "x"), (3, "t", "x"), (4, None, "x")]
     stream(either, OPERATIONS, [*rows, (5, None, None, True)])
     spec = dataset(changes=OperationColumn(ignore=("noop",)))
-    assert Source.of(either.systems, spec).schema == ROWS
+    assert OpenedStream.of(either.systems, spec).schema == ROWS
     assert decoded(either, spec) == [
         Change(0, (1, "a"), False, 0, None),
         Change(1, (1, "b"), False, 1, None),
@@ -92,7 +92,7 @@ def test_unwrapped_records_say_in_a_column_that_a_row_was_deleted(either: World)
     ]
     stream(either, UNWRAPPED, rows)
     spec = dataset(changes=DebeziumUnwrapped("deleted", "op"))
-    assert Source.of(either.systems, spec).schema == ROWS
+    assert OpenedStream.of(either.systems, spec).schema == ROWS
     changes = decoded(either, spec)
     assert changes[:4] == [
         Change(0, (1, "a"), False, SNAPSHOT_ROWS, None),
@@ -234,7 +234,7 @@ def test_a_stream_that_can_not_be_of_the_declared_form_is_refused_with_the_datas
 ) -> None:
     stream(world, OPERATIONS, [])
     with pytest.raises(SchemaMismatchError, match="dataset 'table'") as caught:
-        Source.of(world.systems, dataset(**spec))
+        OpenedStream.of(world.systems, dataset(**spec))
     assert problem in caught.value.problem
 
 
@@ -260,15 +260,15 @@ def test_formats_that_can_not_work_are_refused_at_once(make: Any, problem: str) 
 def test_a_format_whose_rows_may_leave_their_partition_is_not_read_in_the_streams_partitions(world: World) -> None:
     world.streams.create("changes", schema=Schema.of(id="bigint", value="string"), key=["id"], partitions=4)
     spread = {"broadcast": False, "partitions": 4}
-    assert Source.of(world.systems, dataset(columns=["id"], **spread)).copartitioned
-    assert not Source.of(world.systems, dataset(changes=DebeziumEnvelope("id BIGINT"), **spread)).copartitioned
+    assert OpenedStream.of(world.systems, dataset(columns=["id"], **spread)).copartitioned
+    assert not OpenedStream.of(world.systems, dataset(changes=DebeziumEnvelope("id BIGINT"), **spread)).copartitioned
 
 
 def test_bounded_datasets_take_their_records_as_they_are(world: World) -> None:
     stream(world, OPERATIONS, [])
-    assert Source.of(world.systems, bounded_dataset("b", input="lake.changes", key="id", broadcast=True)).schema == (
-        OPERATIONS
-    )
+    assert OpenedStream.of(
+        world.systems, bounded_dataset("b", input="lake.changes", key="id", broadcast=True)
+    ).schema == (OPERATIONS)
 
 
 def test_a_key_that_is_null_is_a_problem_whatever_the_format(either: World) -> None:

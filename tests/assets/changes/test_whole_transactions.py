@@ -15,8 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.sources.change_stream import TransactionPart, cut_at_incomplete, whole_transactions
-from dagster_adjunct.assets.sources.opened_stream import Source
+from dagster_adjunct.assets.sources.change_stream import (
+    TransactionPart,
+    cut_at_incomplete,
+    limit_to_complete_transactions,
+)
+from dagster_adjunct.assets.sources.opened_stream import OpenedStream
 from dagster_adjunct.resources.errors import DatasetError, NoSealedVersionError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.manifest import Retention
@@ -125,10 +129,10 @@ def say(world: World, *events: str) -> None:
 
 def cut(world: World, start: int = 0) -> dict[int, tuple[str, str]]:
     """Return what is left of the whole stream from an offset on, by partition."""
-    source = Source.of(world.systems, SPEC)
+    source = OpenedStream.of(world.systems, SPEC)
     whole = world.streams.whole("changes")
     ranges = {ssp: (str(start), span.end) for ssp, span in whole.items() if int(span.end) > start}
-    spans = whole_transactions(SPEC, world.systems, world.spark(), source, ranges)
+    spans = limit_to_complete_transactions(SPEC, world.systems, world.spark(), source, ranges)
     return {ssp.partition: span for ssp, span in spans.items()}
 
 
@@ -155,9 +159,9 @@ def test_a_transaction_is_whole_in_all_partitions_or_in_none(sparkling: World) -
     rows = [(key, change("1" if key < 8 else "2", key + 1, key)) for key in range(16)]
     stream(sparkling, KEYED, rows, key=["id"], partitions=4)
     say(sparkling, begin("1"), end("1", 8), begin("2"))
-    source = Source.of(sparkling.systems, SPEC)
+    source = OpenedStream.of(sparkling.systems, SPEC)
     whole = {ssp: (span.start, span.end) for ssp, span in sparkling.streams.whole("changes").items()}
-    spans = whole_transactions(SPEC, sparkling.systems, sparkling.spark(), source, whole)
+    spans = limit_to_complete_transactions(SPEC, sparkling.systems, sparkling.spark(), source, whole)
     rows_in = source.read(sparkling.spark(), spans).collect()
     assert sorted(row["id"] for row in rows_in) == list(range(8))
 

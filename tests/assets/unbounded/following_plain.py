@@ -11,7 +11,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
-from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, ignore
+from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, ignore_stage
 from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -73,7 +73,7 @@ class Table:
         spark: Any = IN_PROCESS,
         lake: Lake | None = None,
         rebuild: str | None = None,
-        on_stage: OnStage = ignore,
+        on_stage: OnStage = ignore_stage,
     ) -> AdvanceReport:
         """Advance, at a time that is `later` than now."""
         context = Runtime(

@@ -15,7 +15,7 @@ from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
-from dagster_adjunct.assets.versions.version import moment_of
+from dagster_adjunct.assets.versions.version import datetime_from_micros
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 
@@ -67,7 +67,7 @@ def manifest_of(world: World) -> UnboundedManifest:
 
 def edge_of(view: VersionReader) -> int:
     """Return the first second that answers are exact for."""
-    return 0 if view.sealed.edge is None else second_of(moment_of(view.sealed.edge))
+    return 0 if view.sealed.edge is None else second_of(datetime_from_micros(view.sealed.edge))
 
 
 @dataclass

@@ -20,7 +20,7 @@ from dagster_adjunct.assets.retention.key_search import CLEARED
 from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions import dataset_log
-from dagster_adjunct.assets.versions.leases import Lease, attempts
+from dagster_adjunct.assets.versions.leases import Lease, list_attempts
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_unbounded
 from dagster_adjunct.assets.writing.write_generation import Runtime
 from dagster_adjunct.resources.errors import CommitConflictError, ManifestMismatchError, VersionDiscardedError
@@ -102,7 +102,7 @@ def test_a_key_goes_from_every_generation_and_the_rest_stays_as_it_was(quick: Wo
     assert report.retained_from == after.sealed.number == manifest(quick).retained_from
     assert (manifest(quick).retired, manifest(quick).doomed) == ((), ())
     assert manifest(quick).offsets == before.offsets
-    assert list(attempts(quick.lake, NAME)) == []
+    assert list(list_attempts(quick.lake, NAME)) == []
     store = StoredVersions(quick.lake, NAME)
     assert [entry.action for entry in store.history()][:2] == ["discard", "forget"]
     with pytest.raises(VersionDiscardedError, match=f"from number {report.retained_from} on can be read"):
@@ -201,7 +201,7 @@ def test_a_table_that_is_being_built_forgets_too(quick: World) -> None:
     assert (bootstrap.state, bootstrap.why) == ("running", CLEARED)
     assert "building" in {rewritten.state for rewritten in report.rewritten}
     assert ["a build on record" in judged.reason for judged in report.pending] == [True], "the one that died"
-    quick.lake.store.delete_many([attempt.key for attempt in attempts(quick.lake, NAME)])
+    quick.lake.store.delete_many([attempt.key for attempt in list_attempts(quick.lake, NAME)])
     assert forget(quick.lake, NAME, [SECRET], **WHY).complete
     assert traces(quick.lake.store, SECRET) == []
     assert content(current(quick)) == {"a": 1, "b": 2}, "what is served is not touched"

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.declaration.policies import Following
-from dagster_adjunct.assets.sources.opened_stream import as_stored
+from dagster_adjunct.assets.sources.opened_stream import offsets_to_json
 from dagster_adjunct.assets.unbounded.progress import StreamPosition, bootstrap_progress, raise_if_stale
 from dagster_adjunct.resources.errors import DatasetError, StaleDatasetError
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
@@ -171,7 +171,7 @@ def test_while_a_table_is_built_anew_the_lag_is_that_of_the_one_served(world: Wo
     manifest = table.manifest
     assert manifest.bootstrap is not None
     assert manifest.bootstrap.state == "running"
-    assert as_stored({partition(0): "0"}) == manifest.offsets
+    assert offsets_to_json({partition(0): "0"}) == manifest.offsets
     assert lag(table).offsets == 0
     progress = bootstrap_progress({"lake": table.streams}, manifest, manifest.bootstrap.started_at + MINUTE)
     assert (progress.per_cent, progress.read, progress.total, progress.seconds) == (0, 0, 2, 60.0)

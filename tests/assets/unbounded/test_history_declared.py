@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
-from dagster_adjunct.assets.versions.version import KeptHistory, layout_of, newest_valid_from
+from dagster_adjunct.assets.versions.version import KeptHistory, build_layout, find_newest_valid_from
 from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -33,7 +33,9 @@ def test_a_history_that_can_not_be_kept_is_refused_with_what_to_do(options: dict
 
 
 def test_rows_over_time_are_told_apart_and_sorted_by_their_time() -> None:
-    layout = layout_of(Schema.of(item="string", price="int"), ("item",), ("item",), 2, positioned=True, over_time=True)
+    layout = build_layout(
+        Schema.of(item="string", price="int"), ("item",), ("item",), 2, positioned=True, over_time=True
+    )
     assert layout.key == ("item", "__valid_from")
     assert layout.bucket_by == ("item",)
     assert layout.key_types == ("string", "timestamp")
@@ -42,9 +44,9 @@ def test_rows_over_time_are_told_apart_and_sorted_by_their_time() -> None:
 
 def test_a_history_is_exact_from_its_edge_on_and_never_before_what_was_pruned() -> None:
     files = [BucketFile(0, "a", 1, 1, "", stats={"range": [5, 900]}), BucketFile(1, "b", 1, 1, "")]
-    newest = newest_valid_from([Generation(1, "folder", tuple(files))])
+    newest = find_newest_valid_from([Generation(1, "folder", tuple(files))])
     assert newest == 900
     assert KeptHistory(kept=100).edge(newest) == 800
     assert KeptHistory(kept=500, pruned=700).edge(newest) == 700
     assert KeptHistory().edge(newest) is None
-    assert KeptHistory(kept=100).edge(newest_valid_from([])) is None
+    assert KeptHistory(kept=100).edge(find_newest_valid_from([])) is None

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.assets.reading.diff import read_entries
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
-from dagster_adjunct.assets.versions.version import moment_of, told
+from dagster_adjunct.assets.versions.version import datetime_from_micros, has_row_ends
 from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite, Timeline
 from dagster_adjunct.resources.objects.lake import lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
@@ -96,7 +96,7 @@ def walk(world: World, first: Any, steps: Any, length: int | None, broadcast: bo
             compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level=step)
         else:
             stored = manifest_of(world).horizon if model.valid else None
-            horizon = None if stored is None else second_of(moment_of(stored))
+            horizon = None if stored is None else second_of(datetime_from_micros(stored))
             assert horizon is None or (length is not None and horizon <= model.newest - 2 * length)
             send(world, step)
             model.add(step, horizon)
@@ -156,12 +156,12 @@ def test_a_base_alone_knows_its_entries_and_a_delta_corrects_the_past() -> None:
     world, spec = world_of_prices(), prices()
     send(world, [("a", 5, 1), ("b", 5, 1), ("b", 9, None), ("a", 7, 2)])
     assert world.advance(spec).rows == 1
-    assert told(world.view(spec).sealed.generations[0])
+    assert has_row_ends(world.view(spec).sealed.generations[0])
     send(world, [("a", 6, 3), ("c", 10, 1)])
     report = world.advance(spec)
     assert report.rows is None
     assert report.counters["corrections"] == 1
-    assert not told(world.view(spec).sealed.generations[1])
+    assert not has_row_ends(world.view(spec).sealed.generations[1])
     parts = world.view(spec).history_of("a")
     assert [(second_of(part.valid_from), part.valid_to and second_of(part.valid_to)) for part in parts] == [
         (5, 6),

@@ -18,7 +18,7 @@ from dagster_adjunct.assets.rebucketing.rebucketing import repartition_table
 from dagster_adjunct.assets.retention.erasure import forget
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
-from dagster_adjunct.assets.versions.version import moment_of, told
+from dagster_adjunct.assets.versions.version import datetime_from_micros, has_row_ends
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
@@ -64,7 +64,7 @@ def test_what_is_older_than_the_history_goes_but_for_what_was_valid_at_its_edge(
     assert world.view(spec).sealed.edge == int(at(16).timestamp() * 1e6)
     report = compacted(world)
     assert (report.counters["pruned"], report.counters["forgotten"], report.rows) == (2, 1, (7, 4))
-    assert moment_of(report.horizon) == at(3)
+    assert datetime_from_micros(report.horizon) == at(3)
     check(world.view(spec), model)
     assert [second_of(part.valid_from) for part in world.view(spec).history_of("a")] == [4, 20, 21]
     assert world.view(spec).history_of("b") == []
@@ -205,7 +205,9 @@ def test_a_repartitioned_table_has_the_same_history(compact: bool) -> None:
     repartition_table(world.lake, NAME, 3, reason="more", by="test", roots=dict)
     spec = replace(spec, partitions=3)
     check(world.view(spec), model)
-    assert [told(generation) for generation in world.view(spec).sealed.generations] == [True, False][: 2 - compact]
+    assert [has_row_ends(generation) for generation in world.view(spec).sealed.generations] == [True, False][
+        : 2 - compact
+    ]
     assert verify_version(world.view(spec), deep=True).ok
     send(world, [("a", 12, 5)])
     model.add([("a", 12, 5)])

@@ -18,7 +18,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot, PostgresSnapshot, QuerySnapshot, positions
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.opened_stream import as_stored
+from dagster_adjunct.assets.sources.opened_stream import offsets_to_json
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
@@ -52,7 +52,7 @@ def rows(n: int) -> dict[str, Any]:
 
 
 def ends(table: Table) -> dict[str, str]:
-    return as_stored(table.streams.upcoming(table.streams.partitions(NAME)))
+    return offsets_to_json(table.streams.upcoming(table.streams.partitions(NAME)))
 
 
 def advance(table: Table, initial: Any, **changes: Any) -> Any:

@@ -12,7 +12,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_d
 from dagster_adjunct.assets.declaration.sources import FileSource
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.versions.leases import all_leases
+from dagster_adjunct.assets.versions.leases import list_leases
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetNotFoundError,
@@ -178,7 +178,7 @@ def test_what_a_stored_dataset_holds_is_held_until_it_is_asked_for_again(sparkli
         sparkling.send(NAME, [("a", number)])
         report = datasets.process(FEED, sparkling.spark, "test")["one"]
         assert [row.n for row in datasets.frame("one", sparkling.spark).collect()] == [number]
-        held.append((all_leases(sparkling.lake, "one")[0].versions, (report.version,)))
+        held.append((list_leases(sparkling.lake, "one")[0].versions, (report.version,)))
     assert all(versions == expected for versions, expected in held)
     datasets.release()
-    assert all_leases(sparkling.lake, "one") == []
+    assert list_leases(sparkling.lake, "one") == []

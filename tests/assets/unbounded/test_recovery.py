@@ -15,7 +15,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
 from dagster_adjunct.assets.retention.discard import delete_dataset_objects
-from dagster_adjunct.assets.sources.opened_stream import by_partition
+from dagster_adjunct.assets.sources.opened_stream import offsets_by_partition
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.versions.reports import AdvanceReport, StageEvent
 from dagster_adjunct.orchestration.application.application import Application
@@ -325,7 +325,7 @@ def test_a_partition_that_never_had_a_record_does_not_make_a_store_invalid(world
     table.send(**{third: 3})
     report = table.advance()
     assert (report.action, report.counters["read"]) == ("applied", 2)
-    assert by_partition(table.manifest.offsets)[partition(1)] == "0"
+    assert offsets_by_partition(table.manifest.offsets)[partition(1)] == "0"
     assert table.advance(later=1000 * DAY).action == "up-to-date"
 
 

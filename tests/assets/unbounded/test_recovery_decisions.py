@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.sources.opened_stream import Source, as_stored
+from dagster_adjunct.assets.sources.opened_stream import OpenedStream, offsets_to_json
 from dagster_adjunct.assets.unbounded.commit import TableSnapshot, assess_continuity, require_matching_manifest
 from dagster_adjunct.assets.unbounded.recovery import decide_recovery, plan_recovery
 from dagster_adjunct.assets.versions.manifest import Bootstrap, UnboundedManifest
-from dagster_adjunct.assets.versions.version import SealedVersion, declaration_of
+from dagster_adjunct.assets.versions.version import SealedVersion, declaration_from_spec
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.lake import lake_in
@@ -49,13 +49,13 @@ def seen(
     """Return what a look finds of a stream that holds everything, five records in each partition."""
     facts: dict[str, Any] = {"identity": "first", **(info or {})}
     stream = StreamInfo("t", len(ssps), ("k",), "spark-murmur3", columns, **facts)
-    source = Source(spec, OFFSET_OF, stream, ssps, columns)
+    source = OpenedStream(spec, OFFSET_OF, stream, ssps, columns)
     return TableSnapshot(source, NOW, None, manifest, **{"oldest": offsets(0, 0), "ends": offsets(5, 5), **given})
 
 
 def table(spec: AdjunctDataset, *, read: tuple[int, int] = (5, 5), **changes: Any) -> UnboundedManifest:
     """Return the manifest of a table that has read so far of each partition."""
-    start, end = as_stored(offsets(0, 0)), as_stored(offsets(*read))
+    start, end = offsets_to_json(offsets(0, 0)), offsets_to_json(offsets(*read))
     version = SealedVersion(
         id="v000002-a", number=2, name=None, sealed_at=NOW, columns=COLUMNS, key=("k",), partition_by=("k",),
         partitions=2, positioned=True, generations=(Generation(1, "datasets/t/data/a", ()),),
@@ -68,7 +68,7 @@ def table(spec: AdjunctDataset, *, read: tuple[int, int] = (5, 5), **changes: An
     }
     return UnboundedManifest(
         name="t",
-        declaration=declaration_of(spec, COLUMNS, input_partitions=2),
+        declaration=declaration_from_spec(spec, COLUMNS, input_partitions=2),
         version=version,
         offsets=end,
         next_generation=2,
@@ -79,9 +79,12 @@ def table(spec: AdjunctDataset, *, read: tuple[int, int] = (5, 5), **changes: An
 def building(spec: AdjunctDataset, **options: Any) -> UnboundedManifest:
     """Return the manifest of a table whose bootstrap has read two of the five records of each partition."""
     bootstrap = Bootstrap(
-        state="running", start=as_stored(offsets(0, 0)), target=as_stored(offsets(5, 5)), started_at=NOW - DAY,
+        state="running",
+        start=offsets_to_json(offsets(0, 0)),
+        target=offsets_to_json(offsets(5, 5)),
+        started_at=NOW - DAY,
         columns=COLUMNS,
-    )  # fmt: skip
+    )
     return table(spec, read=(2, 2), **{"bootstrap": bootstrap, **options})
 
 
@@ -216,8 +219,8 @@ def test_a_table_of_another_key_is_none_to_decide_on_and_other_partitions_of_its
     spec, stored = declared(), table(declared())
     other = replace(spec, key=("n",), partition_by=("n",))
     with pytest.raises(DatasetError, match=r"key is \(n\), was \(k\)"):
-        require_matching_manifest(stored, declaration_of(other, COLUMNS, input_partitions=2))
-    assert require_matching_manifest(stored, declaration_of(spec, COLUMNS, input_partitions=3)) is stored
+        require_matching_manifest(stored, declaration_from_spec(other, COLUMNS, input_partitions=2))
+    assert require_matching_manifest(stored, declaration_from_spec(spec, COLUMNS, input_partitions=3)) is stored
 
 
 # -- columns, and what refuses any decision

@@ -11,11 +11,11 @@ from dagster import AssetCheckKey, AssetKey, Definitions
 from dagster_adjunct import Application, bounded_dataset, build_definitions
 from dagster_adjunct.assets.validation.validators import (
     custom,
+    describe_rule,
     no_nulls,
     row_count_within,
-    rule_of,
     sql_check,
-    thresholds_of,
+    validator_arguments,
     values_in,
 )
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
@@ -152,10 +152,10 @@ def test_a_check_has_its_rule_and_threshold_before_and_after_it_is_evaluated(lab
 
 
 def test_a_rule_is_told_with_what_its_function_was_given() -> None:
-    assert rule_of(no_nulls("a", "b")) == "no_nulls(columns=['a', 'b'])"
-    assert rule_of(values_in("a", ["x"])) == "values_in(column='a', values=['x'])"
-    assert rule_of(sql_check("seats", "seats > 0")) == "sql(sql='seats > 0')"
-    assert thresholds_of(custom("mine", lambda candidate: True)) == {}
+    assert describe_rule(no_nulls("a", "b")) == "no_nulls(columns=['a', 'b'])"
+    assert describe_rule(values_in("a", ["x"])) == "values_in(column='a', values=['x'])"
+    assert describe_rule(sql_check("seats", "seats > 0")) == "sql(sql='seats > 0')"
+    assert validator_arguments(custom("mine", lambda candidate: True)) == {}
 
 
 def test_key_input_and_partitions_are_there_before_the_first_run() -> None:
