@@ -264,9 +264,9 @@ def recreated_stream_error(
     step depends on whether it was deleted, or rewritten into other partitions before all of it was read.
     """
     beyond = find_partition_beyond_end(read_to, ends, compare)
-    if beyond is None and not info.is_another(before):
+    if beyond is None and not info.was_recreated(before):
         return None
-    if info.is_rewritten(before):
+    if info.was_repartitioned(before):
         return OffsetOutOfRangeError(
             f"dataset {dataset!r} was read from {stream} before that was rewritten into {info.partitions} "
             "partition(s), and had not read all of it then.",

@@ -218,7 +218,7 @@ def _lost_pointer_error(log: DatasetLog) -> CommitConflictError | MalformedDocum
     """Refuse to begin at number 1 where a pointer was lost: the commits that it led to would be passed over."""
     if is_deletion_commit(log.log.current()):
         return None
-    newest = next(log.log.before(sys.maxsize), None)
+    newest = next(log.log.commits_before(sys.maxsize), None)
     if newest is None or newest.number <= 1:
         return None
     if log.log.head() is not None:

@@ -351,7 +351,7 @@ class DatasetLog:
             if head is None:
                 raise
             problem = error.problem.rstrip(".")
-        for commit in self.log.before(head.number):
+        for commit in self.log.commits_before(head.number):
             if is_deletion_commit(commit):
                 break
             if redirect_target(commit) is None:

@@ -29,7 +29,8 @@ from dagster_adjunct.resources.errors import (
     LeaseLostError,
     ObjectNotFoundError,
 )
-from dagster_adjunct.resources.objects.holds import Heartbeat, delete_holds, holder_prefix
+from dagster_adjunct.resources.objects.heartbeat import Heartbeat
+from dagster_adjunct.resources.objects.retention_holds import delete_holds, holder_prefix
 from dagster_adjunct.resources.objects.store import read_store_clock
 
 if TYPE_CHECKING:
@@ -159,47 +160,47 @@ class Lease:
         self.dataset, self.versions, self.holder, self.ttl = dataset, tuple(versions), holder, TTL
         self._lake, self._key = lake, f"{lease_folder(lake, dataset)}/{uuid.uuid4().hex}.json"
         # Nobody else writes it, so what is found there is a renewal of ours whose reply was lost.
-        self._renewal = Heartbeat(lake.store, self._key, self._body, TTL, not_ours=lambda data: "", log=_log)
+        self._heartbeat = Heartbeat(lake.store, self._key, self._body, TTL, not_ours=lambda data: "", log=_log)
 
     @classmethod
     def acquire(cls, lake: Lake, dataset: str, versions: Sequence[str], *, holder: str) -> Lease:
         """Hold these versions, by id. Raises VersionDiscardedError where one is not retained any more."""
         lease = cls(lake, dataset, versions, holder)
-        lease._renewal.write(partial(lake.store.put_if_absent, lease._key))
+        lease._heartbeat.write(partial(lake.store.put_if_absent, lease._key))
         try:
             check_retained(lake, dataset, versions)
         except BaseException:
             lease.release()
             raise
-        lease._renewal.start()
+        lease._heartbeat.start()
         return lease
 
     @property
     def lost(self) -> bool:
         """Whether what is held may have been deleted meanwhile."""
-        return bool(self._renewal.lost)
+        return bool(self._heartbeat.problem)
 
     def check(self) -> None:
         """Raise LeaseLostError if the lease was lost."""
         if self.lost:
             raise LeaseLostError(
                 f"dataset {self.dataset!r}: the lease of {', '.join(self.versions)} by {self.holder} was lost: "
-                f"{self._renewal.lost}.",
+                f"{self._heartbeat.problem}.",
                 "Nothing may be built on what was read under it. Run again: it reads what is served then.",
                 dataset=self.dataset,
             )
 
     def renew(self) -> None:
         """Write the lease anew, which moves its expiry. One that was removed meanwhile is lost, not made again."""
-        self._renewal.renew()
+        self._heartbeat.renew()
 
     def release(self) -> None:
         """Let the versions go. Safe to repeat; a lease that can't be removed now expires."""
-        self._renewal.end(self._remove)
+        self._heartbeat.end(self._remove)
 
     def release_later(self) -> None:
         """Let the versions go in the background, waiting for nothing: for what runs where an object is collected."""
-        self._renewal.end_later(self._remove)
+        self._heartbeat.end_in_background(self._remove)
 
     def __enter__(self) -> Self:
         return self

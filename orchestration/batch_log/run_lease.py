@@ -36,7 +36,7 @@ from dagster_adjunct.resources.errors import (
     RunLeaseLostError,
     TransientError,
 )
-from dagster_adjunct.resources.objects.holds import Heartbeat
+from dagster_adjunct.resources.objects.heartbeat import Heartbeat
 from dagster_adjunct.resources.objects.store import read_store_clock
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class RunLease:
             ttl=TTL.total_seconds(),
             dagster=claim.dagster,
         )
-        self._renewal = Heartbeat(lake.store, self._key, self._body, TTL, not_ours=self._not_ours, log=_log)
+        self._heartbeat = Heartbeat(lake.store, self._key, self._body, TTL, not_ours=self._not_ours, log=_log)
 
     def __enter__(self) -> Self:
         began, pause, waits_for = time.monotonic(), 0.25, ""
@@ -211,7 +211,7 @@ class RunLease:
                 )
             time.sleep(min(pause, limit - waited))
             pause = min(_LONGEST_PAUSE, pause * 1.5)
-        self._renewal.start()
+        self._heartbeat.start()
         if stored is not None and not (stored.holder and stored.holder.ended):
             self._claim.say(f"application {self._application} is taken over from {stored.words()}: {why or 'as told'}")
         return self
@@ -222,12 +222,12 @@ class RunLease:
         _held.discard(self._holder.id)
         self._holder = self._holder.model_copy(update={"ended": True})
         # By a conditional PUT: on real servers a conditional DELETE may remove the lease of who took it over.
-        self._renewal.end(lambda etag: self._store.put_if_match(self._key, self._body(), etag))
+        self._heartbeat.end(lambda etag: self._store.put_if_match(self._key, self._body(), etag))
 
     def check(self) -> None:
         """Raise RunLeaseLostError if another run may have begun meanwhile: looked up, since one may be told to."""
-        self._renewal.look()
-        if lost := self._renewal.lost:
+        self._heartbeat.check()
+        if lost := self._heartbeat.problem:
             raise RunLeaseLostError(
                 f"application {self._application!r}: the lease of run {self._holder.run} was lost: {lost}.",
                 "Nothing of the open batch counts by this run. Let the other run finish, or run again: it goes on from "
@@ -241,16 +241,16 @@ class RunLease:
         _held.add(self._holder.id)
         try:
             if stored is None:
-                self._renewal.write(partial(self._store.put_if_absent, self._key))
+                self._heartbeat.write(partial(self._store.put_if_absent, self._key))
             else:
-                self._renewal.write(lambda body: self._store.put_if_match(self._key, body, stored.etag))
+                self._heartbeat.write(lambda body: self._store.put_if_match(self._key, body, stored.etag))
         except (ObjectExistsError, PreconditionFailedError, TransientError):
             # Also our own success, of which the reply was lost: what stands there says whose it is.
             now = read_lease(self._store, self._key)
             if now is None or now.holder is None or now.holder.id != self._holder.id:
                 _held.discard(self._holder.id)
                 return False
-            self._renewal.write(lambda body: now.etag)
+            self._heartbeat.write(lambda body: now.etag)
         except BaseException:
             _held.discard(self._holder.id)
             raise

@@ -267,7 +267,7 @@ def start_of_run(
             "streams": {name: identity for name, stream in streams.items() if (identity := stream.info.identity)},
         }
     ).with_replays(resolved.replays)
-    made_anew = [name for name, stream in streams.items() if stream.info.is_another(known.streams.get(name))]
+    made_anew = [name for name, stream in streams.items() if stream.info.was_recreated(known.streams.get(name))]
     times = state.times.without(made_anew)
     paused = [
         f"{replay.ssp}: startpoints are switched off: the replay from {replay.position} stays at offset "

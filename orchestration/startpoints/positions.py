@@ -43,7 +43,7 @@ def first_positions(
         kept = {ssp: state.checkpoint[ssp] for ssp in stream.partitions if ssp in state.checkpoint}
         if source.reset_offset:
             kept = {}
-        elif stream.info.is_another(state.offsets.streams.get(stream.name)):
+        elif stream.info.was_recreated(state.offsets.streams.get(stream.name)):
             kept = {ssp: resolved[ssp].offset for ssp in stream.partitions}
         fresh = [ssp for ssp in stream.partitions if ssp not in kept]
         choice = default_offset(source, stream.info, stream.system)
@@ -107,7 +107,7 @@ def input_positions(
     startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = {}
     past_end: dict[SystemStreamPartition, tuple[str, str]] = {}
     for stream in streams.values():
-        if stream.info.is_another(state.offsets.streams.get(stream.name)):
+        if stream.info.was_recreated(state.offsets.streams.get(stream.name)):
             continue  # offsets of another stream say nothing in this one
         for ssp in stream.partitions:
             if ssp not in state.checkpoint or ssp in held:
@@ -150,7 +150,7 @@ def _why_stuck(replay: Replay, streams: Mapping[str, StreamSnapshot]) -> str:
     stream = streams.get(ssp.qualified_stream)
     if stream is None:
         return f"the application does not read {ssp.qualified_stream} any more"
-    if stream.info.is_another(replay.stream) or ssp not in stream.oldest:
+    if stream.info.was_recreated(replay.stream) or ssp not in stream.oldest:
         return "the stream was deleted and made anew"
     if stream.system.compare(replay.next, stream.oldest[ssp]) < 0:
         return f"retention has passed it: the oldest offset left is {stream.oldest[ssp]}"
@@ -175,12 +175,12 @@ def check_same_streams(
     """
     for name, stream in streams.items():
         info, before = stream.info, known.streams.get(name)
-        if before is None or name in reset or not info.is_another(before):
+        if before is None or name in reset or not info.was_recreated(before):
             continue
         without = [str(ssp) for ssp in stream.partitions if ssp not in resolved]
         if without:
             raise OffsetOutOfRangeError(
-                f"{name} was {info.how_it_came(before)} (it is {info.identity}, and was {before}): the checkpoint of "
+                f"{name} was {info.change_since(before)} (it is {info.identity}, and was {before}): the checkpoint of "
                 f"application {app.name!r} is of the stream before, in {', '.join(without[:3])}"
                 f"{', …' if len(without) > 3 else ''}.",
                 _where_to_begin(name, info, before),
@@ -344,7 +344,7 @@ def _whose(startpoint: ResolvedStartpoint | None) -> str:
 
 def _where_to_begin(stream: str, info: StreamInfo, before: str | None) -> str:
     begin = f"Say where to begin in the new one: adjunct startpoint set MODULE:APP {stream} --oldest --reason …."
-    if info.is_rewritten(before):
+    if info.was_repartitioned(before):
         return f"Run again: who had read all of it before goes on at what came since. Otherwise: {begin}"
     return begin
 

@@ -131,7 +131,7 @@ def _moved(shown: Preview, state: ApplicationState, stream: StreamSnapshot, star
     distance, end = partial(stream.system.distance, ssp), stream.upcoming[ssp]
     moved = None
     # Of a stream that was made anew, the checkpoint is in the one before.
-    if checkpoint is not None and not stream.info.is_another(state.offsets.streams.get(stream.name)):
+    if checkpoint is not None and not stream.info.was_recreated(state.offsets.streams.get(stream.name)):
         moved = distance(checkpoint, start) - distance(start, checkpoint)
     return replace(shown, start=start, end=end, offsets=distance(start, end), moved=moved)
 

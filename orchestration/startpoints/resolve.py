@@ -99,7 +99,7 @@ def _plan_of(stream: StreamSnapshot, request: StartpointRequest, plans: Plans) -
             "Ask for it by Startpoints(…).request(…), by the command or by the job.",
             argument="versions",
         )
-    if stream.info.is_another(plan.streams.get(ssp.qualified_stream)):
+    if stream.info.was_recreated(plan.streams.get(ssp.qualified_stream)):
         raise OffsetOutOfRangeError(
             f"{ssp} is of another stream than the one of which recorded versions were asked for.",
             "What batches met is known for the stream before only.",

@@ -463,7 +463,7 @@ def startpoint_requests(
     return [
         StartpointRequest(
             ssp=ssp,
-            startpoint=position.again(),
+            startpoint=position.reissue(),
             until=until,
             task=task,
             by=by,

@@ -363,9 +363,9 @@ def _check_same_streams(context: StepContext, run: StepRun, left_open: Intent) -
     before, app = run.logged.state.offsets.streams, context.app.name
     for name, ssp in sorted({ssp.qualified_stream: ssp for ssp in left_open.ranges}.items()):
         identity, info = before.get(name), context.systems[ssp.system].info(ssp.stream)
-        if info.is_another(identity):
+        if info.was_recreated(identity):
             raise OffsetOutOfRangeError(
-                f"{name} was {info.how_it_came(identity)} (it is {info.identity}, and was {identity}), and batch "
+                f"{name} was {info.change_since(identity)} (it is {info.identity}, and was {identity}), and batch "
                 f"{left_open.batch} of application {app!r} is open over the stream before.",
                 f"Give the batch up (adjunct checkpoint abandon {app} --reason …), then say where to "
                 f"begin in the new stream: adjunct startpoint set MODULE:APP {name} --oldest --reason ….",

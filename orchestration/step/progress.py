@@ -205,7 +205,7 @@ def _not_what_it_was(
     if source.reset_offset:
         return ""
     before = state.offsets.streams.get(source.stream)
-    if info.is_another(before):
+    if info.was_recreated(before):
         return f"{source.stream} was deleted and made anew"
     behind = [ssp for ssp, start in starts.items() if system.compare(start, upcoming[ssp]) > 0]
     return f"{behind[0]} ends before the offset that comes next" if behind else ""

@@ -228,7 +228,7 @@ class CommitLog:
         pointer, etag = standing
         return Commit(pointer.number, pointer.commit, None, pointer.manifest, _UNKNOWN_TIME, "", {}, etag)
 
-    def before(self, number: int) -> Iterator[Commit]:
+    def commits_before(self, number: int) -> Iterator[Commit]:
         """Yield what can be read of the commits before this number, newest first, found by listing the manifests.
 
         Where several manifests have one number, all but one lost a race, and nothing says which without the commit

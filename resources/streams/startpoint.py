@@ -71,7 +71,7 @@ class Startpoint(ABC):
     def apply(self, given: G, visitor: StartpointVisitor[G, T]) -> T:
         """Return what the visitor's method for this kind makes of `given` and this startpoint."""
 
-    def again(self) -> Self:
+    def reissue(self) -> Self:
         """Return the same position as a wish of its own: made now, with another id, so that it is applied again."""
         return replace(self, creation_timestamp_ms=_now_ms(), id=_new_id())
 

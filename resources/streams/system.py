@@ -328,17 +328,17 @@ class StreamInfo:
         """Whether reading the stream from these oldest offsets gives the newest record of every key it ever held."""
         return self.compacted or all(offset == FIRST_OFFSET for offset in oldest.values())
 
-    def is_another(self, before: str | None) -> bool:
+    def was_recreated(self, before: str | None) -> bool:
         """Whether the stream is no more the one of this identity, as far as its system tells: it was made anew."""
         return before is not None and self.identity is not None and before != self.identity
 
-    def is_rewritten(self, before: str | None) -> bool:
+    def was_repartitioned(self, before: str | None) -> bool:
         """Whether the stream holds the records of the one of this identity, in other partitions."""
         return self.repartitioned is not None and self.repartitioned.identity == before
 
-    def how_it_came(self, before: str | None) -> str:
+    def change_since(self, before: str | None) -> str:
         """Return what was done to the stream of this identity, which is another one by now: words after "was"."""
-        return f"repartitioned into {self.partitions}" if self.is_rewritten(before) else "deleted and made anew"
+        return f"repartitioned into {self.partitions}" if self.was_repartitioned(before) else "deleted and made anew"
 
 
 @dataclass(frozen=True, slots=True)
@@ -619,13 +619,13 @@ class OffsetRangeChecker:
             problem = f"{ssp}: the range begins at {start}, after its end {end}."
             raise _out_of_range(ssp, start, problem, "Give the smaller offset first.")
         if start < oldest:
-            raise self.too_old(ssp, start, oldest)
+            raise self.too_old_error(ssp, start, oldest)
         if end > upcoming:
             problem = f"{ssp}: the range ends at offset {end}, {self.upcoming} is {upcoming}."
             step = f"End at {upcoming} or before{self.ahead}"
             raise _out_of_range(ssp, end, problem, step, upcoming=str(upcoming))
 
-    def too_old(self, ssp: SystemStreamPartition, start: int, oldest: int) -> OffsetOutOfRangeError:
+    def too_old_error(self, ssp: SystemStreamPartition, start: int, oldest: int) -> OffsetOutOfRangeError:
         """Return the error for a range that begins before what is still held."""
         problem = f"{ssp}: the range begins at offset {start}, the oldest that the {self.of} still holds is {oldest}."
         return _out_of_range(ssp, start, problem, self.dropped, oldest=str(oldest))

@@ -169,7 +169,7 @@ def test_what_is_alive_is_taken_over_only_when_told_and_stops_at_its_next_check(
     monkeypatch.setattr(module, "TTL", timedelta(seconds=5))
     with lease(lake, "first") as first, lease(lake, "second", Claim(take_over=True)) as second:
         deadline = time.monotonic() + 120
-        while not first._renewal.lost and time.monotonic() < deadline:
+        while not first._heartbeat.problem and time.monotonic() < deadline:
             time.sleep(0.05)
         with pytest.raises(RunLeaseLostError, match=r"run first was lost: run second on host .* has taken it over"):
             first.check()

@@ -241,7 +241,9 @@ class _RangeConsumer:
         check_topic_identity(self._settings, wanted)
         at = TopicPartition(wanted.topic, wanted.partition)
         oldest, _ = self._consumer.get_watermark_offsets(at, response_timeout(self._settings))
-        return TOPIC_RANGES.too_old(SystemStreamPartition.parse(wanted.ssp), self._positions[wanted.partition], oldest)
+        return TOPIC_RANGES.too_old_error(
+            SystemStreamPartition.parse(wanted.ssp), self._positions[wanted.partition], oldest
+        )
 
     def _silence(self, seconds: float) -> AdjunctError:
         partition, wanted = next(iter(self._left.items()))

@@ -234,7 +234,7 @@ def match_columns(state: StreamState, data: Any, order_by: Sequence[str]) -> int
         types = dict(data.dtypes)
     names = types.keys() - MARK_COLUMNS.keys()
     for place in range(len(state.earlier), -1, -1):
-        fields = state.declared_with(place).schema_.fields
+        fields = state.with_columns_at(place).schema_.fields
         known = {field.name for field in fields}
         if known <= names and names - known <= set(order_by) and all(_fits(types[f.name], f.type) for f in fields):
             return place
@@ -416,7 +416,7 @@ def write_append(
     now = len(state.earlier)
     sent = find_sequence(state.producers, producer, sequence, stream)
     columns = match_columns(state, data, order_by) if sent is None else min(sent.columns, now)
-    declaration = state.declared_with(columns)
+    declaration = state.with_columns_at(columns)
     if sent is not None:
         data = select_earlier_columns(data, declaration.schema_, order_by)
         if sent.partitions:

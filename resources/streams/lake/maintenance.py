@@ -22,7 +22,7 @@ from dagster_adjunct.resources.errors import (
     OffsetOutOfRangeError,
 )
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
-from dagster_adjunct.resources.objects.holds import delete_holds, holder_prefix
+from dagster_adjunct.resources.objects.retention_holds import delete_holds, holder_prefix
 from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.streams.lake.manifest import (
     ROW,

@@ -405,7 +405,7 @@ class StreamState(StoredDocument):
             raise ValueError(f"the index ends at {list(at)}, expected {list(self.next)}")
         return self
 
-    def declared_with(self, columns: int) -> LakeStreamDeclaration:
+    def with_columns_at(self, columns: int) -> LakeStreamDeclaration:
         """Return the declaration with the columns of this place: those of now stand last."""
         if columns == len(self.earlier):
             return self.declaration

@@ -56,7 +56,9 @@ def test_a_commit_may_follow_one_whose_manifest_is_damaged(store: ObjectStore, l
     head = log.head()
     assert head is not None
     assert (head.number, head.id, head.body) == (3, damaged.id, {})
-    assert [commit.body for commit in log.before(3)] == [{"n": 1}], "of two with one number nothing says which won"
+    assert [commit.body for commit in log.commits_before(3)] == [{"n": 1}], (
+        "of two with one number nothing says which won"
+    )
     after = log.commit(head, {"n": 4}, by="a")
     assert log.current() == after
     assert (after.number, after.parent) == (4, damaged.id)

@@ -1,16 +1,15 @@
-"""An object that is rewritten again and again: its age, by the store's clock, tells whether its holder lives.
+"""A heartbeat: an object that its owner rewrites regularly, so that its age shows whether the owner is alive.
 
-Whoever looks takes it for dead when it is older than its time to live. Its holder trusts it for a little less, counted
-from before its last write was sent, so that the holder knows first.
+Others consider the owner dead when the object, by the store's clock, is older than its time to live. The owner itself
+trusts the heartbeat for 90% of that time, counted from before the last write was sent, so that it notices first.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from queue import Empty, SimpleQueue
@@ -20,36 +19,6 @@ from dagster_adjunct.resources.errors import AdjunctError, ObjectNotFoundError, 
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.store import ObjectStore
-
-# Holds: one small object for each thing that a holder keeps from being deleted, below a prefix of the holder's own.
-#
-# What a hold says, and who looks for it before deleting, is up to what is held: versions of datasets, files of streams.
-
-
-_RECENT = timedelta(hours=1)
-
-
-def holder_prefix(prefix: str, holder: str) -> str:
-    """Return what the keys of this holder's holds begin with: any text can name a holder."""
-    return f"{prefix}{hashlib.sha256(holder.encode()).hexdigest()[:16]}-"
-
-
-def delete_holds(store: ObjectStore, prefix: str, *, keep: Collection[str]) -> tuple[str, ...]:
-    """Delete the holds below a holder's prefix but those named in `keep`, and return the names of the deleted ones.
-
-    With `keep`, those of the last hour (by the store's clock) stay as well: another process may have written one just
-    now, for something that only it knows yet.
-    """
-    held = {item.key.removeprefix(prefix).removesuffix(".json"): item for item in store.list(prefix)}
-    newest = max((item.modified for item in held.values()), default=None)
-    let_go = [
-        name
-        for name, item in held.items()
-        if name not in keep and (not keep or newest is None or item.modified < newest - _RECENT)
-    ]
-    store.delete_many(held[name].key for name in let_go)
-    return tuple(let_go)
-
 
 _TRUSTED_SHARE = 0.9
 
@@ -74,7 +43,7 @@ class Heartbeat:
         self._not_ours, self._log = not_ours, log
         self._etag: str | None = None
         self._written = _clock()
-        self._problem = ""
+        self._failure = ""
         # What its thread is to do before it ends. Unlike an event it may be told so at any point of another thread's
         # work, the collection of garbage included.
         self._last: SimpleQueue[Callable[[str], object] | None] = SimpleQueue()
@@ -92,33 +61,33 @@ class Heartbeat:
         self._thread.start()
 
     @property
-    def lost(self) -> str:
+    def problem(self) -> str:
         """Why it can't be relied on any more; "" as long as it can."""
-        if not self._problem and self._overdue():
-            self._problem = f"it lives for {self._ttl} and was not renewed in time"
-        return self._problem
+        if not self._failure and self._overdue():
+            self._failure = f"it lives for {self._ttl} and was not renewed in time"
+        return self._failure
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Notice now, not with the next renewal, that somebody else has it; a store that can't tell changes nothing."""
         with self._lock, suppress(TransientError):
-            if self._etag is None or self._problem:
+            if self._etag is None or self._failure:
                 return
             try:
                 stored = self._store.get(self._key)
             except ObjectNotFoundError:
-                self._problem = "it had expired and was removed"
+                self._failure = "it had expired and was removed"
                 return
             if stored.etag != self._etag:
-                self._problem = self._not_ours(stored.data)
+                self._failure = self._not_ours(stored.data)
 
     def renew(self) -> None:
         """Write it anew, which moves its expiry. One that was removed or taken meanwhile is lost, not made again."""
         with self._lock:
-            if self._etag is None or self._problem:
+            if self._etag is None or self._failure:
                 return
             began = _clock()
-            self._problem = self._rewrite(self._etag)
-            if not self.lost:  # else it was written too late: somebody may have seen it expired
+            self._failure = self._rewrite(self._etag)
+            if not self.problem:  # else it was written too late: somebody may have seen it expired
                 self._written = began
 
     def end(self, remove: Callable[[str], object]) -> None:
@@ -131,7 +100,7 @@ class Heartbeat:
                 etag, self._etag = self._etag, None
                 remove(etag)
 
-    def end_later(self, remove: Callable[[str], object]) -> None:
+    def end_in_background(self, remove: Callable[[str], object]) -> None:
         """Let its own thread end it, waiting for nothing: for what runs where an object is collected."""
         self._last.put(remove)
 
@@ -168,8 +137,8 @@ class Heartbeat:
             except TransientError as error:
                 self._log.warning("the lease %s was not renewed: %s", self._key, error)
             except AdjunctError as error:
-                self._problem = error.problem
-            if self.lost:
+                self._failure = error.problem
+            if self.problem:
                 return
 
 
