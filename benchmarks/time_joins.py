@@ -24,7 +24,7 @@ from dagster_adjunct import (
     unbounded_dataset,
 )
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.writing.write_generation import Runtime
+from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.changes import DeltaCompaction
 from dagster_adjunct.orchestration.planner.catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut

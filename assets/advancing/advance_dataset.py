@@ -12,7 +12,7 @@ from dagster_adjunct.assets.unbounded.commit import inspect_table
 from dagster_adjunct.assets.unbounded.recovery import decide_recovery
 from dagster_adjunct.assets.unbounded.transient import TransientTable
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, ignore_stage
-from dagster_adjunct.assets.writing.write_generation import Runtime
+from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.resources.errors import ConfigurationError, NoSealedVersionError
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import session_factory

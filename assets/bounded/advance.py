@@ -35,7 +35,7 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog, member_bodie
 from dagster_adjunct.assets.versions.deliveries import Abandoned
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, as_bounded
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, OnStage, Stages, ignore_stage
-from dagster_adjunct.assets.writing.write_generation import Runtime
+from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, MarkerConflictError, ValidatorError
 from dagster_adjunct.resources.objects.commit_log import is_deletion_commit, retry_conflicts
 from dagster_adjunct.resources.spark.errors import translate_spark_errors

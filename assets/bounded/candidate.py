@@ -29,7 +29,7 @@ from dagster_adjunct.assets.versions.leases import (
     read_finished_build,
 )
 from dagster_adjunct.assets.versions.version import SealedVersion, build_layout, version_id
-from dagster_adjunct.assets.writing.write_generation import (
+from dagster_adjunct.assets.writing.generation import (
     MAX_NAMED,
     choose_writer,
     find_null_keys,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.manifest import BoundedManifest
     from dagster_adjunct.assets.versions.reports import Stages
     from dagster_adjunct.assets.versions.version import VersionRef
-    from dagster_adjunct.assets.writing.write_generation import Runtime
+    from dagster_adjunct.assets.writing.generation import Runtime
     from dagster_adjunct.resources.objects.commit_log import Commit
 
 

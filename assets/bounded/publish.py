@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.sources.version_source import Awaiting
 from dagster_adjunct.assets.versions.actions import insert_beside_head, with_served_version
-from dagster_adjunct.assets.versions.dataset_log import version_order
 from dagster_adjunct.assets.versions.deliveries import MAX_DELIVERIES, MAX_NAMES, Awaited, Delivered
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, as_bounded
 from dagster_adjunct.assets.versions.reports import REJECT
+from dagster_adjunct.assets.versions.selection import version_order
 from dagster_adjunct.assets.versions.version import VersionRef
-from dagster_adjunct.assets.writing.write_generation import sum_counters
+from dagster_adjunct.assets.writing.generation import sum_counters
 from dagster_adjunct.resources.errors import AdjunctError, CommitConflictError
 from dagster_adjunct.resources.objects.commit_log import commit_with_rebase
 

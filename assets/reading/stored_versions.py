@@ -34,16 +34,14 @@ from dagster_adjunct.assets.versions.actions import (
     withdraw_version,
 )
 from dagster_adjunct.assets.versions.dataset_log import (
-    ID_PREFIX,
     NAMES,
     DatasetLog,
     member_bodies,
     redirect_target,
-    require_readable_version,
-    require_version,
     version_set_log,
 )
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_bounded, manifest_to_body, parse_manifest
+from dagster_adjunct.assets.versions.selection import ID_PREFIX, require_readable_version, require_version
 from dagster_adjunct.assets.versions.version import SealedVersion, check_declaration, version_number
 from dagster_adjunct.resources.errors import (
     ConfigurationError,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.versions.actions import expire_pin, expire_pins
-from dagster_adjunct.assets.versions.dataset_log import DatasetLog, redirect_target, version_order, version_set_log
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog, redirect_target, version_set_log
 from dagster_adjunct.assets.versions.leases import (
     RUNNING_WITHIN,
     list_attempts,
@@ -37,6 +37,7 @@ from dagster_adjunct.assets.versions.manifest import (
     UnboundedManifest,
     as_unbounded,
 )
+from dagster_adjunct.assets.versions.selection import version_order
 from dagster_adjunct.assets.versions.version import version_number
 from dagster_adjunct.resources.common import subtract_span
 from dagster_adjunct.resources.errors import DatasetError, DatasetNotFoundError, ObjectNotFoundError

@@ -32,7 +32,6 @@ from dagster_adjunct.assets.declaration.change_values import (
 )
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, hiding
 from dagster_adjunct.assets.declaration.policies import DeadLetters
-from dagster_adjunct.assets.sources.change_stream import DEAD_LETTERS
 from dagster_adjunct.assets.sources.changes import (
     RAW,
     UNKEYED_DELETION,
@@ -45,6 +44,7 @@ from dagster_adjunct.assets.sources.changes import (
     select_relevant_columns,
     unknown_key_reason,
 )
+from dagster_adjunct.assets.sources.dead_letters import DEAD_LETTERS
 from dagster_adjunct.assets.sources.entries import list_spark_needs, raise_if_spark_needed
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM

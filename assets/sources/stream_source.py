@@ -16,21 +16,19 @@ from dagster_adjunct.assets.sources.entries import (
 )
 from dagster_adjunct.assets.sources.markers import (
     CompleteVersion,
-    LossUnknown,
     MarkedSegment,
     check_counts,
     check_repeats,
     describe_redeliveries,
     find_next_delivery,
-    find_truncated_partitions,
-    resume_after_truncation,
     settled_from_manifest,
 )
 from dagster_adjunct.assets.sources.opened_stream import OpenedStream, StreamIdentity, offsets_to_json
+from dagster_adjunct.assets.sources.truncation import LossUnknown, find_truncated_partitions, resume_after_truncation
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions.deliveries import Lost
+from dagster_adjunct.assets.versions.input_partitions import follow_added_partitions, follow_repartition
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, resume_bounded_manifest
-from dagster_adjunct.assets.versions.reports import follow_added_partitions, follow_repartition
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import MarkerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -37,7 +37,7 @@ from dagster_adjunct.assets.versions.leases import AttemptRecord, delete_attempt
 from dagster_adjunct.assets.versions.manifest import Bootstrap, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.versions.version import POSITION
-from dagster_adjunct.assets.writing.write_generation import SPARK, Runtime, write_generation
+from dagster_adjunct.assets.writing.generation import SPARK, Runtime, write_generation
 from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM, OverTimeWrite
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.store import staged_file_errors

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.policies import DeadLetters
-from dagster_adjunct.assets.sources.change_stream import send_dead_letters
+from dagster_adjunct.assets.sources.dead_letters import send_dead_letters
 from dagster_adjunct.assets.sources.opened_stream import offsets_to_json
 from dagster_adjunct.assets.unbounded.commit import (
     ADVANCE_AGAIN,
@@ -32,7 +32,7 @@ from dagster_adjunct.assets.unbounded.progress import describe_progress
 from dagster_adjunct.assets.versions.leases import AttemptRecord, Lease, delete_attempt
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.versions.version import POSITION, find_newest_valid_from
-from dagster_adjunct.assets.writing.write_generation import sum_counters, write_generation
+from dagster_adjunct.assets.writing.generation import sum_counters, write_generation
 from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
 from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
 from dagster_adjunct.resources.spark.tuning import interpret_small_plans
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.rewind import ActiveRewind
     from dagster_adjunct.assets.versions.dataset_log import Attempt
     from dagster_adjunct.assets.versions.reports import Action
-    from dagster_adjunct.assets.writing.write_generation import GenerationWriter
+    from dagster_adjunct.assets.writing.generation import GenerationWriter
     from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
 
 # Ranges of a change stream written as one generation: read, decoded, bad and late ones set aside.

@@ -24,6 +24,7 @@ from dagster_adjunct.assets.sources.opened_stream import (
     offsets_to_json,
     recreated_stream_error,
 )
+from dagster_adjunct.assets.versions.input_partitions import follow_repartition
 from dagster_adjunct.assets.versions.manifest import (
     Bootstrap,
     Change,
@@ -32,7 +33,6 @@ from dagster_adjunct.assets.versions.manifest import (
     UnboundedManifest,
     as_unbounded,
 )
-from dagster_adjunct.assets.versions.reports import follow_repartition
 from dagster_adjunct.assets.versions.version import (
     SealedVersion,
     build_layout,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.assets.versions.reports import Stages
     from dagster_adjunct.assets.versions.version import DatasetDeclaration, KeptHistory
-    from dagster_adjunct.assets.writing.write_generation import Runtime
+    from dagster_adjunct.assets.writing.generation import Runtime
     from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
     from dagster_adjunct.resources.objects.commit_log import Commit
 
@@ -598,7 +598,7 @@ def _chunk_share(most: int, lag: int, chunk: int) -> int:
 
 
 def _whole_transactions(advance: Advance, ranges: Ranges) -> Ranges:
-    from dagster_adjunct.assets.sources.change_stream import limit_to_complete_transactions
+    from dagster_adjunct.assets.sources.transactions import limit_to_complete_transactions
 
     context = advance.context
     return limit_to_complete_transactions(advance.spec, context.systems, context.spark(), advance.source, ranges)

@@ -24,7 +24,7 @@ from dagster_adjunct.assets.versions.version import (
     find_newest_valid_from,
     version_id,
 )
-from dagster_adjunct.assets.writing.write_generation import Runtime, write_generation
+from dagster_adjunct.assets.writing.generation import Runtime, write_generation
 from dagster_adjunct.resources.bucketing.files import GENERATION
 from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
 from dagster_adjunct.resources.errors import (

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol
 from dagster_adjunct.assets.declaration.change_formats import PROBLEM
 from dagster_adjunct.assets.reading.stored_file import StoredFile, read_stored_file
 from dagster_adjunct.assets.sources.arrow_changes import ArrowDecoder, add_problems
-from dagster_adjunct.assets.sources.change_stream import SparkDecoder
 from dagster_adjunct.assets.sources.changes import ChangeDecoder, Rows, late_change_reason
+from dagster_adjunct.assets.sources.dead_letters import SparkDecoder
 from dagster_adjunct.assets.versions.version import POSITION
-from dagster_adjunct.assets.writing.write_generation import ARROW, SPARK, GenerationWriter
+from dagster_adjunct.assets.writing.generation import ARROW, SPARK, GenerationWriter
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS

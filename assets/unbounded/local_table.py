@@ -41,7 +41,7 @@ from dagster_adjunct.assets.versions.version import (
     declaration_from_spec,
     version_id,
 )
-from dagster_adjunct.assets.writing.write_generation import SPARK, GenerationWriter, sum_counters, write_generation
+from dagster_adjunct.assets.writing.generation import SPARK, GenerationWriter, sum_counters, write_generation
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.dataset_log import Attempt
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.assets.versions.version import DatasetDeclaration
-    from dagster_adjunct.assets.writing.write_generation import Runtime
+    from dagster_adjunct.assets.writing.generation import Runtime
     from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
     from dagster_adjunct.resources.objects.commit_log import Commit
     from dagster_adjunct.resources.objects.lake import Lake

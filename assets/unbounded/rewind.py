@@ -24,7 +24,7 @@ from dagster_adjunct.assets.versions.actions import require_audit_fields
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Change, Decision, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import OnStage, Stages, ignore_stage
-from dagster_adjunct.assets.writing.write_generation import Runtime
+from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,

@@ -320,7 +320,7 @@ class TransientTable:
         ranges = {ssp: (start, upcoming[ssp]) for ssp, start in starts.items() if system.compare(start, upcoming[ssp])}
         if not ranges or not getattr(self.spec.following.changes, "transactions", None):
             return ranges
-        from dagster_adjunct.assets.sources.change_stream import limit_to_complete_transactions
+        from dagster_adjunct.assets.sources.transactions import limit_to_complete_transactions
 
         return limit_to_complete_transactions(self.spec, self._systems, spark(), self._source, ranges)
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.versions.dataset_log import (
+from dagster_adjunct.assets.versions.deliveries import Delivered
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, Pin, as_bounded
+from dagster_adjunct.assets.versions.selection import (
     is_after_head,
     list_delivered_names,
     resolve_heads,
     resolve_versions,
     version_order,
 )
-from dagster_adjunct.assets.versions.deliveries import Delivered
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, Pin, as_bounded
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 

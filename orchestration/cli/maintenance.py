@@ -66,7 +66,7 @@ def advance(
     was refused.
     """
     from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
-    from dagster_adjunct.assets.writing.write_generation import Runtime
+    from dagster_adjunct.assets.writing.generation import Runtime
     from dagster_adjunct.orchestration.planner.catalog import open_dataset_systems, systems_for
     from dagster_adjunct.orchestration.step.run import advance_together, apply_startpoints, session_scope
     from dagster_adjunct.resources.objects.lake import open_lake
@@ -120,7 +120,7 @@ def advance_all(
     on_stage: OnStage = ignore_stage,
 ) -> tuple[list[AdvanceReport], list[str]]:
     """Bring the datasets of an application up to date; their reports, and the names of those made by partitions."""
-    from dagster_adjunct.assets.writing.write_generation import Runtime
+    from dagster_adjunct.assets.writing.generation import Runtime
     from dagster_adjunct.orchestration.application.graph import is_advanced_by_partition
     from dagster_adjunct.orchestration.planner.catalog import systems_for
     from dagster_adjunct.orchestration.step.run import advance_datasets

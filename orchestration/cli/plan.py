@@ -115,7 +115,7 @@ def show_plan(
 
 def verify_with_spark(app: Application, lake: Lake, planned: ExecutionPlan, master: str | None) -> PhysicalProof:
     """Return what Spark would do with the application; a session is started for that."""
-    from dagster_adjunct.assets.writing.write_generation import Runtime
+    from dagster_adjunct.assets.writing.generation import Runtime
     from dagster_adjunct.orchestration.planner.catalog import systems_for
     from dagster_adjunct.orchestration.step.run import session_scope
     from dagster_adjunct.orchestration.step.verify_plan import verify_plan

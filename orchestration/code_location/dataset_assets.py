@@ -189,7 +189,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
         pool=f"adjunct/{kind.replace('_', '-')}/{name}",
     )
     def advance(context: AssetExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> Results:
-        from dagster_adjunct.assets.writing.write_generation import Runtime
+        from dagster_adjunct.assets.writing.generation import Runtime
         from dagster_adjunct.orchestration.planner.catalog import open_dataset_systems, systems_for
         from dagster_adjunct.orchestration.step.run import advance_together, apply_startpoints
 

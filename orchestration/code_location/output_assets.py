@@ -151,7 +151,7 @@ def _run_batches(
     op: OpRun, app: "Application", config: StepConfig, spark: SparkResource
 ) -> "tuple[StepReport, ExecutionPlan]":
     """Run the application's step while nobody else runs it; return what it did, and the plan that it had."""
-    from dagster_adjunct.assets.writing.write_generation import Runtime
+    from dagster_adjunct.assets.writing.generation import Runtime
     from dagster_adjunct.orchestration.application.table_registry import register_tables
     from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease, checked_wait
     from dagster_adjunct.orchestration.planner.catalog import plan_application

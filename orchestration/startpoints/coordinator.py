@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.reports import AdvanceReport
-    from dagster_adjunct.assets.writing.write_generation import Runtime
+    from dagster_adjunct.assets.writing.generation import Runtime
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, OffsetState
     from dagster_adjunct.orchestration.planner.plan import ExecutionPlan

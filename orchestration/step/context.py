@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.writing.write_generation import Runtime
+from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.batch_log.batch_log import TimeState, add_counters
 from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, JoinVersions
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, input_times, state_sizes

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, StageEvent, ignore_stage
-from dagster_adjunct.assets.writing.write_generation import Runtime
+from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.graph import DatasetGroup, group_datasets, is_advanced_by_runs
 from dagster_adjunct.orchestration.application.table_registry import register_tables
 from dagster_adjunct.orchestration.batch_log.run_lease import WAIT, Claim, RunLease, checked_wait

@@ -18,7 +18,7 @@ from dagster_adjunct.assets.unbounded.local_table import (
     declare_state_dataset,
     state_dataset_name,
 )
-from dagster_adjunct.assets.writing.write_generation import SPARK, SPARK_ONE_TASK
+from dagster_adjunct.assets.writing.generation import SPARK, SPARK_ONE_TASK
 from dagster_adjunct.orchestration.operators.columns import tie_breakers
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.resources.bucketing.files import GENERATION, bucketed_frame

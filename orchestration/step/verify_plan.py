@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.assets.unbounded.local_table import StateSpec
     from dagster_adjunct.assets.unbounded.transient import TransientVersion
-    from dagster_adjunct.assets.writing.write_generation import Runtime
+    from dagster_adjunct.assets.writing.generation import Runtime
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
     from dagster_adjunct.orchestration.operators.batch_context import SinkFunction, StateHandle, TableLookup, TableSend

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from dagster_adjunct.assets.bounded.advance import abandon_version, advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.markers import (
-    CompleteVersion,
+from dagster_adjunct.assets.sources.markers import CompleteVersion, find_next_delivery
+from dagster_adjunct.assets.sources.truncation import (
     LossUnknown,
     ResumePoint,
-    find_next_delivery,
     find_resume_point,
     select_segments_to_count,
 )

@@ -27,7 +27,7 @@ from dagster_adjunct.assets.unbounded.local_table import (
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.version import SealedVersion, declaration_from_spec
-from dagster_adjunct.assets.writing.write_generation import ARROW, Runtime
+from dagster_adjunct.assets.writing.generation import ARROW, Runtime
 from dagster_adjunct.resources.bucketing.files import BucketFile
 from dagster_adjunct.resources.errors import (
     CommitConflictError,

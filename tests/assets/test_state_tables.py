@@ -26,7 +26,7 @@ from dagster_adjunct.assets.unbounded.local_table import (
 )
 from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.assets.versions.version import SealedVersion
-from dagster_adjunct.assets.writing.write_generation import ARROW, Runtime
+from dagster_adjunct.assets.writing.generation import ARROW, Runtime
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore

@@ -18,7 +18,7 @@ from dagster_adjunct.assets.retention.erasure import forget
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, WritingBatch, undo_batch
-from dagster_adjunct.assets.writing.write_generation import ARROW, Runtime
+from dagster_adjunct.assets.writing.generation import ARROW, Runtime
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent
 from dagster_adjunct.orchestration.maintenance.delete import delete_dataset
 from dagster_adjunct.orchestration.maintenance.discard import discard, versions_in_open_batches

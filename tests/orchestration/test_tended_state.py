@@ -16,7 +16,7 @@ from dagster_adjunct.assets.unbounded.local_table import (
     WritingBatch,
     declare_state_dataset,
 )
-from dagster_adjunct.assets.writing.write_generation import ARROW, Runtime
+from dagster_adjunct.assets.writing.generation import ARROW, Runtime
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent
 from dagster_adjunct.orchestration.step.plan_batch import tend_states
 from dagster_adjunct.resources.objects.lake import Lake, lake_in

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.sources.change_stream import (
+from dagster_adjunct.assets.sources.opened_stream import OpenedStream
+from dagster_adjunct.assets.sources.transactions import (
     TransactionPart,
     cut_at_incomplete,
     limit_to_complete_transactions,
 )
-from dagster_adjunct.assets.sources.opened_stream import OpenedStream
 from dagster_adjunct.resources.errors import DatasetError, NoSealedVersionError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.manifest import Retention

@@ -11,7 +11,7 @@ from dagster_adjunct.assets.unbounded import commit as served_version
 from dagster_adjunct.assets.unbounded.compaction import CompactionReport, compact_dataset, plan_compaction
 from dagster_adjunct.assets.unbounded.engine import select_engine
 from dagster_adjunct.assets.versions.version import SealedVersion
-from dagster_adjunct.assets.writing.write_generation import Runtime
+from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
 from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError, DatasetError, DatasetNotFoundError
 from dagster_adjunct.resources.objects.lake import Lake

@@ -10,7 +10,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.reports import AdvanceReport
-from dagster_adjunct.assets.writing.write_generation import Runtime
+from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import OffsetState
 from dagster_adjunct.orchestration.startpoints.coordinator import (

@@ -1,0 +1,134 @@
+"""Changes that can't be applied: sent to a stream of dead letters, or failing the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.declaration.change_formats import PROBLEM
+from dagster_adjunct.assets.declaration.policies import DeadLetters
+from dagster_adjunct.assets.sources.changes import RAW, drop_late_changes, fail_on_problems
+from dagster_adjunct.assets.sources.opened_stream import resolve_stream
+from dagster_adjunct.resources.errors import DatasetError, StreamNotFoundError
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_adjunct.assets.declaration.change_values import Samples
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges
+    from dagster_adjunct.resources.streams.system import StreamSystem
+
+
+DEAD_LETTERS = Schema.of(
+    dataset="string", stream="string", partition="int", offset="bigint", reason="string", value="string", at="timestamp"
+)
+"""The columns of a stream of dead letters. `value` is the record's columns as JSON, `at` its own time."""
+
+
+def dead_letters_from_changes(changes: DataFrame, spec: AdjunctDataset) -> DataFrame:
+    """Return the dead letters of changes that have a problem: their records, once each."""
+    from pyspark.sql import functions as F
+
+    bad = changes.where(F.col(PROBLEM).isNotNull())
+    whole = bad.groupBy(PARTITION, OFFSET).agg(
+        F.min(PROBLEM).alias("reason"), F.first(RAW).alias("value"), F.first(TIMESTAMP).alias("at")
+    )
+    return whole.select(
+        F.lit(spec.name).alias("dataset"),
+        F.lit(str(spec.input)).alias("stream"),
+        F.col(PARTITION).alias("partition"),
+        F.col(OFFSET).alias("offset"),
+        "reason",
+        "value",
+        "at",
+    )
+
+
+def add_reasons(changes: DataFrame, reasons: Sequence[tuple[int, int, str]]) -> DataFrame:
+    """Return the changes with what is wrong with some of them: partition, offset and reason of each."""
+    from pyspark.sql import functions as F
+
+    told, reason = ("__told_partition", "__told_offset"), "__reason"
+    known = changes.sparkSession.createDataFrame(list(reasons), f"{told[0]} int, {told[1]} bigint, {reason} string")
+    same = (F.col(PARTITION) == F.col(told[0])) & (F.col(OFFSET) == F.col(told[1]))
+    marked = changes.join(F.broadcast(known), same, "left").withColumn(PROBLEM, F.coalesce(PROBLEM, reason))
+    return marked.drop(*told, reason)
+
+
+def drop_problems(changes: DataFrame) -> DataFrame:
+    """Return the changes that can be applied."""
+    from pyspark.sql import functions as F
+
+    return changes.where(F.col(PROBLEM).isNull()).drop(PROBLEM, RAW)
+
+
+def send_dead_letters(
+    systems: Mapping[str, StreamSystem],
+    spec: AdjunctDataset,
+    letters: DataFrame | pa.Table,
+    *,
+    producer: str,
+    sequence: int,
+) -> int:
+    """Append letters to the dataset's stream of dead letters, once; return how many there are.
+
+    A table is in the order of partition and offset. The stream is created where it is not there. The same letters under
+    the same producer and sequence add nothing. Raises DatasetError for a stream that has other columns, and
+    ProducerConflictError for other letters.
+    """
+    policy = spec.following.on_bad_change
+    assert isinstance(policy, DeadLetters)
+    what = f"dataset {spec.name!r} sends bad changes to {policy.stream}"
+    system, stream = resolve_stream(systems, policy.stream, what, dataset=spec.name)
+    try:
+        columns = system.info(stream).schema
+    except StreamNotFoundError:
+        columns = system.create(stream, schema=DEAD_LETTERS, partitions=1).schema
+    if columns != DEAD_LETTERS:
+        wrong = "no columns" if columns is None else DEAD_LETTERS.difference(columns)
+        raise DatasetError(
+            f"dataset {spec.name!r} sends bad changes to {policy.stream}, which is no stream of dead letters: {wrong}.",
+            "Name a stream that is not there yet: it is created.",
+            dataset=spec.name,
+        )
+    order_by = () if hasattr(letters, "column_names") else ("partition", "offset")
+    return system.append(stream, letters, producer=producer, sequence=sequence, order_by=order_by).rows
+
+
+@dataclass(frozen=True, slots=True)
+class SparkDecoder:
+    """A ChangeDecoder over frames; the session is started by the first read."""
+
+    session: Callable[[], SparkSession]
+
+    def check(self, source: OpenedStream) -> None:
+        return
+
+    def read_changes(
+        self, source: OpenedStream, ranges: Ranges, *, positions_from: int = 0, samples: Samples | None = None
+    ) -> tuple[DataFrame, Samples | None]:
+        return source.read_changes(self.session(), ranges, positions_from=positions_from, samples=samples)
+
+    def without_late(
+        self, changes: DataFrame, horizon: int | None, on_bad_change: object
+    ) -> tuple[DataFrame, Callable[[], int] | None]:
+        return drop_late_changes(changes, horizon, on_bad_change)
+
+    def refuse_problems(self, changes: DataFrame, dataset: str) -> DataFrame:
+        return fail_on_problems(changes, dataset)
+
+    def without_problems(self, changes: DataFrame) -> DataFrame:
+        return drop_problems(changes)
+
+    def letters(
+        self, changes: DataFrame, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
+    ) -> DataFrame | None:
+        if incomplete:
+            changes = add_reasons(changes, incomplete)
+        letters = dead_letters_from_changes(changes, spec)
+        return None if letters.isEmpty() else letters

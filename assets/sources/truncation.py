@@ -1,0 +1,174 @@
+"""Where a bounded dataset resumes after retention has removed unread records of its stream: decided without I/O.
+
+Each version is self-contained, so the dataset resumes with the first complete one. In a truncated partition, the
+records up to the first marker are complete only if that marker states their exact count: otherwise the start of the
+version may be missing. Markers without records may repeat those of a removed version. All partitions have their
+versions in one order, so every version before the first common one is lost in all partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from dagster_adjunct.assets.sources.markers import (
+    MarkedSegment,
+    Settled,
+    declared_partition_counts,
+    has_partition,
+    is_bare,
+    resolve_next_version,
+)
+from dagster_adjunct.resources.errors import MarkerConflictError
+from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition
+
+Offsets = Mapping[SystemStreamPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """The dataset goes on at `offsets`; `versions` are those lost before them, in their order."""
+
+    offsets: dict[SystemStreamPartition, int]
+    versions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LossUnknown:
+    """Which versions are lost is known when `missing` have the marker of `version` (None: their next one)."""
+
+    version: str | None
+    missing: tuple[SystemStreamPartition, ...]
+
+
+def find_truncated_partitions(offsets: Offsets, oldest: Offsets) -> dict[SystemStreamPartition, tuple[int, int]]:
+    """Return what retention has taken before it was read: [first, oldest) by partition."""
+    return {ssp: (offset, oldest[ssp]) for ssp, offset in sorted(offsets.items()) if offset < oldest[ssp]}
+
+
+def resume_after_truncation(
+    dataset: str,
+    offsets: Offsets,
+    oldest: Offsets,
+    markers: Sequence[Marker],
+    settled: Settled,
+    count: Callable[[MarkedSegment], int],
+) -> ResumePoint | LossUnknown:
+    """Return where a dataset goes on: where it stands, unless retention has taken what comes next there.
+
+    `count` tells how many records a segment still holds. Raises what `go_on` does.
+    """
+    if not find_truncated_partitions(offsets, oldest):
+        return ResumePoint(dict(offsets), ())
+    counted = {segment.ssp: count(segment) for segment in select_segments_to_count(offsets, oldest, markers)}
+    return find_resume_point(dataset, offsets, oldest, markers, settled, counted)
+
+
+def select_segments_to_count(offsets: Offsets, oldest: Offsets, markers: Sequence[Marker]) -> list[MarkedSegment]:
+    """Return the first segments of cut partitions that are whole if they hold as many records as their marker says."""
+    firsts = [
+        following[0]
+        for ssp in find_truncated_partitions(offsets, oldest)
+        if (following := _markers_from(ssp, oldest[ssp], markers))
+    ]
+    return [
+        MarkedSegment(marker.ssp, oldest[marker.ssp], int(marker.offset), marker)
+        for marker in firsts
+        if marker.rows is not None
+    ]
+
+
+def find_resume_point(
+    dataset: str,
+    offsets: Offsets,
+    oldest: Offsets,
+    markers: Sequence[Marker],
+    settled: Settled,
+    counted: Mapping[SystemStreamPartition, int],
+) -> ResumePoint | LossUnknown:
+    """Return where a dataset goes on whose stream is cut in some partition, and what is lost.
+
+    `counted` are the records of the segments that `to_count` names. Markers of settled versions end re-deliveries, as
+    ever. Raises MarkerConflictError where the partitions' orders contradict each other.
+    """
+    cut = find_truncated_partitions(offsets, oldest)
+    start = {ssp: max(offset, oldest[ssp]) for ssp, offset in sorted(offsets.items())}
+    seen = {ssp: _markers_from(ssp, at, markers) for ssp, at in start.items()}
+    fresh = {ssp: _first_unsettled(marked, settled) for ssp, marked in seen.items()}
+    names = {ssp: [marker.version for marker in marked] for ssp, marked in fresh.items()}
+    spans = declared_partition_counts(markers)
+    common = {
+        version
+        for version in {name for marked in names.values() for name in marked}
+        if all(version in marked for ssp, marked in names.items() if has_partition(ssp, version, spans))
+    }
+    silent = tuple(ssp for ssp, marked in names.items() if not marked)
+    if silent and not common:
+        return LossUnknown(None, silent)
+    if not common:
+        # A partition that retention has cut is ahead: the others have yet to deliver what it has.
+        ahead = {names[ssp][0] for ssp in cut}
+        version = ahead.pop() if len(ahead) == 1 else None
+        return LossUnknown(version, tuple(ssp for ssp, marked in names.items() if version not in marked))
+    nexts = {ssp: next((marker for marker in fresh[ssp] if marker.version in common), None) for ssp in names}
+    version = resolve_next_version(dataset, {ssp: marker.version for ssp, marker in nexts.items() if marker}, spans)
+    assert version is not None, "it is one of those that are common"
+    first = {ssp: marker for ssp, marker in nexts.items() if marker is not None and has_partition(ssp, version, spans)}
+    lost = _lost_before(dataset, version, {ssp: names[ssp] for ssp in first}, cut, spans)
+    cut_in_it = [ssp for ssp in cut if ssp in first]
+    repeated = is_bare(first.values()) and any(seen[ssp][0] is first[ssp] for ssp in cut_in_it)
+    if repeated or any(_is_partial(seen[ssp][0], version, counted.get(ssp)) for ssp in cut_in_it):
+        return ResumePoint(
+            {**start, **{ssp: int(marker.offset) + 1 for ssp, marker in first.items()}}, (*lost, version)
+        )
+    behind = {ssp: _offset_after(seen[ssp], start[ssp], int(marker.offset)) for ssp, marker in first.items()}
+    return ResumePoint({**start, **behind}, lost)
+
+
+def _lost_before(
+    dataset: str,
+    version: str,
+    names: Mapping[SystemStreamPartition, Sequence[str]],
+    cut: Collection[SystemStreamPartition],
+    spans: Mapping[str, int],
+) -> tuple[str, ...]:
+    """Return the versions before this one; a cut partition may lack the earliest of them, no other may lack any."""
+    before = {ssp: tuple(marked[: marked.index(version)]) for ssp, marked in names.items()}
+    longest = max(before.values(), key=len)
+    for ssp, marked in before.items():
+        expected = tuple(name for name in longest if has_partition(ssp, name, spans))
+        if marked != (expected[len(expected) - len(marked) :] if ssp in cut else expected):
+            orders = "; ".join(f"{other}: {', '.join(earlier) or 'none'}" for other, earlier in before.items())
+            raise MarkerConflictError(
+                f"dataset {dataset!r}: retention has taken records that were not read, and before version {version!r} "
+                f"partitions mark different versions ({orders}); expected the same ones in one order.",
+                "Abandon the version whose marker never came in some partition: "
+                f"abandon_version(lake, {dataset!r}, VERSION, reason=…, by=…).",
+                dataset=dataset,
+                version=version,
+            )
+    return longest
+
+
+def _is_partial(first: Marker, version: str, counted: int | None) -> bool:
+    """Whether the version may have begun before what a partition still holds, whose first marker this is."""
+    return first.version == version and (first.rows is None or first.rows != counted)
+
+
+def _offset_after(markers: Sequence[Marker], start: int, end: int) -> int:
+    """Return the offset behind the last of these markers that is before `end`."""
+    return max([start, *(int(marker.offset) + 1 for marker in markers if int(marker.offset) < end)])
+
+
+def _markers_from(ssp: SystemStreamPartition, start: int, markers: Sequence[Marker]) -> list[Marker]:
+    later = (marker for marker in markers if marker.ssp == ssp and int(marker.offset) >= start)
+    return sorted(later, key=lambda marker: int(marker.offset))
+
+
+def _first_unsettled(markers: Sequence[Marker], settled: Settled) -> list[Marker]:
+    """Return the first marker of each version that is not settled, in order."""
+    first: dict[str, Marker] = {}
+    for marker in markers:
+        if marker.version not in settled:
+            first.setdefault(marker.version, marker)
+    return list(first.values())

@@ -1,0 +1,269 @@
+"""Selection of retained versions: by id, name or position, and the matching ones of a version set.
+
+Members of a version set publish the versions of one name in one commit and serve them together. A member whose content
+did not change holds the name under the version that it already had.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.declaration.policies import natural_order
+from dagster_adjunct.assets.versions.manifest import (
+    BoundedManifest,
+)
+from dagster_adjunct.assets.versions.version import VersionRef
+from dagster_adjunct.resources.errors import (
+    DatasetError,
+)
+
+if TYPE_CHECKING:
+    pass
+from dagster_adjunct.assets.versions.dataset_log import Members
+
+_BEFORE_ALL = datetime.min.replace(tzinfo=UTC)
+
+
+ID_PREFIX = re.compile(r"v\d{6,}(-[0-9a-f]*)?")
+"""The beginning of a version's id: its whole number at least."""
+
+
+def find_version(manifest: BoundedManifest, version: str) -> VersionRef | None:
+    """Return the retained version of this id, or the newest of this name: a sealed one, where there is any.
+
+    A delivery whose content equalled the version before it is held by that one.
+    """
+    exact = manifest.ref(version)
+    if exact is not None:
+        return exact
+    held = [done.version for done in manifest.delivered if done.name == version]
+    named = [ref for ref in manifest.versions if ref.name == version or ref.id in held]
+    return max(named, key=lambda ref: (ref.state == "sealed", ref.number), default=None)
+
+
+def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = False) -> VersionRef:
+    """Return a retained version by id or name, or by the beginning of one id, as the command line shows it.
+
+    Raises DatasetError, naming what there is.
+    """
+    ref = find_version(manifest, version) or _find_by_id_prefix(manifest, version)
+    if ref is None:
+        rewritten = _find_rewritten(manifest, version)
+        if rewritten is not None:
+            raise DatasetError(
+                f"dataset {manifest.name!r}: version {version} was rewritten by an erasure, as {rewritten.id}.",
+                "Open that one: it holds the same entries without those that were erased.",
+                dataset=manifest.name,
+                version=version,
+            )
+        listed = ", ".join(f"{ref.id} ({ref.name})" for ref in manifest.versions[-5:]) or "none"
+        raise DatasetError(
+            f"dataset {manifest.name!r} has no version {version!r}; the newest retained are {listed}.",
+            f"See adjunct dataset versions {manifest.name}.",
+            dataset=manifest.name,
+            version=version,
+        )
+    if sealed and ref.state != "sealed":
+        raise DatasetError(
+            f"dataset {manifest.name!r}: version {ref.id} is {ref.state} ({ref.reason}) and is not served.",
+            "A rejected version can be forced with a reason; a withdrawn one never comes back."
+            if ref.state == "rejected"
+            else "Choose another version: a withdrawn one never comes back.",
+            dataset=manifest.name,
+            version=ref.id,
+        )
+    return ref
+
+
+def require_readable_version(manifest: BoundedManifest, version: str) -> VersionRef:
+    """Return a retained version as `require_version` does; a withdrawn one is refused, a rejected one can be read."""
+    ref = require_version(manifest, version)
+    return require_version(manifest, ref.id, sealed=True) if ref.state == "withdrawn" else ref
+
+
+def _find_by_id_prefix(manifest: BoundedManifest, version: str) -> VersionRef | None:
+    begun = [ref for ref in manifest.versions if ref.id.startswith(version)] if ID_PREFIX.fullmatch(version) else []
+    if len(begun) > 1:
+        raise DatasetError(
+            f"dataset {manifest.name!r}: {version!r} begins several ids: {', '.join(ref.id for ref in begun)}.",
+            "Give more digits.",
+            dataset=manifest.name,
+        )
+    return begun[0] if begun else None
+
+
+def _find_rewritten(manifest: BoundedManifest, version: str) -> VersionRef | None:
+    """Return what took the place of an id in an erasure: only there does a number get a second id."""
+    number = version.removeprefix("v").partition("-")[0]
+    if not number.isdecimal() or not version.startswith("v") or "-" not in version:
+        return None
+    return next((ref for ref in manifest.versions if ref.number == int(number)), None)
+
+
+def find_previous_version(manifest: BoundedManifest, ref: VersionRef) -> VersionRef | None:
+    """Return the sealed version before this one, in the dataset's own order."""
+    order = version_order(manifest)
+    before = [earlier for earlier in manifest.versions if earlier.state == "sealed" and order(earlier) < order(ref)]
+    return max(before, key=order) if before else None
+
+
+def version_order(manifest: BoundedManifest) -> Callable[[VersionRef], Any]:
+    """Return what the dataset's versions are ordered by: the time that they are valid from, arrival, or their names.
+
+    Of two of one time the one that was sealed later comes after; those without a time come before all others.
+    """
+    if manifest.declaration.by_time:
+        return lambda ref: (ref.valid_from or _BEFORE_ALL, ref.number)
+    if manifest.declaration.order == "arrival":
+        return lambda ref: ref.number
+    return lambda ref: (natural_order(ref.name or ""), ref.number)
+
+
+def is_after_head(manifest: BoundedManifest, ref: VersionRef) -> bool:
+    """Whether a version comes after the one that the last switch chose, in the dataset's own order.
+
+    As versions arrive, the chosen one stands where it was delivered last: under the newest of its names.
+    """
+    head = manifest.ref(manifest.head) if manifest.head else None
+    if head is None:
+        return True
+    order = version_order(manifest)
+    if manifest.declaration.by_time or manifest.declaration.order == "name":
+        return bool(order(ref) > order(head))
+    last = {done.version: at for at, done in enumerate(manifest.delivered)}
+    return (last.get(ref.id, -1), ref.number) > (last.get(head.id, -1), head.number)
+
+
+def list_delivered_names(manifest: BoundedManifest, ref: VersionRef) -> tuple[str, ...]:
+    """Return the names under which a version was delivered, oldest first."""
+    held = [done.name for done in manifest.delivered if done.version == ref.id]
+    return tuple(dict.fromkeys([*([ref.name] if ref.name else []), *held]))
+
+
+def resolve_versions(
+    manifests: Members, dataset: str, version: str | None, *, sealed: bool = False, present: bool = False
+) -> dict[str, VersionRef]:
+    """Return the version that is meant, and those of the other members of the dataset's version set beside it.
+
+    None means the one before the one that the last switch chose. Raises DatasetError where a member does not hold
+    such a version any more (it is left out with `present`), or, with `sealed`, where one is not sealed.
+    """
+    mine = manifests[dataset]
+    if version is None:
+        return _resolve_previous(manifests, dataset)
+    ref = require_version(mine, version, sealed=sealed)
+    # An id says nothing to the other members; the newest of its names is what was served with it last.
+    name = version if version != ref.id else (list_delivered_names(mine, ref) or (ref.id,))[-1]
+    others = {member: m for member, m in manifests.items() if member != dataset}
+    if present:
+        refs = {member: find_version(m, name) for member, m in others.items()}
+        return {dataset: ref, **{member: other for member, other in refs.items() if other is not None}}
+    return {dataset: ref, **{member: require_version(m, name, sealed=sealed) for member, m in others.items()}}
+
+
+def resolve_heads(
+    manifests: Members, versions: Mapping[str, tuple[VersionRef, ...]], dataset: str
+) -> dict[str, str | None]:
+    """Return what each member of a version set is to serve when `versions` are those that it retains.
+
+    What it serves now, if that still may be; else what was served before that: of all members the versions of one
+    name, or of none of them. Where it is not known any more what was served before, it is the sealed version before.
+    """
+    heads = {name: m.head for name, m in manifests.items()}
+    sealed = {name: {ref.id for ref in refs if ref.state == "sealed"} for name, refs in versions.items()}
+    if all(head is None or head in sealed[name] for name, head in heads.items()):
+        return heads
+    # Only to look things up: the served version does not fit to it.
+    after = {name: m.model_copy(update={"versions": versions[name]}) for name, m in manifests.items()}
+    at = _follow_switches_back(after, {name: m.ref(m.head or "") for name, m in after.items()})
+    if all(ref is not None and ref.state == "sealed" for ref in at.values()):
+        return {name: ref.id if ref else None for name, ref in at.items()}
+    after = {name: m.model_copy(update={"head": ref.id if (ref := at[name]) else None}) for name, m in after.items()}
+    if len(manifests) == 1:
+        head = at[dataset]
+        before = find_previous_version(after[dataset], head) if head else None
+        return {dataset: before.id if before else None}
+    together = _find_previous_together(after, dataset)
+    return {name: together[name].id if together else None for name in manifests}
+
+
+def _follow_switches_back(manifests: Members, heads: Mapping[str, VersionRef | None]) -> dict[str, VersionRef | None]:
+    """Return what was served before, switch by switch, up to where all of it is sealed, or to the last that is known.
+
+    Of a version set, a switch replaced the versions that were made under its name; those of other members stayed.
+    """
+    at = dict(heads)
+    seen: list[object] = []
+    while not all(ref is not None and ref.state == "sealed" for ref in at.values()):
+        seen.append({name: ref and ref.id for name, ref in at.items()})
+        back = _switch_before(manifests, at)
+        if back is None or {name: ref.id for name, ref in back.items()} in seen:
+            break  # two versions that took each other's place, and neither may be served
+        at = dict(back)
+    return at
+
+
+def _switch_before(manifests: Members, at: Mapping[str, VersionRef | None]) -> dict[str, VersionRef] | None:
+    """Return what was served before the switch to these versions, None where that is not known."""
+    refs = {name: ref for name, ref in at.items() if ref is not None}
+    if len(refs) < len(manifests):
+        return None
+    names = [list_delivered_names(manifests[name], ref) for name, ref in refs.items()]
+    switch = next((common for common in names[0] if all(common in others for others in names[1:])), None)
+    if switch is None:
+        return None
+    before = {
+        name: manifests[name].ref(ref.replaced or "") if ref.name == switch else ref for name, ref in refs.items()
+    }
+    known = {name: ref for name, ref in before.items() if ref is not None}
+    return known if len(known) == len(refs) else None
+
+
+def _resolve_previous(manifests: Members, dataset: str) -> dict[str, VersionRef]:
+    mine = manifests[dataset]
+    earlier: Mapping[str, VersionRef] | None = None
+    if len(manifests) > 1:
+        earlier = _find_previous_together(manifests, dataset)
+    elif mine.head is not None:
+        head = mine.ref(mine.head)
+        before = find_previous_version(mine, head) if head else None
+        earlier = {dataset: before} if before else None
+    if not earlier:
+        raise DatasetError(
+            f"dataset {mine.name!r} has no sealed version before {mine.head or 'the first'} any more.",
+            f"See adjunct dataset versions {mine.name}; the discard policy says how many are kept.",
+            dataset=mine.name,
+        )
+    return dict(earlier)
+
+
+def _find_previous_together(manifests: Members, dataset: str) -> dict[str, VersionRef] | None:
+    """Return the newest versions of one name before those that are served, sealed in all members and not the same."""
+    mine = manifests[dataset]
+    heads = {name: m.head for name, m in manifests.items()}
+    names = [done.name for done in mine.delivered]
+    if mine.declaration.by_time:
+        order = version_order(mine)
+        held = [(name, ref) for name in names if (ref := find_version(mine, name)) is not None]
+        names = [name for name, _ in sorted(held, key=lambda named: order(named[1]))]
+    for name in reversed(names[: _find_served_index(manifests, dataset, names)]):
+        refs = {member: find_version(m, name) for member, m in manifests.items()}
+        sealed = {member: ref for member, ref in refs.items() if ref is not None and ref.state == "sealed"}
+        if len(sealed) == len(manifests) and {member: ref.id for member, ref in sealed.items()} != heads:
+            return sealed
+    return None
+
+
+def _find_served_index(manifests: Members, dataset: str, names: Sequence[str]) -> int:
+    """Return where in these names the one stands that all members serve, or that this one serves; else their end."""
+
+    def serves(manifest: BoundedManifest, name: str) -> bool:
+        ref = find_version(manifest, name)
+        return ref is not None and ref.id == manifest.head
+
+    by_all = [at for at, name in enumerate(names) if all(serves(m, name) for m in manifests.values())]
+    by_this = [at for at, name in enumerate(names) if serves(manifests[dataset], name)]
+    return (by_all or by_this or [len(names)])[-1]
