@@ -236,7 +236,7 @@ class EntriesOverTime:
 
     @property
     def names(self) -> tuple[str | None, str, str]:
-        """What the three columns of time are called; see `names_of_times`."""
+        """What the three columns of time are called; see `time_column_names`."""
         return time_column_names(self.reader)
 
     @property

@@ -212,7 +212,7 @@ class _CommitHistory:
         return [number for number in sorted(self.keys) if bounds[0] <= number <= bounds[1]]
 
     def served(self, as_of: AsOf) -> SealedVersion:
-        """Return what was served then; raises as `chosen_version`."""
+        """Return what was served then; raises as `resolve_version`."""
         then = self.before(as_of) if isinstance(as_of, datetime) else self.by_commit(as_of)
         if then is None or then.version is None:
             self.refuse(_describe_as_of(as_of))
@@ -524,7 +524,7 @@ class StoredVersions(VersionOperations):
 
         `versions` are ids, as `version` and `versions` of what this returned: an open batch meets exactly what it met
         first. None: the version served, or all that are retained, sealed and not withdrawn. Raises DatasetError
-        where no version says its time, and as `version_of_batch`.
+        where no version states its time, and as `version_of_batch`.
         """
         manifest = self.require_manifest()
         retained = manifest.versions_over_time

@@ -1,4 +1,13 @@
-"""Loads a bulk snapshot as a table's base: its position checked against the stream, its rows with the right columns."""
+"""Advances an unbounded dataset: creates its table, or applies the changes since its last commit.
+
+    inspect_table   -> TableSnapshot    the manifest, the stream's ends and the declaration as they are now
+    plan_recovery   -> RecoveryPlan     the recovery table of SAMZA-1278, without I/O
+    execute_plan    -> AdvanceReport    create the table or evolve it, apply the changes, compact
+
+A new table's start and target offsets are committed before anything is read. A bootstrap then loads the bulk snapshot,
+if one is declared, and applies the changes in chunks; a table that is created without a bootstrap is empty and served
+at once. A rebuilt table is built next to the one that is served.
+"""
 
 from __future__ import annotations
 
@@ -68,10 +77,9 @@ _SNAPSHOT = "a bulk snapshot"
 def load_snapshot(
     context: Runtime, source: OpenedStream, attempt: Attempt, number: int
 ) -> tuple[Generation, dict[SystemStreamPartition, str], Samples | None]:
-    """Write the bulk snapshot as a base; return it, the position from which the stream goes on, and the first values
-    that its rows are ordered by.
+    """Write the bulk snapshot as a base; return it, its position on the stream, and the first values of its order.
 
-    Raises DatasetError for other columns and for a key that stands twice, and what `check_position` raises.
+    Raises DatasetError for different columns and for duplicate keys, and what `validate_snapshot_position` raises.
     """
     from pyspark.sql import functions as F
 
@@ -105,16 +113,16 @@ def load_snapshot(
             )
     if counters["superseded"]:
         raise DatasetError(
-            f"dataset {spec.name!r}: {counters['superseded']:,} rows of the bulk snapshot have a key "
-            f"({', '.join(spec.key)}) that another row has too.",
-            "Nothing was published. Correct the snapshot, or the key.",
+            f"dataset {spec.name!r}: the key ({', '.join(spec.key)}) is not unique in the bulk snapshot: "
+            f"{counters['superseded']:,} rows repeat a key. Nothing was published.",
+            "Remove the duplicates from the snapshot, or declare a key that is unique.",
             dataset=spec.name,
         )
     return generation, start, samples
 
 
 def _with_positions(source: OpenedStream, rows: DataFrame) -> tuple[DataFrame, Samples | None]:
-    """Return the rows of a snapshot with their positions: those of their columns, else below all changes."""
+    """Return snapshot rows with positions: those of the ordering columns, or below all changes."""
     from pyspark.sql import functions as F
 
     order = source.spec.following.order_by or ()
@@ -128,10 +136,10 @@ def _with_positions(source: OpenedStream, rows: DataFrame) -> tuple[DataFrame, S
 def _snapshot_valid_from(
     source: OpenedStream, start: Mapping[SystemStreamPartition, str], spark: SparkSession
 ) -> Column:
-    """Return since when the rows of a snapshot are valid: by their column, else since before all changes that follow.
+    """Return the start of validity of snapshot rows: their `valid_from` column, or a time before all later changes.
 
-    That is the time of the oldest record from the snapshot's position on, so that a change never comes before the row
-    that it changes; of now where there is none.
+    That time is the timestamp of the oldest record after the snapshot's position, so that no change precedes the row it
+    changes; the current time where there is no such record.
     """
     from pyspark.sql import functions as F
 
@@ -142,8 +150,8 @@ def _snapshot_valid_from(
         return column(name).cast("timestamp")
     if name is not None:
         raise DatasetError(
-            f"dataset {source.spec.name!r}: the rows of its bulk snapshot don't say since when they are valid: "
-            f"valid_from names {name!r}, which is not stored.",
+            f"dataset {source.spec.name!r}: valid_from is column {name!r}, which is not stored, so rows of the "
+            "bulk snapshot have no start of validity.",
             "Store that column too, or leave valid_from out.",
             dataset=source.spec.name,
         )
@@ -154,7 +162,7 @@ def _snapshot_valid_from(
 
 
 def validate_snapshot_position(snapshot: Snapshot, source: OpenedStream, what: str) -> dict[SystemStreamPartition, str]:
-    """Return the snapshot's position, if it is of every partition and still on the stream.
+    """Return the snapshot's position once it covers every partition and is still on the stream.
 
     Raises DatasetError and OffsetOutOfRangeError.
     """
@@ -169,9 +177,9 @@ def validate_snapshot_position(snapshot: Snapshot, source: OpenedStream, what: s
             raise no_offset(OffsetOutOfRangeError, what, ssp, offset) from error
         if source.system.compare(offset, oldest[ssp]) < 0:
             raise OffsetOutOfRangeError(
-                f"{what} was taken at offset {offset} of {ssp}, and the stream holds nothing before {oldest[ssp]} any "
-                "more: the changes between the two are lost.",
-                "Take a new snapshot. A longer retention of the stream keeps this from happening.",
+                f"{what} was taken at offset {offset} of {ssp}, and the stream begins at {oldest[ssp]}: the changes "
+                "in between are lost.",
+                "Take a new snapshot. Longer retention of the stream prevents this.",
                 offset=offset,
                 stream=ssp.qualified_stream,
                 partition=ssp.partition,
@@ -179,8 +187,8 @@ def validate_snapshot_position(snapshot: Snapshot, source: OpenedStream, what: s
             )
         if source.system.compare(offset, upcoming[ssp]) > 0:
             raise OffsetOutOfRangeError(
-                f"{what} was taken at offset {offset} of {ssp}, and the stream ends at {upcoming[ssp]}.",
-                "Correct the position: it is the offset of the first change that the snapshot may lack.",
+                f"{what} was taken at offset {offset} of {ssp}, beyond the end of the stream at {upcoming[ssp]}.",
+                "Give the offset of the first change that the snapshot may lack.",
                 offset=offset,
                 stream=ssp.qualified_stream,
                 partition=ssp.partition,
@@ -190,7 +198,7 @@ def validate_snapshot_position(snapshot: Snapshot, source: OpenedStream, what: s
 
 
 def cast_to_schema(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
-    """Return these columns of the rows, in their types. Raises DatasetError for missing ones and other types."""
+    """Return the columns of the schema, cast to its types. Raises DatasetError for missing columns and wrong types."""
     from dagster_adjunct.resources.schemas.quoted_columns import column
 
     types = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
@@ -201,11 +209,11 @@ def cast_to_schema(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
         for field in schema.fields
         if field.name in types and not widens(types[field.name], field.type)
     ]
-    wrong += [(name, "stands twice") for name in twice if name in schema]
+    wrong += [(name, "is duplicated") for name in twice if name in schema]
     if wrong:
         raise DatasetError(
-            f"{what} has other columns than the dataset: {'; '.join(' '.join(part) for part in wrong)}.",
-            "Select, name and cast the columns of the snapshot as the dataset has them.",
+            f"{what} has different columns than the dataset: {'; '.join(' '.join(part) for part in wrong)}.",
+            "Select, rename and cast the columns of the snapshot to match the dataset.",
             column=wrong[0][0],
         )
     return rows.select(*[column(field.name).cast(field.type).alias(field.name) for field in schema.fields])
@@ -215,9 +223,9 @@ def cast_to_schema(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
 def snapshot_frame(
     snapshot: Snapshot, schema: Schema, what: str, log: DatasetLog, spark: SparkSession, by: str
 ) -> Iterator[DataFrame]:
-    """Give the rows of a snapshot as a frame with these columns, while the context lasts.
+    """Provide the rows of a snapshot as a frame with these columns while the context lasts.
 
-    Arrow tables are put in the lake meanwhile, where all of Spark's executors see them.
+    Arrow tables are staged in the lake, where all of Spark's executors can read them.
     """
     from pyspark.sql import DataFrame
 
@@ -231,13 +239,13 @@ def snapshot_frame(
             rows = _stage_tables(log.lake, folder, snapshot.rows, spark)
             yield cast_to_schema(spark.createDataFrame([], schema.ddl()) if rows is None else rows, schema, what)
         finally:
-            with suppress(AdjunctError):  # what can't be deleted now is garbage for discarding
+            with suppress(AdjunctError):  # a later discard deletes what is left
                 log.lake.store.delete_many([item.key for item in log.lake.store.list(f"{folder}/")])
     delete_attempt(log.lake, log.name, attempt.id)
 
 
 def _stage_tables(lake: Lake, folder: str, tables: Iterable[pa.Table], spark: SparkSession) -> DataFrame | None:
-    """Write tables below a folder of the lake, and return them as a frame; None where there are none."""
+    """Write tables to a folder of the lake and return them as a frame; None if there are none."""
     import pyarrow.parquet as pq
 
     path = lake.store.staging_dir() / f"{uuid4().hex}.parquet"
@@ -253,7 +261,7 @@ def _stage_tables(lake: Lake, folder: str, tables: Iterable[pa.Table], spark: Sp
         if writer is not None:
             number, writer = _upload_part(lake, folder, path, number, writer), None
     finally:
-        with suppress(OSError):  # of a disk that is full, say, as was told
+        with suppress(OSError):  # a full disk, say, which was reported already
             if writer is not None:
                 writer.close()
         with suppress(OSError):
@@ -269,22 +277,14 @@ def _upload_part(lake: Lake, folder: str, path: Any, number: int, writer: Any) -
     return number + 1
 
 
-# Begins a table: its start and its target are committed before anything is read (SAMZA-1278).
-#
-#     bootstrap            start and target recorded -> bulk snapshot, if one is declared -> changes, chunk by chunk
-#     create, recreate     an empty table, served at once, that goes on from the last offset or the stream's default
-#
-# A table that is built anew is built beside the one that is served.
-
-
 _NO_BOOTSTRAP = Bootstrap(state="running", start={}, target={}, started_at=datetime.fromtimestamp(0, UTC))
 
 
 def begin_table(advance: Advance, commit: Commit | None, applied: Mapping[str, str]) -> AdvanceProgress:
-    """Commit where a new table begins, in answer to the startpoints in `applied` (ids by partition).
+    """Commit the start of a new table, recording the startpoints in `applied` (ids by partition) as applied.
 
-    `commit` is the current one. Raises CommitConflictError where another writer was first, and what the loading of a
-    bulk snapshot raises.
+    `commit` is the current one. Raises CommitConflictError where another writer committed first, and what
+    `load_snapshot` raises.
     """
     snapshot = advance.snapshot
     first = snapshot.manifest or UnboundedManifest(
@@ -306,9 +306,9 @@ def begin_table(advance: Advance, commit: Commit | None, applied: Mapping[str, s
 def _prepare_bootstrap(
     advance: Advance, before: AdvanceProgress, attempt: Attempt
 ) -> tuple[AdvanceProgress, UnboundedManifest]:
-    """Return the manifest of a bootstrap that begins beside what is served, and the progress once a snapshot is loaded.
+    """Load the bulk snapshot, if one is declared; return the progress then and the manifest of a running bootstrap.
 
-    The target are the ends of the stream after the snapshot was loaded.
+    The bootstrap's target is the end of the stream after the snapshot was loaded.
     """
     snapshot, source, first = advance.snapshot, advance.source, before.manifest
     start: Offsets = source.system.oldest(source.ssps)
@@ -343,7 +343,7 @@ def _prepare_bootstrap(
 def _prepare_empty_table(
     advance: Advance, before: AdvanceProgress, attempt: Attempt
 ) -> tuple[AdvanceProgress, UnboundedManifest]:
-    """Return the manifest of an empty table that goes on from where the one before it, if any, has read."""
+    """Return the manifest of an empty table that continues at the offsets of the previous table, if there was one."""
     snapshot, source, first = advance.snapshot, advance.source, before.manifest
     known = {} if snapshot.manifest is None else offsets_by_partition(snapshot.manifest.offsets)
     start = offsets_to_json(source.last_offsets(known, source.system.oldest(source.ssps), snapshot.ends))
@@ -377,29 +377,22 @@ def _new_table_manifest(advance: Advance, first: UnboundedManifest, bootstrap: B
     )
 
 
-# One advance of an unbounded dataset: look at what is there, decide, carry it out.
-#
-# look        -> SeenTable      what the manifest, the stream's ends and the declaration say now     table_validity.py
-# decide      -> RecoveryPlan   by the recovery table of SAMZA-1278, without any I/O                 recovery.py
-# carry out   -> AdvanceProgress begin a table (bootstrap.py), apply the changes (apply_changes.py), compact
-
-
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def advance_unbounded(
     context: Runtime, spec: AdjunctDataset, *, rebuild: str | None = None, on_stage: OnStage = ignore_stage
 ) -> AdvanceReport:
-    """Bootstrap the dataset, or apply the changes since its last commit; nothing new makes no commit.
+    """Bootstrap the dataset, or apply the changes since its last commit; without changes nothing is committed.
 
-    `rebuild` gives the reason to build it anew from the stream's oldest offset (or its bulk snapshot), beside the table
-    that is served. Raises BadChangeError and NullKeyError for changes that can't be applied, OffsetOutOfRangeError and
-    DatasetError where the table can't be continued, and CommitConflictError when another writer was first.
+    `rebuild` is the reason to rebuild it from the stream's oldest offset (or its bulk snapshot), next to the table that
+    is served. Raises BadChangeError and NullKeyError for changes that can't be applied, OffsetOutOfRangeError and
+    DatasetError where the table can't be continued, and CommitConflictError when another writer committed first.
     """
     if not spec.following.persistent:
         raise DatasetError(
-            f"dataset {spec.name!r} is declared persistent=False: it lives for one run and is not stored.",
-            "Applications build it when they run: adjunct run. Declare persistent=True to store it.",
+            f"dataset {spec.name!r} is declared persistent=False: each run builds its own table and none is stored.",
+            "Run the application (adjunct run), or declare persistent=True to store the table.",
             dataset=spec.name,
         )
     stages = Stages(spec.name, on_stage)
@@ -410,9 +403,9 @@ def advance_unbounded(
 
 
 def execute_plan(advance: Advance, plan: RecoveryPlan, *, applied: Mapping[str, str] = _NONE) -> AdvanceReport:
-    """Do what was decided, and apply what has come.
+    """Execute the plan, then apply the changes since the last commit.
 
-    A new table is begun in answer to the startpoints in `applied`, which are ids by partition.
+    A new table records the startpoints in `applied` (ids by partition) as applied.
     """
     select_engine(advance.context.spark).decoder.check(advance.source)
     if plan.first == "begin":
@@ -430,15 +423,15 @@ def execute_plan(advance: Advance, plan: RecoveryPlan, *, applied: Mapping[str, 
 
 
 def resume_table(advance: Advance, plan: RecoveryPlan) -> AdvanceProgress:
-    """Return where the table that was seen goes on, with the columns that are declared now."""
+    """Return the progress of the existing table, evolved to the declared columns if the plan says so."""
     snapshot = advance.snapshot
-    assert snapshot.manifest is not None, "a table that is not there is begun"
+    assert snapshot.manifest is not None, "the plan begins a table that does not exist"
     progress = AdvanceProgress(_commit_repartitioned(advance), snapshot.manifest, snapshot.ends)
     return evolve_table(advance, progress) if plan.first == "evolve" else progress
 
 
 def compact_if_due(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
-    """Compact inside the advance, where that is due and declared."""
+    """Compact the table where that is due and the policy declares it as part of the advance."""
     policy = advance.spec.following.compaction
     if not policy.inside_commit:
         return progress
@@ -448,7 +441,7 @@ def compact_if_due(advance: Advance, progress: AdvanceProgress) -> AdvanceProgre
 
 
 def _commit_repartitioned(advance: Advance) -> Commit | None:
-    """Return the current commit, once one says that the table goes on in its stream as that was repartitioned."""
+    """Return the current commit, after committing that the table continues in its repartitioned stream."""
     snapshot = advance.snapshot
     if not snapshot.carried or snapshot.manifest is None:
         return snapshot.commit
@@ -466,17 +459,17 @@ def rebuild_dataset(
     by: str,
     on_stage: OnStage = ignore_stage,
 ) -> AdvanceReport:
-    """Build an unbounded dataset anew from its stream's oldest offset, or from its bulk snapshot.
+    """Rebuild an unbounded dataset from its stream's oldest offset, or from its bulk snapshot.
 
-    It is built beside the table that is served, which stays until the new one has reached its target, and may have
-    other columns. A run that ends before is gone on with by the next advance. Raises DatasetError for a bounded
-    dataset, and where the stream does not tell of every key any more; ConfigurationError without a reason.
+    The new table, which may have different columns, is built next to the one that is served and replaces it once it
+    has reached its target. The next advance resumes an interrupted rebuild. Raises DatasetError for a bounded dataset
+    and for a stream that no longer holds every key, and ConfigurationError without a reason.
     """
     spark = session_factory(spark)
     if not spec.follows_changes:
         raise DatasetError(
-            f"dataset {spec.name!r} is bounded: there is nothing to build anew from a stream.",
-            "Deliver a new version, or publish an earlier one: adjunct dataset rollback.",
+            f"dataset {spec.name!r} is bounded: only unbounded datasets are rebuilt from a stream.",
+            "Deliver a new version, or serve an earlier one: adjunct dataset rollback.",
             dataset=spec.name,
         )
     require_audit_fields("rebuild", spec.name, reason, by)

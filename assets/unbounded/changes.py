@@ -1,7 +1,10 @@
-"""Applying changes: [offset, upcoming) becomes deltas, a chunk a commit; of a bootstrap, generations of the new table.
+"""Applies changes in [offset, upcoming): each chunk becomes one delta and one commit.
 
-A commit costs what its changes cost, however large the table is: readers merge base and deltas. What a bootstrap
-builds lies beside the table that is served, until its target is reached.
+    read -> decode -> reject late changes (a rewind places them instead) -> reject bad changes, or set them aside
+         -> complete and write -> send what was set aside to the dead letters -> commit
+
+The cost of a commit depends on its changes, not on the size of the table, because readers merge base and deltas. The
+chunks of a bootstrap become generations of the new table, which is built next to the one that is served.
 """
 
 from __future__ import annotations
@@ -51,11 +54,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.writing.generation import GenerationWriter
     from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
 
-# Ranges of a change stream written as one generation: read, decoded, bad and late ones set aside.
-#
-# read -> decode -> late ones out (or: placed over what is there) -> bad ones refused, or set aside -> write, completed
-# -> those that were set aside to the dead letters
-
 
 def write_changes(
     advance: Advance,
@@ -67,10 +65,10 @@ def write_changes(
     over_time: OverTimeWrite | None = None,
     rewinding: ActiveRewind | None,
 ) -> tuple[AdvanceProgress, Generation, dict[str, int], Samples | None]:
-    """Write the changes of these ranges; return the generation that they make, counters, and the first ordered values.
+    """Write the changes of these ranges as one generation; return the progress, the generation, counters and samples.
 
-    The progress is another one where ranges with dead letters were committed first. Raises BadChangeError and
-    NullKeyError for changes that can't be applied.
+    The samples are the first values that changes are ordered by. The progress is new where ranges with dead letters
+    were committed first. Raises BadChangeError and NullKeyError for changes that can't be applied.
     """
     source, spec, manifest = advance.source, advance.spec, progress.manifest
     what = f"dataset {spec.name!r}"
@@ -82,7 +80,7 @@ def write_changes(
     if rewinding is not None and spec.following.history is None:
         changes, late = rewinding.place_in_table(changes, engine.table, store, spec, manifest)
     else:
-        # A table that is built anew has forgotten no deletion yet.
+        # A table that is being built has dropped no tombstones yet.
         horizon = None if progress.running else manifest.horizon
         changes, late = engine.decoder.without_late(changes, horizon, spec.following.on_bad_change)
         if rewinding is not None and version is not None:
@@ -112,9 +110,9 @@ def write_changes(
     letters = decoder.letters(changes, spec, writer.incomplete) if set_aside else None
     if letters is not None:
         try:
-            told = (*(rewinding.identity if rewinding is not None else ()), *sorted(writer.incomplete))
+            identity = (*(rewinding.identity if rewinding is not None else ()), *sorted(writer.incomplete))
             again = rewinding is not None
-            progress, counters["quarantined"] = _quarantine(advance, progress, letters, ranges, told, again=again)
+            progress, counters["quarantined"] = _quarantine(advance, progress, letters, ranges, identity, again=again)
         except CommitConflictError:
             advance.log.drop(generation)
             raise
@@ -123,7 +121,7 @@ def write_changes(
 
 
 def target_generations(progress: AdvanceProgress) -> tuple[Generation, ...]:
-    """Return the generations that the next changes come upon: of the table that is built, or else served."""
+    """Return the generations that the next changes apply to: of the table being built, else of the one served."""
     version = progress.manifest.version
     if progress.running:
         return progress.bootstrap.building
@@ -131,7 +129,7 @@ def target_generations(progress: AdvanceProgress) -> tuple[Generation, ...]:
 
 
 class _CollectingWriter:
-    """Writes files, and takes out of their facts the changes that were set aside: manifests don't keep these."""
+    """Writes files and collects the incomplete changes from their stats, which manifests don't keep."""
 
     def __init__(self, writer: GenerationWriter[Any]) -> None:
         self._writer = writer
@@ -147,7 +145,7 @@ class _CollectingWriter:
         if incomplete is None:
             return file
         self.incomplete += [(partition, offset, reason) for partition, offset, reason in incomplete]
-        return replace(file, stats=stats, footer=None)  # the footer has them too
+        return replace(file, stats=stats, footer=None)  # the footer lists them too
 
 
 def _quarantine(
@@ -155,14 +153,14 @@ def _quarantine(
     progress: AdvanceProgress,
     letters: DataFrame | pa.Table,
     ranges: Ranges,
-    told: tuple[object, ...],
+    identity: tuple[object, ...],
     *,
     again: bool,
 ) -> tuple[AdvanceProgress, int]:
-    """Send the dead letters of changes that can't be applied, once; return how many there are.
+    """Send the dead letters of changes that can't be applied; return the progress and how many there are.
 
-    The ranges are committed first: a run that takes over sends the very same ones again, which adds nothing. Those
-    of a rewind (`again`) are its own, and it begins again with the same. `told` is what else tells these letters from
+    The ranges are committed first, so that a run that takes over sends the same letters again, which adds nothing. A
+    rewind (`again`) commits no ranges: repeated, it reads the same ones. `identity` distinguishes these letters from
     others of the same ranges.
     """
     if progress.manifest.quarantining is None and not again:
@@ -173,17 +171,17 @@ def _quarantine(
         advance.context.systems,
         advance.spec,
         letters,
-        producer=_dead_letter_producer(advance, progress, told),
+        producer=_dead_letter_producer(advance, progress, identity),
         sequence=1 + sum(system.distance(ssp, "0", end) for ssp, end in offsets_after(progress, ranges).items()),
     )
     return progress, sent
 
 
-def _dead_letter_producer(advance: Advance, progress: AdvanceProgress, told: tuple[object, ...]) -> str:
-    """Return the producer of dead letters: another one where the same ranges may give other letters.
+def _dead_letter_producer(advance: Advance, progress: AdvanceProgress, identity: tuple[object, ...]) -> str:
+    """Return the producer id of dead letters; it differs where the same ranges may give different letters.
 
-    That is so after a rebuild, a changed declaration, or a compaction that has moved the horizon, in a rewind, and
-    where an erasure has taken the rows that changes keep columns of.
+    That is the case after a rebuild, a changed declaration or a compaction that moved the horizon, in a rewind, and
+    after an erasure of rows from which changes are completed.
     """
     spec, extractor, manifest = advance.spec, advance.spec.extractor, progress.manifest
     facts = (
@@ -192,7 +190,7 @@ def _dead_letter_producer(advance: Advance, progress: AdvanceProgress, told: tup
         spec.columns,
         manifest.horizon,
         *([manifest.positions_from] if manifest.positions_from else []),
-        *told,
+        *identity,
     )
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:8]
     return f"dead-{spec.name}-{progress.bootstrap.started_at:%Y%m%dT%H%M%S%f}-{digest}"
@@ -200,7 +198,7 @@ def _dead_letter_producer(advance: Advance, progress: AdvanceProgress, told: tup
 
 @dataclass(frozen=True, slots=True)
 class _WrittenChanges:
-    """The generation that an attempt made of these ranges; `reached` says that they end a bootstrap."""
+    """The generation written from these ranges; with `reached` it completes a bootstrap."""
 
     attempt: Attempt
     generation: Generation
@@ -212,7 +210,7 @@ class _WrittenChanges:
 
 
 def apply_changes(advance: Advance, progress: AdvanceProgress) -> tuple[AdvanceProgress, Action]:
-    """Apply what has come, a chunk a commit; return what that came to."""
+    """Apply the changes since the last commit, one commit a chunk; return the progress and the action taken."""
     action: Action = "up-to-date"
     began, done = time.monotonic(), 0
     while True:
@@ -229,7 +227,7 @@ def apply_changes(advance: Advance, progress: AdvanceProgress) -> tuple[AdvanceP
             system = advance.source.system
             detail = describe_progress(system, progress.manifest, took, 0 if reached else done)
             advance.stages.tell("bootstrap", took, detail)
-        if last:  # what came since a bootstrap began is for the next advance: readers need not wait for it
+        if last:  # the next advance applies what came after a bootstrap began, so that readers need not wait
             return progress, action if reached or not running else "waiting"
 
 
@@ -241,9 +239,9 @@ def apply_ranges(
     reached: bool = False,
     rewinding: ActiveRewind | None = None,
 ) -> tuple[AdvanceProgress, int]:
-    """Read these changes and commit them; return how many records they were.
+    """Read these changes and commit them; return the progress and the number of records.
 
-    `reached` says that they end a bootstrap, `rewinding` that they are applied again.
+    `reached` says that they complete a bootstrap, `rewinding` that they are applied again.
     """
     context, name, log = advance.context, advance.spec.name, advance.log
     attempt = log.attempt()
@@ -252,12 +250,12 @@ def apply_ranges(
     counters = {"read": records}
     running, begins = progress.running, _writes_base(advance, progress)
     over_time = _over_time_write(advance, progress, begins)
-    # By another order than the offset a deletion must beat what comes after it with a lower value, also in a base; over
-    # time it ends what was there.
+    # Ordered by a column, a deletion also wins against later changes with a lower value, so a base keeps it too. With
+    # history a deletion ends the validity of a row.
     tombstones = not begins or advance.spec.following.order is not None or over_time is not None
     try:
         with AttemptRecord(context.lake, name, attempt.id, context.by), _lease_served_version(advance, progress):
-            alone = over_time is None and rewinding is None  # else stored rows are read, too
+            alone = over_time is None and rewinding is None  # else stored rows are read too
             with advance.stages("build"), interpret_small_plans(context.spark, records if records and alone else None):
                 if records:
                     advance.stages.begin_build()
@@ -271,7 +269,7 @@ def apply_ranges(
                         rewinding=rewinding,
                     )
                     counted["deleted"] += sum(int(file.stats.get("tombstones", 0)) for file in generation.files)
-                    counted.pop("conflicting", None)  # of a change stream nothing else is expected
+                    counted.pop("conflicting", None)  # normal in a change stream
                     counters |= counted if running else {"changes": generation.rows, **counted}
             with advance.stages("commit"):
                 written = _WrittenChanges(attempt, generation, ranges, counters, reached, rewinding, samples)
@@ -285,7 +283,7 @@ def apply_ranges(
 
 @contextmanager
 def _lease_served_version(advance: Advance, progress: AdvanceProgress) -> Iterator[None]:
-    """Hold what is served while changes are completed from its rows: compacted and discarded, they would be gone."""
+    """Lease the served version while changes are completed from its rows, so that these are not discarded."""
     version, following = progress.manifest.version, advance.spec.following
     if not following.completes or progress.running or version is None:
         yield
@@ -295,7 +293,7 @@ def _lease_served_version(advance: Advance, progress: AdvanceProgress) -> Iterat
         lease = Lease.acquire(lake, name, [version.id], holder=f"advance by {advance.context.by}")
     except VersionDiscardedError as error:
         raise CommitConflictError(
-            f"dataset {name!r}: version {version.id} was discarded while this advance was about to read it.",
+            f"dataset {name!r}: version {version.id} was discarded before this advance could read it.",
             ADVANCE_AGAIN,
             dataset=name,
         ) from error
@@ -304,7 +302,7 @@ def _lease_served_version(advance: Advance, progress: AdvanceProgress) -> Iterat
 
 
 def _over_time_write(advance: Advance, progress: AdvanceProgress, begins: bool) -> OverTimeWrite | None:
-    """Return how rows over time are written, None for a table without history: a base says where each row ends."""
+    """Return how rows with validity times are written (a base stores their ends); None for a table without history."""
     if advance.spec.following.history is None:
         return None
     version = progress.manifest.version
@@ -313,7 +311,7 @@ def _over_time_write(advance: Advance, progress: AdvanceProgress, begins: bool) 
 
 
 def _writes_base(advance: Advance, progress: AdvanceProgress) -> bool:
-    """Whether what is written next is a base: nothing is below it."""
+    """Whether the next generation is the base."""
     if progress.running:
         return not progress.bootstrap.building
     version = progress.manifest.version
@@ -335,7 +333,7 @@ def _commit_written(advance: Advance, progress: AdvanceProgress, written: _Writt
 
 
 def _manifest_with_changes(advance: Advance, progress: AdvanceProgress, written: _WrittenChanges) -> UnboundedManifest:
-    """Return the manifest with these changes in it; changes that hold no record leave the version as it is."""
+    """Return the manifest with these changes; a chunk without records leaves the version unchanged."""
     source, manifest, bootstrap = advance.source, progress.manifest, progress.bootstrap
     generation, running = written.generation, progress.running
     offsets = manifest.offsets | offsets_to_json({ssp: end for ssp, (_, end) in written.ranges.items()})

@@ -1,7 +1,10 @@
-"""Compaction: deltas into one, or all generations into a new base, beside commits and readers.
+"""Compacts a table: merges deltas into one (minor), or all generations into a new base (major).
 
-Plan, merge, switch: one compare-and-swap puts the output in the place of exactly its inputs. Deltas that were committed
-meanwhile stay behind it.
+    minor   adjacent deltas -> one delta; keeps every tombstone
+    major   base and deltas -> a new base; by offset without tombstones, by a column with those above the horizon
+
+Readers and commits go on meanwhile. The plan is decided on the manifest alone. One compare-and-swap replaces exactly
+the inputs with the output; deltas that were committed meanwhile stay on top of it.
 """
 
 from __future__ import annotations
@@ -48,20 +51,15 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.commit_log import Commit
     from dagster_adjunct.resources.objects.lake import Lake
 
-# Which generations of a table are worth merging, decided on the manifest alone.
-#
-# minor   adjacent deltas -> one delta; every tombstone stays
-# major   base and deltas -> a new base; by offset without tombstones, by a column with those above the horizon
-
 
 Level = Literal["minor", "major"]
 MIN_ROWS_FOR_MAJOR = 50_000
-"""Deltas with fewer rows than these are merged while reading in no time: only their number makes a compaction due."""
+"""Readers merge deltas with fewer rows than this quickly, so only the number of deltas makes a compaction due."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionPlan:
-    """What one compaction merges: adjacent generations, oldest first, and why."""
+    """The adjacent generations, oldest first, that one compaction merges, and why."""
 
     level: Level
     generations: tuple[Generation, ...]
@@ -69,28 +67,28 @@ class CompactionPlan:
 
     @property
     def rows(self) -> int:
-        """The stored rows that are read."""
+        """The number of stored rows to read."""
         return sum(generation.rows for generation in self.generations)
 
     @property
     def size(self) -> int:
-        """The bytes that are read."""
+        """The number of bytes to read."""
         return sum(generation.size for generation in self.generations)
 
     @property
     def folders(self) -> frozenset[str]:
-        """The folders that the output takes the place of."""
+        """The folders that the output replaces."""
         return frozenset(generation.folder for generation in self.generations)
 
 
 def plan_compaction(
     version: SealedVersion, policy: DeltaCompaction, level: Level | None = None
 ) -> CompactionPlan | None:
-    """Return what to compact, None where nothing is to be done.
+    """Return what to compact, or None.
 
-    With `level` whatever that level can merge: all deltas, or all generations. Without it what the policy finds due.
-    A minor compaction that is due takes the newest deltas, and older ones only while these are not larger than all
-    that it has taken: so each row is rewritten a few times, however many commits there are.
+    With `level`, all that it can merge: all deltas, or all generations. Without it, what is due by the policy. A minor
+    compaction takes the newest deltas, and older ones as long as they are not larger than those taken together, so that
+    each row is rewritten a few times, however many commits there are.
     """
     generations = [generation for generation in version.generations if generation.files]
     base, deltas = generations[:1], generations[1:]
@@ -114,10 +112,9 @@ def plan_compaction(
 
 
 def plan_state_compaction(version: SealedVersion, policy: DeltaCompaction) -> CompactionPlan | None:
-    """Return what to compact of a table of state: small generations, as soon as there are too many.
+    """Return what to compact of a state table: its small generations, once there are too many; else None.
 
-    There is no base, and nothing makes one: what stays would be rewritten for what goes, and a generation goes whole
-    when its last row has expired.
+    A state table has no base, since a generation is dropped whole when its last row has expired.
     """
     generations = [generation for generation in version.generations if generation.files]
     if len(generations) < policy.deltas:
@@ -127,7 +124,7 @@ def plan_state_compaction(version: SealedVersion, policy: DeltaCompaction) -> Co
 
 
 def _select_newest(deltas: Sequence[Generation], limit: int) -> Sequence[Generation]:
-    """Return the deltas to merge so that fewer than `limit` are left, and no large one for a small one's sake."""
+    """Return the newest deltas to merge so that fewer than `limit` are left, without large ones where possible."""
     taken = min(len(deltas), len(deltas) - limit + 2)
     rows = sum(delta.rows for delta in deltas[-taken:])
     while taken < len(deltas) and deltas[-taken - 1].rows <= rows:
@@ -140,10 +137,10 @@ def _select_newest(deltas: Sequence[Generation], limit: int) -> Sequence[Generat
 class CompactionReport:
     """What one compaction did.
 
-    `action` "compacted" made `version` (an id); "nothing" found nothing to do; "superseded" met another compaction,
-    rebuild or erasure that replaced its inputs first, and left nothing behind. `note` says why. `generations` are how
-    many a reader merges before and after, `rows` and `bytes` what the inputs and the output hold. `counters` are the
-    rows that later ones superseded, and the tombstones that went. `horizon` is how far deletions are forgotten.
+    `action` is "compacted" (it made `version`, an id), "nothing" (nothing was due), or "superseded" (another
+    compaction, a rebuild or an erasure replaced the inputs first, and nothing was changed); `note` says why.
+    `generations` is how many a reader merges before and after, `rows` and `bytes` are those of inputs and output.
+    `counters` counts superseded rows and dropped tombstones. Tombstones up to position `horizon` are dropped.
     """
 
     dataset: str
@@ -184,9 +181,9 @@ class CompactionReport:
 class MergeResult:
     """The output of one merge.
 
-    `entries` are its rows that are no deletions and, over time, not over yet; None for a delta with history. `horizon`
-    is what it forgets deletions up to, None where it forgets none of its own. `pruned` is the edge of the history that
-    it has gone by, None where it went by none.
+    `entries` is the number of its current rows that are no deletions; None for a delta with history. Tombstones up to
+    position `horizon` are dropped, None where no more than before. `pruned` is the edge of the history that was
+    applied, None without one.
     """
 
     attempt: Attempt
@@ -200,9 +197,9 @@ class MergeResult:
 def merge_generations(
     context: Runtime, manifest: UnboundedManifest, plan: CompactionPlan, attempt: Attempt, *, forget: bool
 ) -> MergeResult:
-    """Write what the generations of the plan come to, as the newest of them: its order to the others stays.
+    """Merge the generations of the plan into one with the number of the newest, so that the order of others stays.
 
-    `forget` lets a table by a column's order forget deletions further than it has yet.
+    `forget` moves the horizon of a table that is ordered by a column, dropping more tombstones.
     """
     version = manifest.version
     assert version is not None
@@ -244,7 +241,7 @@ def merge_generations(
         counters |= {"superseded": plan.rows - counts["keys"], "deleted": counts["forgotten"]}
     counters.pop("conflicting", None)
     entries = generation.rows - tombstones
-    # A snapshot's row of a key that is not known is no late change: it is the first that says of it.
+    # A snapshot row of an unknown key is never late: it is the first row of its key.
     horizon = None if version.order_by == STREAMED_FIRST else horizon
     return MergeResult(attempt, strip_large_footers(generation), counters, entries, horizon)
 
@@ -259,9 +256,9 @@ def _merge_over_time(
     *,
     forget: bool,
 ) -> MergeResult:
-    """Write rows over time: as a base each says where it ends, and what ended before the edge goes.
+    """Merge rows with validity times; a base stores where each ends and drops those that ended before the edge.
 
-    Deletions are forgotten that are older than the history twice over, where nothing else is left of their key.
+    Tombstones older than twice the history are dropped where nothing else is left of their key.
     """
     version = manifest.version
     assert version is not None
@@ -304,42 +301,44 @@ def compact_dataset(
     level: Level | None = None,
     policy: DeltaCompaction | None = None,
 ) -> CompactionReport:
-    """Compact an unbounded dataset; readers and commits go on meanwhile, and whoever reads a version keeps it.
+    """Compact an unbounded dataset while readers and commits go on.
 
-    Without `level`, what the policy finds due: that which was declared at the last advance, unless `policy` is given.
-    "minor" merges all deltas into one, "major" everything into a new base. `spark` is called only if there is
-    something to do, and `by` stands in the commit. A table that is being rebuilt is compacted where it is served.
-    Raises DatasetNotFoundError, and DatasetError for a bounded dataset.
+    Without `level`, do what is due by `policy`, or else by the policy declared at the last advance. "minor" merges all
+    deltas into one, "major" everything into a new base. `spark` is called only if there is something to do; the commit
+    stores `by`. During a rebuild the served table is compacted. Raises DatasetNotFoundError, and DatasetError for a
+    bounded dataset.
     """
     context = Runtime(lake, {}, session_factory(spark), by)
     if level not in (None, "minor", "major"):
         raise ConfigurationError(
-            f"dataset {dataset_name!r} is to be compacted at level {level!r}: expected minor or major.",
-            "Choose one.",
+            f"dataset {dataset_name!r}: argument 'level' of a compaction is {level!r}, expected 'minor' or 'major'.",
+            "Leave it out to compact what is due.",
             argument="level",
             dataset=dataset_name,
         )
     manifest = context.log(dataset_name).read()[1]
     if manifest is None:
         raise DatasetNotFoundError(
-            f"dataset {dataset_name!r} has no commit in {lake.url}.", "Advance it a first time.", dataset=dataset_name
+            f"dataset {dataset_name!r} has no commit in {lake.url}.",
+            "Advance it once to create it.",
+            dataset=dataset_name,
         )
     if not isinstance(manifest, UnboundedManifest):
         raise DatasetError(
-            f"dataset {dataset_name!r} is bounded: each of its versions is one generation already.",
-            "Only unbounded datasets have deltas to compact.",
+            f"dataset {dataset_name!r} is bounded, so there is nothing to compact: each version is one generation.",
+            "Compact unbounded datasets only.",
             dataset=dataset_name,
         )
     return _compact(context, manifest, policy or manifest.declaration.compaction, level)[0]
 
 
 def compact_due(context: Runtime, manifest: UnboundedManifest, policy: DeltaCompaction) -> _Current | None:
-    """Compact what the policy finds due; return the commit and its manifest, None where nothing was compacted."""
+    """Compact what is due by the policy; return the commit and its manifest, None where nothing was compacted."""
     return _compact(context, manifest, policy, None)[1]
 
 
 class _LateChanges(Exception):
-    """Deltas committed meanwhile hold changes at or below the new horizon, which forgotten deletions should beat."""
+    """Raised where deltas committed meanwhile hold changes at or below the new horizon."""
 
 
 def _compact(
@@ -361,12 +360,12 @@ def _compact(
                 done = _merge_and_switch(context, manifest, plan, forget=True)
             except _LateChanges:
                 done = _merge_and_switch(context, manifest, plan, forget=False)
-    except VersionDiscardedError:  # before it could be leased: somebody compacted and discarded
+    except VersionDiscardedError:  # compacted and discarded by others before it could be leased
         done = None
     if done is None:
         why = (
-            "another writer replaced these generations first (a compaction, rebuild or erasure); nothing of this "
-            f"{plan.level} compaction is left"
+            "another writer replaced these generations first (a compaction, rebuild or erasure); this "
+            f"{plan.level} compaction changed nothing"
         )
         return CompactionReport(manifest.name, "superseded", why), None
     merged, (commit, after) = done
@@ -401,7 +400,7 @@ def _merge_and_switch(
 def _commit_merged(
     context: Runtime, manifest: UnboundedManifest, plan: CompactionPlan, merged: MergeResult
 ) -> _Current | None:
-    """Commit the output in the place of its inputs, whatever was appended; None where these are not there."""
+    """Commit the output in place of its inputs and keep appended deltas; None where the inputs were replaced."""
     assert manifest.version is not None
     log, known = context.log(manifest.name), {generation.folder for generation in manifest.version.generations}
 
@@ -426,7 +425,7 @@ def _commit_merged(
 
 
 def _has_late_deltas(context: Runtime, fresh: UnboundedManifest, known: set[str], horizon: int) -> bool:
-    """Whether generations that were committed meanwhile have changes, or times of a history, at or below it."""
+    """Whether generations committed meanwhile have changes, or validity times, at or below the horizon."""
     version = fresh.version
     assert version is not None
     appended = [delta for delta in version.generations if delta.folder not in known and delta.files]
@@ -441,7 +440,7 @@ def _has_late_deltas(context: Runtime, fresh: UnboundedManifest, known: set[str]
 
 
 def _can_replace(fresh: UnboundedManifest, plan: CompactionPlan, merged: MergeResult) -> bool:
-    """Whether the manifest serves all inputs still, and nobody takes the output for garbage."""
+    """Whether the manifest still serves all inputs, and no discard has marked the output as garbage."""
     served = {generation.folder for generation in fresh.version.generations} if fresh.version else set()
     return plan.folders <= served and merged.generation.folder not in fresh.doomed
 
@@ -449,7 +448,7 @@ def _can_replace(fresh: UnboundedManifest, plan: CompactionPlan, merged: MergeRe
 def _manifest_with_merged(
     fresh: UnboundedManifest, plan: CompactionPlan, merged: MergeResult, number: int, now: datetime
 ) -> UnboundedManifest:
-    """Return the manifest that serves the output instead of its inputs."""
+    """Return the manifest that serves the output in place of its inputs."""
     assert fresh.version is not None
     others = [other for other in fresh.version.generations if other.folder not in plan.folders and other.files]
     output = [merged.generation] if merged.generation.files or not others else []

@@ -1,6 +1,6 @@
-"""What a table is made with, as one value: Spark, or this process with all rows in memory.
+"""The two engines that build tables: Spark, or Arrow in this process with all rows in memory.
 
-Both make the same tables of the same streams; tests run random histories through both.
+Both build the same tables from the same streams; tests run random histories through both.
 """
 
 from __future__ import annotations
@@ -33,42 +33,41 @@ if TYPE_CHECKING:
 
 
 class TableRows(Protocol[Rows]):
-    """Works on the rows of generations, which have `__position`, `__tombstone` and the number `__gen` beside columns.
+    """Operations on the rows of generations, which have `__position`, `__tombstone` and `__gen` next to their columns.
 
-    Of a key the row with the highest (position, generation) wins.
+    Of each key the row with the highest (position, generation) wins.
     """
 
     def stored(self, store: ObjectStore, what: str, layout: BucketLayout, generations: Sequence[Generation]) -> Rows:
-        """Return all rows of these generations. Raises ManifestMismatchError for files that are not as listed."""
+        """Return all rows of these generations. Raises ManifestMismatchError for damaged files."""
         ...
 
     def positions(self, rows: Rows) -> tuple[int | None, int | None]:
-        """Return the lowest and the highest position of these rows, None where there are none."""
+        """Return the lowest and the highest position of these rows; None and None without rows."""
         ...
 
     def drop_forgotten(
         self, rows: Rows, key: tuple[str, ...], horizon: int | None
     ) -> tuple[Rows, Callable[[], dict[str, int]]]:
-        """Return the winner of each key but for tombstones up to the horizon, and what counts them once written.
+        """Return the winner of each key without tombstones up to the horizon, and a function with the counts.
 
-        Counted are "keys", what is "forgotten", and the "tombstones" that stay.
+        Once the rows are written it counts "keys", dropped tombstones ("forgotten") and kept "tombstones".
         """
         ...
 
     def drop_expired(self, rows: Rows, expires: str, watermark: datetime) -> Rows:
-        """Return the rows whose time, in the column `expires`, the watermark has not reached."""
+        """Return the rows whose time in the column `expires` is after the watermark."""
         ...
 
     def raise_to_stored_positions(self, changes: Rows, stored: Rows, key: tuple[str, ...]) -> Rows:
-        """Return the changes with positions no lower than those that the table holds of their keys."""
+        """Return the changes, with positions raised to at least those of the stored rows of their keys."""
         ...
 
     def split_late(self, changes: Rows, stored: Rows, key: tuple[str, ...], horizon: int) -> tuple[Rows, Rows, int]:
-        """Return the changes that a forgotten deletion can't beat; all, with such a problem on the others; how many.
+        """Return the changes in time, all changes with the late ones marked as problems, and how many are late.
 
-        Beaten may be all changes of a key that the table does not hold, where the newest is not above the horizon.
-        Where it is a deletion they are left out: there is nothing to delete, and the deletion that counts may be
-        another.
+        Changes of a key are late where the table does not hold the key and the newest of them is not above the horizon:
+        a tombstone that was dropped might win against them. If the newest is a deletion itself, they are left out.
         """
         ...
 
@@ -79,7 +78,7 @@ _STORED, _LATE, _NEWEST = "__stored", "__late", "__newest"
 
 @dataclass(frozen=True, slots=True)
 class SparkRows:
-    """TableRows over frames; the session is started by the first read."""
+    """TableRows over Spark frames; the first read starts the session."""
 
     session: Callable[[], SparkSession]
 
@@ -147,7 +146,7 @@ class SparkRows:
 
 
 def _join_stored_positions(changes: DataFrame, stored: DataFrame, key: tuple[str, ...]) -> DataFrame:
-    """Return the changes with the position of what the table holds of their key; null where it holds nothing."""
+    """Return the changes with the stored position of their key, null where the table does not hold the key."""
     from pyspark.sql import functions as F
 
     names = [f"__key_{index}" for index in range(len(key))]
@@ -158,7 +157,7 @@ def _join_stored_positions(changes: DataFrame, stored: DataFrame, key: tuple[str
 
 
 def _mark_late(changes: DataFrame, key: tuple[str, ...], horizon: int) -> DataFrame:
-    """Return the changes with a mark where a deletion that is forgotten might beat them; see `late_beside`."""
+    """Return the changes, marked where a dropped tombstone might win against them; see `split_late`."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -246,7 +245,7 @@ def _iterate_keys(rows: pa.Table, key: tuple[str, ...]) -> Iterator[Key]:
 
 
 def _highest_positions(stored: pa.Table, key: tuple[str, ...]) -> dict[Key, int]:
-    """Return the highest position that is stored of each key."""
+    """Return the highest stored position of each key."""
     held: dict[Key, int] = {}
     for own, position in zip(_iterate_keys(stored, key), stored.column(POSITION).to_pylist(), strict=True):
         held[own] = max(position, held.get(own, position))
@@ -261,7 +260,7 @@ def _filter_rows(rows: pa.Table, mask: Sequence[bool]) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class Engine(Generic[Rows]):
-    """What decodes changes, reads stored rows and writes generations; all hold rows in the same form."""
+    """A decoder of changes, a reader of stored rows and a writer of generations, all on the same kind of rows."""
 
     decoder: ChangeDecoder[Rows]
     table: TableRows[Rows]
@@ -272,5 +271,5 @@ ARROW_ENGINE = Engine(ArrowDecoder(), ArrowRows(), ARROW)
 
 
 def select_engine(spark: Callable[[], SparkSession]) -> Engine[Any]:
-    """Return the engine of this session, which it starts when it is needed; of IN_PROCESS the one without."""
+    """Return the Spark engine, which starts the session on first use, or for IN_PROCESS the Arrow engine."""
     return ARROW_ENGINE if spark is IN_PROCESS else Engine(SparkDecoder(spark), SparkRows(spark), SPARK)

@@ -1,11 +1,11 @@
-"""What a run does with the table that it finds: SAMZA-1278's recovery table.
+"""Decides what an advance does with the table that it finds: SAMZA-1278's recovery table.
 
                                 no table      found, not valid                     valid
-    marked for bootstrap        bootstrap     bootstrap beside the one served      continue
+    marked for bootstrap        bootstrap     bootstrap next to the served one     continue
     not marked                  create        recreate empty, from the last offset continue
 
-A bootstrap that was begun and can't go on begins again, whether the dataset is marked or not: what is served is not
-given up for it. `decide` is pure: what it goes by is in `Seen`.
+A bootstrap that can't be continued starts again, whether the dataset is marked or not; the served version stays until
+it is done. `plan_recovery` is pure: it decides on a TableSnapshot.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """What an advance does first, and the decision behind it as its commits keep it.
+    """What an advance does first, and the decision that its commits store.
 
-    "leave" serves the table as it is; "begin" begins a new one, empty or bootstrapped; "evolve" takes on the columns
-    and the length of the history that are declared now. All but "leave" then apply what has come.
+    "leave" serves the table as it is; "begin" creates a new one, empty or bootstrapped; "evolve" adopts the declared
+    columns and length of history. All but "leave" then apply the changes since the last commit.
     """
 
     first: Literal["leave", "begin", "evolve", "apply"]
@@ -40,12 +40,11 @@ class RecoveryPlan:
 
 
 def plan_recovery(snapshot: TableSnapshot, *, rebuild: str | None = None, forced: bool = False) -> RecoveryPlan:
-    """Return what to do with the table that was seen; `rebuild` is the reason to build it anew.
+    """Return what to do with the table; `rebuild` is the reason to rebuild it.
 
-    `forced` begins a bootstrap even from a stream that does not tell of every key any more. Raises DatasetError for
-    columns that the table can't be continued with and for a bootstrap that would lack keys, OffsetOutOfRangeError and
-    MalformedDocumentError where nothing can be decided, and CommitConflictError where another writer committed
-    meanwhile.
+    `forced` bootstraps even from a stream that no longer holds every key. Raises DatasetError for incompatible columns
+    and for a bootstrap that would lack keys, OffsetOutOfRangeError and MalformedDocumentError where nothing can be
+    decided, and CommitConflictError where another writer committed meanwhile.
     """
     if rebuild is None:
         _check_columns(snapshot)
@@ -56,7 +55,7 @@ def plan_recovery(snapshot: TableSnapshot, *, rebuild: str | None = None, forced
             require_complete_stream(snapshot, rebuild)
         return RecoveryPlan("begin", decision)
     decision = decide_recovery(snapshot)
-    if rebuild is not None:  # there is no table yet, and it is asked for from the oldest offset
+    if rebuild is not None:  # there is no table yet: bootstrap whatever is declared
         reason = f"rebuild: {rebuild}"
         decision = Decision(action="bootstrap", store=decision.store, reason=reason, at=snapshot.at)
     if decision.action == "bootstrap" and not forced:
@@ -81,17 +80,17 @@ def _apply_recovery_table(spec: AdjunctDataset, state: TableContinuity, now: dat
     lost = state.lost and not state.building
     if lost and spec.following.on_lost_offset == "fail":
         raise OffsetOutOfRangeError(
-            f"dataset {spec.name!r} can't be continued: {state.problem}: retention has passed it.",
+            f"dataset {spec.name!r} can't be continued: {state.problem}: retention has deleted the changes in between.",
             "Deliver the lost changes again, or rebuild it from a complete source: adjunct dataset rebuild "
-            f"{spec.name} MODULE:APP --reason …. A longer retention of the stream keeps this from happening.",
+            f"{spec.name} MODULE:APP --reason …. Longer retention of the stream prevents this.",
             dataset=spec.name,
         )
     action: Literal["create", "bootstrap", "recreate", "continue", "serve-stale"]
     if state.store in ("valid", "building"):
         action = "continue"
-        reason = "the table is valid" if state.store == "valid" else "its bootstrap goes on"
+        reason = "the table is valid" if state.store == "valid" else "its bootstrap continues"
     elif state.building:
-        action, reason = "bootstrap", f"the bootstrap that was not finished begins again: {state.problem}"
+        action, reason = "bootstrap", f"the unfinished bootstrap starts again: {state.problem}"
     elif lost and spec.following.on_lost_offset == "serve_stale":
         action, reason = "serve-stale", state.problem
     elif spec.bootstrap:
@@ -103,23 +102,23 @@ def _apply_recovery_table(spec: AdjunctDataset, state: TableContinuity, now: dat
 
 
 def require_complete_stream(snapshot: TableSnapshot, why: str) -> None:
-    """Refuse to bootstrap from a stream that does not tell of every key any more."""
+    """Raise DatasetError for a bootstrap from a stream that no longer holds every key."""
     spec = snapshot.spec
     if spec.following.initial is not None or snapshot.tells_all:
         return
     raise DatasetError(
         f"dataset {spec.name!r} has to be bootstrapped ({why}), and its input {spec.input} does not hold all changes: "
-        "retention has dropped the oldest, and the stream is not compacted by key.",
-        "Declare a bulk snapshot to begin with (initial=…), deliver the whole table into the stream again, or declare "
-        "bootstrap=False, which goes on without what is lost. What was served stays served.",
+        "retention has deleted the oldest, and the stream is not compacted by key.",
+        "Declare a bulk snapshot (initial=…), deliver the whole table into the stream again, or declare "
+        "bootstrap=False to continue without the lost changes. The served version stays served.",
         dataset=spec.name,
     )
 
 
 def _needs_evolution(snapshot: TableSnapshot) -> bool:
-    """Whether other columns are served than are declared now, or a history of another length.
+    """Whether the served version has other columns, or a history of another length, than declared.
 
-    What is being built has its own.
+    False while a new table is being built, which has the declared ones.
     """
     manifest = snapshot.manifest
     if manifest is None or manifest.version is None:
@@ -132,14 +131,14 @@ def _needs_evolution(snapshot: TableSnapshot) -> bool:
 
 
 def _check_columns(snapshot: TableSnapshot) -> None:
-    """Refuse columns that what is served can't be read with; a table that is being built anew may have any."""
+    """Reject columns that are incompatible with the served version; a table that is being rebuilt may have any."""
     manifest = snapshot.manifest
     if manifest is not None and manifest.version is not None and manifest.bootstrap.state != "running":
         check_evolution(snapshot.spec.name, manifest.version.columns, snapshot.source.schema, snapshot.spec.key)
 
 
 def _check_order(snapshot: TableSnapshot) -> None:
-    """Refuse another order than that of the stored positions; a table that is being built anew may have any."""
+    """Reject an order other than that of the stored positions; a table that is being rebuilt may have any."""
     manifest, declared = snapshot.manifest, snapshot.source.declaration
     if manifest is None or manifest.version is None or manifest.bootstrap.state == "running":
         return
@@ -157,16 +156,13 @@ def _check_order(snapshot: TableSnapshot) -> None:
 
 
 def check_evolution(dataset: str, stored: Schema, declared: Schema, key: tuple[str, ...]) -> None:
-    """Refuse columns that the stored rows can't be read with: only added and widened ones can, and no key's.
-
-    Raises DatasetError with the differences.
-    """
+    """Raise DatasetError, listing the differences, for any change but added and widened columns outside the key."""
     refused = refused_changes(stored, declared, key)
     if refused:
         raise DatasetError(
-            f"dataset {dataset!r} holds other columns than are declared now: {'; '.join(refused)}. Columns can only be "
-            "added, or widened.",
-            f"Restore these columns, or build it anew with the new ones: adjunct dataset rebuild {dataset} MODULE:APP "
-            "--reason …; the old table is served until that is done.",
+            f"dataset {dataset!r} is stored with other columns than declared: {'; '.join(refused)}. Columns can only "
+            "be added or widened.",
+            f"Restore these columns, or rebuild the dataset: adjunct dataset rebuild {dataset} MODULE:APP --reason …. "
+            "The old table is served until the rebuild is done.",
             dataset=dataset,
         )

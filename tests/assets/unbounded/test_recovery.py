@@ -244,7 +244,7 @@ def test_a_lost_offset_on_a_stream_that_does_not_tell_all_is_refused_and_what_wa
     table.send(c=3)
     table.send(d=4)
     table.drop_the_front()
-    with pytest.raises(DatasetError, match="retention has dropped the oldest") as caught:
+    with pytest.raises(DatasetError, match="retention has deleted the oldest") as caught:
         table.advance()
     assert "it goes on at offset 2 of lake.accounts.0" in caught.value.problem
     assert "initial=" in caught.value.next_step
@@ -270,7 +270,7 @@ def test_on_lost_offset_fail_fails_and_what_was_served_stays(world: World) -> No
     table.send(c=3)
     table.drop_the_front()
     before = table.commits
-    with pytest.raises(OffsetOutOfRangeError, match="retention has passed it") as caught:
+    with pytest.raises(OffsetOutOfRangeError, match="retention has deleted the changes") as caught:
         table.advance()
     assert "adjunct dataset rebuild accounts" in caught.value.next_step
     assert (table.content, table.commits) == ({"a": 1}, before)
@@ -389,7 +389,7 @@ def test_a_rebuild_is_built_beside_the_served_table_in_chunks_and_goes_on_after_
     table.send(g=1)
     report = table.advance()
     assert report.decision is not None
-    assert (report.decision.store, report.decision.reason) == ("building", "its bootstrap goes on")
+    assert (report.decision.store, report.decision.reason) == ("building", "its bootstrap continues")
     assert (report.action, report.counters["read"]) == ("bootstrapped", 3), "it goes on after the last whole chunk"
     assert table.content == {"a": 2, "b": 1, "c": 1, "d": 1, "e": 1, "f": 1}, "up to the target, and not further"
     ended = table.manifest.bootstrap
@@ -439,7 +439,7 @@ def test_a_bootstrap_whose_next_offset_fell_off_the_stream_begins_again(world: W
     report = table.advance()
     assert (report.action, table.content) == ("bootstrapped", {"a": 1, "b": 1, "d": 1})
     assert report.decision is not None
-    assert "was not finished begins again: it goes on at offset 1" in report.decision.reason
+    assert "the unfinished bootstrap starts again: it goes on at offset 1" in report.decision.reason
 
 
 def test_a_bootstrap_that_lost_what_it_had_built_begins_again_though_not_marked(world: World) -> None:

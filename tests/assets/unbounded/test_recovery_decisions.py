@@ -136,7 +136,7 @@ def test_what_is_wrong_with_a_table_is_the_reason() -> None:
         "its manifest is damaged (it is cut)",
         "2 of its objects are missing or cut, first a/b0.parquet",
         "the partitions of its stream have changed (lake.t.2 added)",
-        "the bootstrap that was not finished begins again: other columns are declared since it began "
+        "the unfinished bootstrap starts again: other columns are declared since it began "
         f"({COLUMNS.difference(Schema.of(k='string', n='int', at='date'))})",
     ]
 
@@ -210,7 +210,7 @@ def test_a_rebuild_asks_nothing_of_the_table_before_and_all_of_the_stream() -> N
 
 def test_a_rebuild_may_have_other_columns() -> None:
     spec, narrow = declared(), Schema.of(k="string")
-    with pytest.raises(DatasetError, match="holds other columns than are declared now"):
+    with pytest.raises(DatasetError, match="is stored with other columns than declared"):
         plan_recovery(seen(spec, table(spec), columns=narrow))
     assert plan_recovery(seen(spec, table(spec), columns=narrow), rebuild="n went").first == "begin"
 

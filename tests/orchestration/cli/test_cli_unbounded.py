@@ -130,7 +130,7 @@ def test_what_is_bounded_follows_no_stream(world: World) -> None:
     assert "is bounded: it arrives in versions" in refused(world, "dataset", "lag", "stock")
     assert "is bounded" in refused(world, "dataset", "compact", "stock")
     command = ["dataset", "rebuild", "stock", "shop:app", "--reason", "x"]
-    assert "'stock' is bounded: there is nothing to build anew" in refused(world, *command)
+    assert "'stock' is bounded: only unbounded datasets are rebuilt" in refused(world, *command)
 
 
 def test_a_startpoint_on_its_stream_is_applied_before_the_dataset_advances(world: World) -> None:
