@@ -28,9 +28,9 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.planner.catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.step.compile_batch import CompilingBatch, compiled_operators, known_batch
+from dagster_adjunct.orchestration.step.compile_batch import BatchCompiler, build_batch_graph, compile_operators
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
-from dagster_adjunct.orchestration.step.verify_plan import rehearse
+from dagster_adjunct.orchestration.step.verify_plan import analyze_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -116,15 +116,15 @@ class Joins:
     def frame(self, names: Sequence[str]) -> DataFrame:
         context, views = self._context(names)
         inputs = BatchInputs(1, self._streams.whole("facts"), views)
-        batch = Compiled(known_batch(context, inputs), lambda name: None)
-        compiled_operators(batch)
+        batch = Compiled(build_batch_graph(context, inputs), lambda name: None)
+        compile_operators(batch)
         (frame,) = batch.sent
         return frame
 
     def prove(self, names: Sequence[str]) -> None:
         """Print what Spark does; no exchange may be in it, of the dataset or of the records."""
         context, views = self._context(names)
-        proof = rehearse(context, views)
+        proof = analyze_batch(context, views)
         assert not [join for join in proof.joins if join.dataset_exchanges or join.stream_exchanges], proof.render()
         assert "Exchange" not in self.frame(names)._jdf.queryExecution().executedPlan().toString()
         print(f"{proof.render()}\n")
@@ -140,7 +140,7 @@ class Joins:
         return StepContext(self._runtime, app, plan, FanOut()), dict.fromkeys(names, self._view)
 
 
-class Compiled(CompilingBatch):
+class Compiled(BatchCompiler):
     """A batch that hands its outputs' records out, and writes none."""
 
     sent: tuple[DataFrame, ...] = ()

@@ -14,11 +14,11 @@ from benchmarks.timing import Measured
 from dagster_adjunct import Application, LakeStreams, Schema, open_lake
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.planner.catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.coordinator import start_of_run
+from dagster_adjunct.orchestration.startpoints.coordinator import start_run
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.startpoints.positions import input_positions, look_at_streams
+from dagster_adjunct.orchestration.startpoints.positions import input_positions, snapshot_streams
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
-from dagster_adjunct.orchestration.startpoints.store import startpoints_of
+from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import StartpointTimestamp
 from dagster_adjunct.resources.streams.system import StreamSystem
@@ -116,15 +116,15 @@ def start_once(folder: Path, make: Callable[[Lake], StreamSystem], streams: int,
         app.input_stream(f"{system.name}.s{number}", default_offset="oldest")
     systems: Mapping[str, StreamSystem] = {system.name: system}
     plan = plan_application(app, systems)
-    startpoints = startpoints_of(lake, app)
+    startpoints = open_startpoints(lake, app)
     tasks = plan.partitions_by_task()
     log = BatchLog(lake, app.name)
     phases = Phases(clocked, store)
     with phases.phase("defaults"):
         logged = log.read()
-        streams = look_at_streams(systems, app.inputs)
-        first = start_of_run(app, streams, tasks, FanOut({}), logged.state, lake.now())
-        logged = log.move(logged, first.state, by="run-1")
+        streams = snapshot_streams(systems, app.inputs)
+        first = start_run(app, streams, tasks, FanOut({}), logged.state, lake.now())
+        logged = log.store_positions(logged, first.state, by="run-1")
     end = StartpointTimestamp(timestamp_ms=3) if until else None
     startpoints.write_startpoints(
         StartpointRequest(ssp=ssp, startpoint=StartpointTimestamp(timestamp_ms=2), until=end, by="ada", reason="speed")
@@ -134,12 +134,12 @@ def start_once(folder: Path, make: Callable[[Lake], StreamSystem], streams: int,
     with phases.phase("fan-out"):
         handed = startpoints.fan_out(tasks)
     with phases.phase("start"):
-        streams = look_at_streams(systems, app.inputs)
-        start = start_of_run(app, streams, tasks, handed, logged.state, lake.now())
+        streams = snapshot_streams(systems, app.inputs)
+        start = start_run(app, streams, tasks, handed, logged.state, lake.now())
     found = start.state.offsets.begun if until else start.state.offsets.resolved
     assert len(found) == PARTITIONS
     with phases.phase("store"):
-        logged = log.move(logged, start.state, by="run-2")
+        logged = log.store_positions(logged, start.state, by="run-2")
         startpoints.remove_fan_outs(start.done)
     with phases.phase("positions"):
         assert len(input_positions(app, streams, logged.state, start.held).startpoints) == (0 if until else PARTITIONS)

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 
 # Requests expire, so one is written again soon or in vain: few others can have come between.
-_REMEMBERED = 20
+_MAX_TAKEN = 20
 
 
-def _partition(stored: object) -> SystemStreamPartition:
+def _parse_partition(stored: object) -> SystemStreamPartition:
     if isinstance(stored, SystemStreamPartition):
         return stored
     try:
@@ -54,7 +54,7 @@ def _partition(stored: object) -> SystemStreamPartition:
 
 
 # A stream partition, stored as its text: "lake.flights.3".
-Partition = Annotated[SystemStreamPartition, PlainValidator(_partition), PlainSerializer(str, return_type=str)]
+Partition = Annotated[SystemStreamPartition, PlainValidator(_parse_partition), PlainSerializer(str, return_type=str)]
 
 
 class ResolvedStartpoint(StoredDocument):
@@ -192,7 +192,7 @@ class OffsetState(StoredDocument):
             }
         )
 
-    def with_given_up(
+    def with_abandoned(
         self, epochs: Mapping[SystemStreamPartition, int], replays: Mapping[SystemStreamPartition, str]
     ) -> OffsetState:
         """Return the state after a batch of these epochs was given up: what it read is read again in higher ones.
@@ -213,7 +213,7 @@ class OffsetState(StoredDocument):
         return self.model_copy(update={"epochs": now, "opened": opened, "replays": going})
 
     def _remembering(self, ids: Mapping[SystemStreamPartition, str]) -> dict[SystemStreamPartition, tuple[str, ...]]:
-        return {**self.taken, **{ssp: (*self.taken.get(ssp, ()), newest)[-_REMEMBERED:] for ssp, newest in ids.items()}}
+        return {**self.taken, **{ssp: (*self.taken.get(ssp, ()), newest)[-_MAX_TAKEN:] for ssp, newest in ids.items()}}
 
     def with_replayed(self, ends: Mapping[str, str]) -> OffsetState:
         """Return the state after a batch that brought these replays (by id) to these offsets; ended ones are gone."""
@@ -225,7 +225,7 @@ class OffsetState(StoredDocument):
         return self.model_copy(update={"replays": replays})
 
 
-SKIPPED = 100
+MAX_SKIPPED = 100
 """Spans of offsets of a partition that are known to have been passed over."""
 
 
@@ -251,7 +251,7 @@ class PartitionTimes(StoredDocument):
         """
         gaps = [*self.skipped, (self.read_to, start)]
         parts = [part for low, high in gaps for part in ((low, min(high, start)), (max(low, end), high))]
-        return tuple(part for part in parts if part[0] < part[1])[-SKIPPED:]
+        return tuple(part for part in parts if part[0] < part[1])[-MAX_SKIPPED:]
 
 
 class TimeState(StoredDocument):
@@ -260,13 +260,13 @@ class TimeState(StoredDocument):
     partitions: dict[Partition, PartitionTimes] = Default(default_factory=dict)
     operators: dict[str, datetime] = Default(default_factory=dict)
 
-    def without(self, streams: Iterable[str]) -> TimeState:
+    def without_streams(self, streams: Iterable[str]) -> TimeState:
         """Return the state without these streams: they are others by now, and their offsets say nothing."""
         gone = {*streams}
         left = {ssp: times for ssp, times in self.partitions.items() if ssp.qualified_stream not in gone}
         return self if len(left) == len(self.partitions) else self.model_copy(update={"partitions": left})
 
-    def carried(self, stream: str, went_on: Mapping[SystemStreamPartition, str]) -> TimeState:
+    def carry_over(self, stream: str, went_on: Mapping[SystemStreamPartition, str]) -> TimeState:
         """Return the state with the stream in other partitions, which go on at these offsets.
 
         A record of any partition may be in any other now: each has come as far as the one that was farthest behind.
@@ -286,7 +286,7 @@ class TimeState(StoredDocument):
             )
             for ssp, offset in went_on.items()
         }
-        return self.model_copy(update={"partitions": {**self.without([stream]).partitions, **carried}})
+        return self.model_copy(update={"partitions": {**self.without_streams([stream]).partitions, **carried}})
 
 
 KIND = "application"
@@ -395,7 +395,9 @@ class BatchLog:
         commit = self._log.current()
         return LoggedState(commit, self._parse(commit))
 
-    def move(self, logged: LoggedState, moved: ApplicationState, *, by: str, note: str | None = None) -> LoggedState:
+    def store_positions(
+        self, logged: LoggedState, moved: ApplicationState, *, by: str, note: str | None = None
+    ) -> LoggedState:
         """Commit positions that no batch has moved, before anything is read from them."""
         return self._commit(logged, moved.model_copy(update={"note": note}), by)
 
@@ -406,7 +408,7 @@ class BatchLog:
     def close(self, logged: LoggedState, done: ClosedBatch, times: TimeState | None = None) -> LoggedState:
         """Commit the end of a batch, whose ends become the checkpoint; `times` are those after it, if it moves any."""
         state = logged.state
-        checkpoint, offsets = _after(state, done.intent, done.closed_at)
+        checkpoint, offsets = _apply_batch(state, done.intent, done.closed_at)
         closed = ApplicationState(
             checkpoint=checkpoint,
             batch=done.intent.batch,
@@ -417,11 +419,11 @@ class BatchLog:
             offsets=offsets,
             times=state.times if times is None else times,
             writes_as=state.writes_as,
-            note=_lost(done.intent),
+            note=_describe_lost(done.intent),
         )
         return self._commit(logged, closed, done.intent.run)
 
-    def settle(
+    def commit_positions(
         self,
         logged: LoggedState,
         checkpoint: Mapping[SystemStreamPartition, str],
@@ -471,12 +473,12 @@ class BatchLog:
         note = f"batch {intent.batch} abandoned: {reason}"
         update: dict[str, object] = {"open": None, "batch": intent.batch, "note": note}
         if skip:
-            checkpoint, offsets = _after(state, intent, self._lake.now())
+            checkpoint, offsets = _apply_batch(state, intent, self._lake.now())
             state = state.model_copy(update={"checkpoint": checkpoint, "offsets": offsets})
             update["note"] = f"batch {intent.batch} skipped: {reason}"
         else:
             again = {ssp: intent.epochs.get(ssp, 0) for ssp, span in intent.ranges.items() if span.start != span.end}
-            update["offsets"] = state.offsets.with_given_up(again, intent.replays)
+            update["offsets"] = state.offsets.with_abandoned(again, intent.replays)
             update["given_up"] = intent.batch
         self._commit(logged, state.model_copy(update=update), by)
         return intent
@@ -510,7 +512,7 @@ class BatchLog:
         """Commit that the application goes on under a new name: no run goes on under this one."""
         return self._commit(logged, logged.state.model_copy(update={"renamed_to": new, "note": note}), by)
 
-    def leave(self, logged: LoggedState, *, by: str) -> LoggedState:
+    def clear(self, logged: LoggedState, *, by: str) -> LoggedState:
         """Commit that nothing is kept under this name any more but where the application went."""
         state = logged.state
         left = ApplicationState(batch=state.batch, renamed_to=state.renamed_to, note=state.note)
@@ -528,7 +530,7 @@ class BatchLog:
             self._lake.store.put_if_absent(f"{NAMES}/{self._application}", b"")
         self._log.continue_from(before._log, state.model_copy(update=update).model_dump(mode="json"), by=by)
 
-    def hold(self, logged: LoggedState) -> None:
+    def check_not_superseded(self, logged: LoggedState) -> None:
         """Raise CommitConflictError if another run has committed since: it owns the batch now.
 
         Called before each sink, so that a run that was presumed dead stops writing as early as it can.
@@ -574,13 +576,13 @@ class BatchLog:
             ) from error
 
 
-def _lost(intent: Intent) -> str | None:
+def _describe_lost(intent: Intent) -> str | None:
     """Return what retention took before this batch could read it, for the history."""
     spans = [f"{ssp} from {span.start} up to {span.end}" for ssp, span in sorted(intent.lost.items())]
     return f"lost to retention: {', '.join(spans)}" if spans else None
 
 
-def _after(
+def _apply_batch(
     state: ApplicationState, intent: Intent, at: datetime
 ) -> tuple[dict[SystemStreamPartition, str], OffsetState]:
     """Return checkpoint and positions after this batch."""
@@ -627,12 +629,12 @@ def list_applications(lake: Lake) -> list[str]:
     return sorted(item.key.rsplit("/", 1)[1] for item in lake.store.list(f"{NAMES}/"))
 
 
-def check_known(lake: Lake, name: str) -> None:
+def check_application_known(lake: Lake, name: str) -> None:
     """Raise ConfigurationError for a name that no application of the lake has, where any has run."""
     known = list_applications(lake)
     if known and name not in known:
         raise ConfigurationError(
-            f"application {name!r} has never run in {lake.url}; {nearest(name, known)}.",
+            f"application {name!r} has never run in {lake.url}; {describe_similar_names(name, known)}.",
             "Correct the name; for an application that has not run yet, pass the Application itself.",
             application=name,
         )
@@ -648,7 +650,7 @@ def check_not_renamed(name: str, state: ApplicationState) -> None:
         )
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
+def describe_similar_names(name: str, known: Sequence[str]) -> str:
     """Return in words which of the known applications are called like `name`, else which there are."""
     near = get_close_matches(name, known, n=3)
     if near:

@@ -12,7 +12,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     BatchLog,
     LoggedState,
     TimeState,
-    check_known,
+    check_application_known,
     check_not_renamed,
 )
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
@@ -54,8 +54,8 @@ class Checkpoint:
         """Return the checkpoint as JSON-able values."""
         return {
             **{name: getattr(self, name) for name in ("streams", "batch", "number", "at", "by")},
-            "offsets": _texts(self.offsets),
-            "epochs": _texts(self.epochs),
+            "offsets": _to_text_keys(self.offsets),
+            "epochs": _to_text_keys(self.epochs),
             "resolved": {str(ssp): startpoint.model_dump(mode="json") for ssp, startpoint in self.resolved.items()},
             "times": self.times.model_dump(mode="json"),
             "open": None if self.open is None else self.open.model_dump(mode="json"),
@@ -154,8 +154,8 @@ class CheckpointManager:
         """
         count = 0
         self._read()
-        for (commit, after), before in _steps(self._log.history(None)):
-            change = _change(commit, before, after)
+        for (commit, after), before in _iter_steps(self._log.history(None)):
+            change = _describe_change(commit, before, after)
             if change is None or (partition is not None and not change.concerns(partition)):
                 continue
             yield change
@@ -177,12 +177,12 @@ class CheckpointManager:
         """Return what is logged; raise ConfigurationError where the name can't be meant."""
         logged = self._log.read()
         if logged.commit is None and not self._is_known:
-            check_known(self._lake, self._name)
+            check_application_known(self._lake, self._name)
         check_not_renamed(self._name, logged.state)
         return logged
 
 
-def _steps(
+def _iter_steps(
     commits: Iterator[tuple[Commit, ApplicationState]],
 ) -> Iterator[tuple[tuple[Commit, ApplicationState], ApplicationState]]:
     """Yield each commit with the state before it, except the oldest where those before it are collected."""
@@ -196,7 +196,7 @@ def _steps(
         after = before
 
 
-def _change(commit: Commit, before: ApplicationState, after: ApplicationState) -> CheckpointChange | None:
+def _describe_change(commit: Commit, before: ApplicationState, after: ApplicationState) -> CheckpointChange | None:
     """Return what a commit changed; None for one that has only begun a batch."""
     ended = after.last is not None and after.last != before.last
     old, new = before.offsets, after.offsets
@@ -215,14 +215,14 @@ def _change(commit: Commit, before: ApplicationState, after: ApplicationState) -
         moved=_sorted(moved),
         resolved=_sorted(_added(old.resolved, new.resolved)),
         applied=_sorted(applied),
-        replays=tuple(_replay_changes(before, after)),
+        replays=tuple(_iter_replay_changes(before, after)),
     )
     if ended or change.note or change.moved or change.resolved or change.applied or change.replays:
         return change
     return None
 
 
-def _replay_changes(before: ApplicationState, after: ApplicationState) -> Iterator[ReplayChange]:
+def _iter_replay_changes(before: ApplicationState, after: ApplicationState) -> Iterator[ReplayChange]:
     # The commit that ends a replay closes or skips a batch of it; one that is cancelled is in no open batch.
     read = set(before.open.replays.values()) if before.open is not None else set()
     was, now = before.offsets.replays, after.offsets.replays
@@ -252,5 +252,5 @@ def _sorted(by_partition: Mapping[SystemStreamPartition, T]) -> dict[SystemStrea
     return dict(sorted(by_partition.items()))
 
 
-def _texts(by_partition: Mapping[SystemStreamPartition, T]) -> dict[str, T]:
+def _to_text_keys(by_partition: Mapping[SystemStreamPartition, T]) -> dict[str, T]:
     return {str(ssp): value for ssp, value in by_partition.items()}

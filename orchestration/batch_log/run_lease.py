@@ -64,7 +64,7 @@ class Process(StoredDocument):
             return False
         if (self.boot, self.namespace) != (here.boot, here.namespace):
             return False
-        return _started(self.pid) != self.started
+        return _read_start(self.pid) != self.started
 
 
 def this_process() -> Process:
@@ -72,27 +72,27 @@ def this_process() -> Process:
     return Process(
         host=socket.gethostname(),
         pid=os.getpid(),
-        boot=_text("/proc/sys/kernel/random/boot_id"),
-        namespace=_link("/proc/self/ns/pid"),
-        started=_started(os.getpid()),
+        boot=_read_text("/proc/sys/kernel/random/boot_id"),
+        namespace=_read_link("/proc/self/ns/pid"),
+        started=_read_start(os.getpid()),
     )
 
 
-def _started(pid: int) -> str:
+def _read_start(pid: int) -> str:
     """Return when a process started, "" where there is none; one that has ended and waits for its parent is none."""
     # The command's name, in parentheses, may hold blanks and parentheses itself.
-    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    fields = _read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] not in ("Z", "X") else ""
 
 
-def _text(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
 
 
-def _link(path: str) -> str:
+def _read_link(path: str) -> str:
     try:
         return str(Path(path).readlink())
     except OSError:
@@ -100,7 +100,7 @@ def _link(path: str) -> str:
 
 
 TTL = timedelta(minutes=2)
-WAIT = timedelta(minutes=5)
+DEFAULT_WAIT = timedelta(minutes=5)
 _LONGEST_PAUSE = 5.0
 _log = logging.getLogger("adjunct.run")
 # The leases of this process that nobody has ended: another one of its own is of a run that couldn't end it.
@@ -146,14 +146,14 @@ class Claim:
     that run. `say` hears for whom it waits, and from whom it took over.
     """
 
-    wait: timedelta = WAIT
+    wait: timedelta = DEFAULT_WAIT
     take_over: bool = False
     dagster: str = ""
     finished: Callable[[str], bool] = lambda run: False
     say: Callable[[str], None] = _log.warning
 
 
-def over(stored: StoredLease, now: Callable[[], datetime], finished: Callable[[str], bool]) -> str:
+def describe_end(stored: StoredLease, now: Callable[[], datetime], finished: Callable[[str], bool]) -> str:
     """Return why a lease is over, "" of one whose holder may be alive; `now` gives the time by the store's clock."""
     holder = stored.holder
     if holder is not None:
@@ -191,7 +191,7 @@ class RunLease:
         while True:
             stored = read_lease(self._store, self._key)
             why = (
-                over(stored, partial(read_store_clock, self._store, self._clock_key), self._claim.finished)
+                describe_end(stored, partial(read_store_clock, self._store, self._clock_key), self._claim.finished)
                 if stored
                 else ""
             )
@@ -289,10 +289,10 @@ def read_lease(store: ObjectStore, key: str) -> StoredLease | None:
             return StoredLease(key, stored.etag, info.modified, _parse(stored.data))
 
 
-def who_runs(lake: Lake, application: str, finished: Callable[[str], bool] = lambda run: False) -> str:
+def describe_runner(lake: Lake, application: str, finished: Callable[[str], bool] = lambda run: False) -> str:
     """Return who runs an application now, "" where nobody does. Writes nothing: the clock is this machine's."""
     stored = read_lease(lake.store, f"{lake.application_prefix(application)}/run.json")
-    if stored is None or over(stored, lake.now, finished):
+    if stored is None or describe_end(stored, lake.now, finished):
         return ""
     return stored.words()
 
@@ -303,7 +303,7 @@ def _parse(data: bytes) -> Holder | None:
     return None
 
 
-def checked_wait(wait: timedelta | float) -> timedelta:
+def validate_wait(wait: timedelta | float) -> timedelta:
     """Return how long to wait, given as a duration or in seconds."""
     seconds = wait.total_seconds() if isinstance(wait, timedelta) else wait
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:

@@ -68,7 +68,7 @@ def advance(
     from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
     from dagster_adjunct.assets.writing.generation import Runtime
     from dagster_adjunct.orchestration.planner.catalog import open_dataset_systems, systems_for
-    from dagster_adjunct.orchestration.step.run import advance_together, apply_startpoints, session_scope
+    from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints, session_scope
     from dagster_adjunct.resources.objects.lake import open_lake
 
     if make_current and partition is None:
@@ -89,7 +89,7 @@ def advance(
             applied = apply_startpoints(runtime, app, only={member.name for member in unit})
             applied.raise_failed()
             reports = list(applied.reports)
-            reports += advance_together(replace(runtime, systems=systems), unit, on_stage=shown)
+            reports += advance_unit(replace(runtime, systems=systems), unit, on_stage=shown)
         else:
             _reject_partition(unit)
             reports = [

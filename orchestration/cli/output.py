@@ -357,34 +357,45 @@ def _to_jsonable(value: Any) -> Any:
 
 def times_to_json(lake: Lake, app: Application | None, last: Checkpoint) -> dict[str, Any]:
     """Return watermarks and the size of state as JSON-able values; nothing where no input declares event times."""
-    from dagster_adjunct.orchestration.step.progress import input_times, state_sizes, waited_for
+    from dagster_adjunct.orchestration.step.progress import (
+        find_holding_partitions,
+        measure_input_times,
+        measure_state_sizes,
+    )
 
     if not last.times.partitions:
         return {}
-    told: dict[str, Any] = {"state": {name: asdict(size) for name, size in state_sizes(lake, last.versions).items()}}
+    told: dict[str, Any] = {
+        "state": {name: asdict(size) for name, size in measure_state_sizes(lake, last.versions).items()}
+    }
     if app is None:
         return told
-    waited = waited_for(app, last.times, lake.now())
+    waited = find_holding_partitions(app, last.times, lake.now())
     return {
         **told,
-        "watermarks": [of_input.to_json() for of_input in input_times(app, last.times, lake.now())],
+        "watermarks": [of_input.to_json() for of_input in measure_input_times(app, last.times, lake.now())],
         "waiting_for": {name: None if ssp is None else str(ssp) for name, ssp in waited.items()},
     }
 
 
 def show_times(lake: Lake, app: Application | None, last: Checkpoint) -> None:
     """Show watermarks by source partition and by operator, and the size of state; nothing where there is none."""
-    from dagster_adjunct.orchestration.step.progress import input_times, shown_time, state_sizes, waited_for
+    from dagster_adjunct.orchestration.step.progress import (
+        find_holding_partitions,
+        format_time,
+        measure_input_times,
+        measure_state_sizes,
+    )
 
     times = last.times
     if not times.partitions:
         return
-    inputs = () if app is None else input_times(app, times, lake.now())
+    inputs = () if app is None else measure_input_times(app, times, lake.now())
     idle = {ssp for of_input in inputs for ssp in of_input.idle}
     columns = ["partition", "newest record", "watermark", "last active", *(["idle"] if app else [])]
     rows = [
         [
-            str(ssp), shown_time(stood.newest), shown_time(stood.watermark), shown_time(stood.active_at),
+            str(ssp), format_time(stood.newest), format_time(stood.watermark), format_time(stood.active_at),
             *(["yes" if str(ssp) in idle else "no"] if app else []),
         ]
         for ssp, stood in sorted(times.partitions.items())
@@ -393,13 +404,13 @@ def show_times(lake: Lake, app: Application | None, last: Checkpoint) -> None:
     for of_input in inputs:
         show_line(f"{of_input.words()}.")
     if times.operators:
-        waited = {} if app is None else waited_for(app, times, lake.now())
+        waited = {} if app is None else find_holding_partitions(app, times, lake.now())
         columns = ["operator", "watermark", *(["waits for"] if app else [])]
         marks = [
-            [name, shown_time(mark), *([str(waited.get(name) or "-")] if app else [])]
+            [name, format_time(mark), *([str(waited.get(name) or "-")] if app else [])]
             for name, mark in sorted(times.operators.items())
         ]
         show_table("watermarks of operators", columns, marks)
-    if sizes := state_sizes(lake, last.versions):
+    if sizes := measure_state_sizes(lake, last.versions):
         held = [[name, size.rows, size.bytes, size.kept_for] for name, size in sizes.items()]
         show_table("state", ["table", "rows", "bytes", "kept for"], held)

@@ -60,7 +60,7 @@ def show_plan(
     """
     from dagster_adjunct.orchestration.planner.catalog import plan_application, systems_for
     from dagster_adjunct.orchestration.planner.sql_syntax import check_syntax
-    from dagster_adjunct.orchestration.startpoints.other_writers import told_in_plan
+    from dagster_adjunct.orchestration.startpoints.other_writers import describe_other_writers
     from dagster_adjunct.resources.objects.lake import open_lake
 
     form = "json" if json_output else form
@@ -79,7 +79,7 @@ def show_plan(
     app = load_application(reference)
     lake = open_lake(lake_url)
     planned = plan_application(app, systems_for(app, lake))
-    told = told_in_plan(lake, app)
+    told = describe_other_writers(lake, app)
     if against is None:
         planned = replace(planned, notes=(*planned.notes, *told))
     if not verify:  # else Spark itself reads it all

@@ -235,9 +235,9 @@ def _stream_ends(lake: Lake, app: Application, last: Checkpoint) -> dict[SystemS
 
 
 def _no_checkpoint_error(lake: Lake, application: str) -> ConfigurationError:
-    from dagster_adjunct.orchestration.batch_log.batch_log import list_applications, nearest
+    from dagster_adjunct.orchestration.batch_log.batch_log import describe_similar_names, list_applications
 
-    known = nearest(application, list_applications(lake))
+    known = describe_similar_names(application, list_applications(lake))
     return ConfigurationError(
         f"application {application!r} has no checkpoint in {lake.url}; {known}.",
         "Check the name and the lake; a first run stores one.",

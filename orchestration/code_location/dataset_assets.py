@@ -191,7 +191,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
     def advance(context: AssetExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> Results:
         from dagster_adjunct.assets.writing.generation import Runtime
         from dagster_adjunct.orchestration.planner.catalog import open_dataset_systems, systems_for
-        from dagster_adjunct.orchestration.step.run import advance_together, apply_startpoints
+        from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints
 
         keys = {member.dataset.name: member.key for member in unit}
         with translate_errors(context, retry=RETRYABLE), report_validator_errors(context, keys):
@@ -209,7 +209,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
                             only=set(keys),
                             on_report=lambda report: context.log.info(report.summary()),
                         ).raise_failed()
-                    done = advance_together(runtime, datasets, on_stage=run.tell)
+                    done = advance_unit(runtime, datasets, on_stage=run.tell)
                 reports = {report.dataset: report for report in done}
             results = [
                 result for member in unit for result in _dataset_results(run, member, reports.get(member.dataset.name))

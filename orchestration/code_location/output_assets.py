@@ -153,22 +153,22 @@ def _run_batches(
     """Run the application's step while nobody else runs it; return what it did, and the plan that it had."""
     from dagster_adjunct.assets.writing.generation import Runtime
     from dagster_adjunct.orchestration.application.table_registry import register_tables
-    from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease, checked_wait
+    from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease, validate_wait
     from dagster_adjunct.orchestration.planner.catalog import plan_application
     from dagster_adjunct.orchestration.planner.notes import note_table_order
-    from dagster_adjunct.orchestration.startpoints.coordinator import hand_out
+    from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_for_run
     from dagster_adjunct.orchestration.startpoints.other_writers import check_first_run
     from dagster_adjunct.orchestration.step.context import StepContext
-    from dagster_adjunct.orchestration.step.progress import planned_event
-    from dagster_adjunct.orchestration.step.run import advance_together, follow_meanwhile
+    from dagster_adjunct.orchestration.step.progress import new_planned_event
+    from dagster_adjunct.orchestration.step.run import advance_followed_datasets, advance_unit
     from dagster_adjunct.orchestration.step.step import run_step
 
     run, log = op.context.run.run_id, op.context.log
 
     runtime = Runtime(op.lake, op.systems, session_factory(spark.starter), by=run)
-    follow = partial(follow_meanwhile, runtime, app, on_report=lambda done: log.info(done.summary()))
+    follow = partial(advance_followed_datasets, runtime, app, on_report=lambda done: log.info(done.summary()))
     claim = Claim(
-        wait=checked_wait(config.wait_seconds),
+        wait=validate_wait(config.wait_seconds),
         take_over=config.take_over,
         dagster=run,
         finished=partial(has_ended, op.context.instance),
@@ -179,12 +179,12 @@ def _run_batches(
         check_first_run(op.lake, app, adopt=config.adopt)
         for note in note_table_order(planned.tables):
             log.warning(note)
-        op.tell(planned_event(app))
+        op.tell(new_planned_event(app))
         with register_tables(op.lake, app, by=run):
             for dataset in app.datasets:
                 if dataset.is_owned_by(app.name):  # others have assets of their own, which advance them
-                    advance_together(runtime, [dataset])
-            handed = hand_out(runtime, app, planned)
+                    advance_unit(runtime, [dataset])
+            handed = fan_out_for_run(runtime, app, planned)
             step = StepContext(runtime, app, planned, handed, op.tell, between_batches=follow, still_ours=lease.check)
             return run_step(step), planned
 
@@ -204,12 +204,12 @@ def _reevaluate_checks(
 ) -> "Iterator[AssetEvent | AssetCheckResult]":
     """Yield the checks as the last batch has them: with checks selected alone, no batch is run."""
     from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
-    from dagster_adjunct.orchestration.step.progress import input_times
+    from dagster_adjunct.orchestration.step.progress import measure_input_times
 
     with translate_errors(context):
         lake = adjunct_lake.open()
         state = BatchLog(lake, app.name).read()[1]
-        last, inputs = state.last, input_times(app, state.times, lake.now())
+        last, inputs = state.last, measure_input_times(app, state.times, lake.now())
     results = [*join_check_results(context, app, checks, last.counters if last is not None else {})]
     results += watermark_check_results(context, lags, inputs)
     yield from results
@@ -242,12 +242,12 @@ def log_skipped_datasets(run: OpRun, app: "Application") -> dict[str, str]:
     Loudly where a version is delivered that nobody has built: batches go on without it.
     """
     from dagster_adjunct.orchestration.application.graph import describe_partitions, is_advanced_by_partition
-    from dagster_adjunct.orchestration.step.progress import delivered_version
+    from dagster_adjunct.orchestration.step.progress import find_delivered_version
 
     log, waiting = run.context.log, {}
     for dataset in (declared for declared in app.datasets if declared.versions is not None):
         on_demand = is_advanced_by_partition(dataset)
-        version, awaited = (None, "") if on_demand else delivered_version(run.lake, run.systems, dataset)
+        version, awaited = (None, "") if on_demand else find_delivered_version(run.lake, run.systems, dataset)
         note = describe_partitions(dataset)
         if version is not None:
             log.warning(f"Version {version} of {dataset.name} is delivered, and this run leaves it out. {note}")

@@ -272,9 +272,9 @@ class Tick:
 
     def who_runs(self, application: str) -> str:
         """Return who holds the application's lease, "" for nobody; a run that Dagster knows has ended holds none."""
-        from dagster_adjunct.orchestration.batch_log.run_lease import who_runs
+        from dagster_adjunct.orchestration.batch_log.run_lease import describe_runner
 
-        return who_runs(self.lake, application, partial(has_ended, self.context.instance))
+        return describe_runner(self.lake, application, partial(has_ended, self.context.instance))
 
     def ask(self, name: str, what: str, about: object, **options: Any) -> RunRequest | Skip:
         """Return the run that is wanted, with these `options`, or why to wait with it; `run_requests.ask` says when."""

@@ -165,10 +165,10 @@ def new_records_sensor(
         from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
         from dagster_adjunct.orchestration.planner.catalog import systems_for
         from dagster_adjunct.orchestration.step.progress import (
-            followed_state,
-            position_of,
-            unfinished,
-            waiting_datasets,
+            describe_unfinished,
+            describe_waiting_datasets,
+            ignore_disabled_startpoints,
+            position_to_json,
         )
 
         if tick.in_progress(own):
@@ -180,7 +180,7 @@ def new_records_sensor(
         systems = systems_for(app, lake)
         deadline = Deadline(time.monotonic() + TICK_SECONDS, time.monotonic)
         commit, stored = BatchLog(lake, app.name).read()
-        state = followed_state(app, stored)
+        state = ignore_disabled_startpoints(app, stored)
         begun = cursor.look if cursor.look is not None and cursor.look.of == (commit.id if commit else "") else None
         look = begun or StreamScan(of=commit.id if commit else "")
         stock = measure_backlog(systems, app, state, look, rule, now, deadline)
@@ -192,10 +192,10 @@ def new_records_sensor(
             f"{app.name}:{lake.id}",
             cursor.asked,
             stock,
-            position_of(app, state),
+            position_to_json(app, state),
             rule=rule,
-            unfinished=unfinished(state),
-            waiting=partial(waiting_datasets, lake, systems, app),
+            unfinished=describe_unfinished(state),
+            waiting=partial(describe_waiting_datasets, lake, systems, app),
             now=now.timestamp(),
         )
         asked = decision.asked if isinstance(decision, LaunchRequest) else cursor.asked
@@ -225,30 +225,37 @@ def measure_backlog(
 ) -> Backlog:
     """Go on with a look at the application's streams until it is complete or the deadline has passed."""
     from dagster_adjunct.orchestration.step.progress import (
-        feeding_streams,
-        looked_at,
-        stream_ends,
-        stream_progress,
-        unfinished,
+        describe_unfinished,
+        list_dataset_streams,
+        measure_stream_progress,
+        read_stream_ends,
+        snapshot_system,
     )
 
-    feeding = feeding_streams(app)
-    opened = cache(partial(looked_at, systems))
+    feeding = list_dataset_streams(app)
+    opened = cache(partial(snapshot_system, systems))
 
     def visit(stream: str) -> StreamFinding:
-        ends = digest(stream_ends(opened(stream), stream)) if stream in feeding else ""
+        ends = digest(read_stream_ends(opened(stream), stream)) if stream in feeding else ""
         if stream not in app.inputs:
             return StreamFinding(ends=ends)
-        progress = stream_progress(opened(stream), app.inputs[stream], state)
+        progress = measure_stream_progress(opened(stream), app.inputs[stream], state)
         return StreamFinding(ends=ends, lag=progress.lag, due=progress.due)
 
     look, complete = scan_streams(look, tuple(dict.fromkeys([*app.inputs, *feeding])), visit, deadline)
-    if not complete or rule.age is None or not look.lag or rule.enough(look.lag) or look.due or unfinished(state):
+    if (
+        not complete
+        or rule.age is None
+        or not look.lag
+        or rule.enough(look.lag)
+        or look.due
+        or describe_unfinished(state)
+    ):
         return Backlog(look, complete)
     before_ms = int(subtract_span(now, rule.age).timestamp() * 1000)
 
     def unread(stream: str) -> "Mapping[SystemStreamPartition, str]":
-        return stream_progress(opened(stream), app.inputs[stream], state).unread
+        return measure_stream_progress(opened(stream), app.inputs[stream], state).unread
 
     def is_old(ssp: "SystemStreamPartition", start: str) -> bool:
         system = opened(ssp.qualified_stream)
@@ -497,12 +504,12 @@ def startpoint_sensor(app: "Application", job: "LaunchedJob", assets: Collection
         from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
         from dagster_adjunct.orchestration.planner.catalog import plan_application, systems_for
         from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_requests
-        from dagster_adjunct.orchestration.startpoints.fan_out import gone_in_words, left_in_words
-        from dagster_adjunct.orchestration.startpoints.store import startpoints_of
-        from dagster_adjunct.orchestration.step.progress import waiting_datasets
+        from dagster_adjunct.orchestration.startpoints.fan_out import describe_dropped, describe_unapplied
+        from dagster_adjunct.orchestration.startpoints.store import open_startpoints
+        from dagster_adjunct.orchestration.step.progress import describe_waiting_datasets
 
         lake = tick.lake
-        startpoints = startpoints_of(lake, app)
+        startpoints = open_startpoints(lake, app)
         state = BatchLog(lake, app.name).read()[1]
         stored = startpoints.read()
         requested = stored.waiting
@@ -519,7 +526,7 @@ def startpoint_sensor(app: "Application", job: "LaunchedJob", assets: Collection
         planned = plan_application(app, systems) if app.inputs else None
         fan_out = fan_out_requests(startpoints, systems, app, planned, state.offsets)
         pending = unapplied_startpoints(fan_out.tasks, state.offsets)
-        for text in (*gone_in_words(fan_out), *left_in_words(fan_out)):
+        for text in (*describe_dropped(fan_out), *describe_unapplied(fan_out)):
             tick.context.log.warning(text)
         nobodys = [*fan_out.unknown, *(request for held in fan_out.stranded.values() for request in held.values())]
         left = [f"{request.ssp}: no task reads it ({request.by}: {request.reason})" for request in nobodys]
@@ -528,7 +535,7 @@ def startpoint_sensor(app: "Application", job: "LaunchedJob", assets: Collection
             return Skip(f"No startpoints wait that a task could apply. {join_shortened(left, '; ')}".rstrip())
         what = "; ".join([describe_waiting(pending), *left[:3]])
         # Datasets that are not made yet hold the input back, and not what is asked of other datasets.
-        waiting = waiting_datasets(lake, systems, app)
+        waiting = describe_waiting_datasets(lake, systems, app)
         if waiting and planned is not None and fan_out.tasks.keys() <= {task.name for task in planned.tasks}:
             return Skip(f"{what}; {'; '.join(waiting)}.")
         ids = sorted({request.id for request in pending})
@@ -643,7 +650,7 @@ def _group_name(unit: "Sequence[DatasetAsset]") -> str:
 
 def _next_delivered(lake: "Lake", unit: "Sequence[DatasetAsset]") -> tuple[str | None, str]:
     from dagster_adjunct.orchestration.planner.catalog import open_dataset_systems
-    from dagster_adjunct.orchestration.step.progress import delivered_to_all
+    from dagster_adjunct.orchestration.step.progress import find_version_delivered_to_all
 
     datasets = [member.dataset for member in unit]
-    return delivered_to_all(lake, open_dataset_systems(datasets, lake), datasets)
+    return find_version_delivered_to_all(lake, open_dataset_systems(datasets, lake), datasets)

@@ -12,7 +12,7 @@ from dagster_adjunct.assets.retention.discard import discard as discard_sparing
 from dagster_adjunct.assets.unbounded.transient import is_transient
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, list_applications
-from dagster_adjunct.orchestration.startpoints.recorded_replay import forget_plans, versions_held
+from dagster_adjunct.orchestration.startpoints.recorded_replay import find_held_versions, purge_plans
 from dagster_adjunct.resources.errors import AdjunctError, raise_first
 from dagster_adjunct.resources.metadata import MetadataStore
 
@@ -62,7 +62,7 @@ def discard_all(
     if not dry_run:
         MetadataStore(lake).collect()
         for application in list_applications(lake):
-            forget_plans(lake, application)
+            purge_plans(lake, application)
     raise_first(errors)
     return reports
 
@@ -91,7 +91,7 @@ def needed_versions(lake: Lake) -> dict[str, dict[str, str]]:
     """Return, by dataset and version id, what needs the version: an open batch, or a recorded replay."""
     needed: dict[str, dict[str, str]] = {}
     # Replays first: one whose last batch is opened meanwhile is then in one of both, or in both.
-    replays = [versions_held(lake, application) for application in list_applications(lake)]
+    replays = [find_held_versions(lake, application) for application in list_applications(lake)]
     for versions_of in (*replays, versions_in_open_batches(lake)):
         for dataset, versions in versions_of.items():
             needed.setdefault(dataset, {}).update(versions)

@@ -21,7 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
 from dagster_adjunct.assets.unbounded.local_table import change_owner
-from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, LoggedState, list_applications, nearest
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    BatchLog,
+    LoggedState,
+    describe_similar_names,
+    list_applications,
+)
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectExistsError
@@ -69,7 +74,7 @@ def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) 
         raise _rename_error(old, new, "it is called so")
     if log.read().commit is None:
         raise ConfigurationError(
-            f"application {old!r} has never run in {lake.url}; {nearest(old, list_applications(lake))}.",
+            f"application {old!r} has never run in {lake.url}; {describe_similar_names(old, list_applications(lake))}.",
             "Correct the name.",
             application=old,
         )
@@ -84,7 +89,7 @@ def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) 
             _copy_recorded(lake, old, new)
             if after.read().commit is None:
                 after.continue_from(old, by=by, note=note)
-            log.leave(logged, by=by)
+            log.clear(logged, by=by)
     return RenameReport(old, new, batches, tuple(tables))
 
 

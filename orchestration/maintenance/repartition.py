@@ -14,8 +14,12 @@ from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, list_applications
 from dagster_adjunct.orchestration.maintenance.delete import Readers, find_followers
 from dagster_adjunct.orchestration.maintenance.discard import needed_versions
-from dagster_adjunct.orchestration.startpoints.positions import carried_note, carried_over, waiting_in
-from dagster_adjunct.orchestration.startpoints.store import FAN_OUTS, REQUESTS, waits_on
+from dagster_adjunct.orchestration.startpoints.positions import (
+    carry_over_stream,
+    describe_carry_over,
+    has_pending_startpoints,
+)
+from dagster_adjunct.orchestration.startpoints.store import FAN_OUTS, REQUESTS, concerns_stream
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -156,7 +160,7 @@ def _inspect_readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[s
         read = batch is not None and any(ssp.qualified_stream == stream for ssp in batch.ranges)
         if batch is not None and (read or application in state.producers):
             holding.append(f"batch {batch.batch} of application {application} is open and reads it or writes to it")
-        elif waiting_in(known, stream):
+        elif has_pending_startpoints(known, stream):
             holding.append(f"a startpoint of application {application} is being followed in it")
         elif mine and (mine != ends or known.offsets.streams.get(stream) != state.id):
             told.append(f"application {application} has not read all of it")
@@ -164,7 +168,7 @@ def _inspect_readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[s
             carried.append(application)
         for namespace in (REQUESTS, FAN_OUTS):
             waiting = MetadataStore(lake).namespace(namespace, application).read()
-            if any(waits_on(stream, key, value) for key, value in waiting.items()):
+            if any(concerns_stream(stream, key, value) for key, value in waiting.items()):
                 # Its offset would be found among other records than those that it was asked for.
                 holding.append(f"a startpoint of application {application} waits on it")
                 break
@@ -189,11 +193,11 @@ def _carry_positions(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], t
     for application in list_applications(lake):
         log = BatchLog(lake, application)
         logged = log.read()
-        after = carried_over(logged.state, f"lake.{name}", info) if logged.state.open is None else None
+        after = carry_over_stream(logged.state, f"lake.{name}", info) if logged.state.open is None else None
         if after is None:
             continue
         try:
-            log.move(logged, after, by=by, note=carried_note(f"lake.{name}", info))
+            log.store_positions(logged, after, by=by, note=describe_carry_over(f"lake.{name}", info))
         except CommitConflictError:
             continue
         carried.append(application)

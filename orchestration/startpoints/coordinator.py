@@ -12,11 +12,25 @@ from dagster_adjunct.assets.unbounded.rewind import rewind_table
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_unbounded
 from dagster_adjunct.orchestration.batch_log.batch_log import application_state, replay_id
-from dagster_adjunct.orchestration.startpoints.fan_out import FanOut, gone_in_words, left_alone_in_words, left_in_words
-from dagster_adjunct.orchestration.startpoints.positions import carry_over_all, check_same_streams, first_positions
-from dagster_adjunct.orchestration.startpoints.request import dataset_task, positioned, readers_of, rewindable
+from dagster_adjunct.orchestration.startpoints.fan_out import (
+    FanOut,
+    describe_dropped,
+    describe_left_alone,
+    describe_unapplied,
+)
+from dagster_adjunct.orchestration.startpoints.positions import (
+    carry_over_positions,
+    check_same_streams,
+    choose_first_positions,
+)
+from dagster_adjunct.orchestration.startpoints.request import (
+    dataset_task_name,
+    find_reading_tasks,
+    list_rewindable_datasets,
+    to_startpoint,
+)
 from dagster_adjunct.orchestration.startpoints.resolve import Unresolved, resolve_handed
-from dagster_adjunct.orchestration.startpoints.store import startpoints_of
+from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     DatasetError,
@@ -65,9 +79,9 @@ class DatasetOutcome:
         raise_first(tuple(self.failed.values()))
 
 
-def taken_in(lake: Lake, app: Application, offsets: OffsetState) -> Taken:
+def taken_lookup(lake: Lake, app: Application, offsets: OffsetState) -> Taken:
     """Return whether a commit has taken in a request for a task: of the batch log, or of the dataset's own."""
-    datasets = {dataset_task(dataset.name): dataset.name for dataset in rewindable(app)}
+    datasets = {dataset_task_name(dataset.name): dataset.name for dataset in list_rewindable_datasets(app)}
 
     @cache
     def manifest(name: str) -> UnboundedManifest | None:
@@ -102,14 +116,14 @@ def apply_dataset_startpoints(
     reports: list[AdvanceReport] = []
     failed: dict[str, AdjunctError] = {}
     unresolved: list[Unresolved] = []
-    for text in gone_in_words(handed):
+    for text in describe_dropped(handed):
         _log.warning("%s", text)
-    for dataset in rewindable(app, only):
-        task = dataset_task(dataset.name)
+    for dataset in list_rewindable_datasets(app, only):
+        task = dataset_task_name(dataset.name)
         if task in handed.held:
-            failed[dataset.name] = _unreadable(dataset.name, task, handed)
+            failed[dataset.name] = _unreadable_error(dataset.name, task, handed)
             continue
-        requests, without = _resolvable(runtime.systems, handed.tasks.get(task, {}))
+        requests, without = _split_resolvable(runtime.systems, handed.tasks.get(task, {}))
         unresolved += without
         for gone in without:
             _log.warning(
@@ -118,7 +132,7 @@ def apply_dataset_startpoints(
         if not requests:
             continue
         try:
-            reports.append(_apply(runtime, dataset, requests))
+            reports.append(_rewind_dataset(runtime, dataset, requests))
         except AdjunctError as error:
             failed[dataset.name] = error
         else:
@@ -127,7 +141,7 @@ def apply_dataset_startpoints(
     return DatasetOutcome(tuple(reports), failed, tuple(unresolved))
 
 
-def _apply(runtime: Runtime, dataset: AdjunctDataset, requests: Requests) -> AdvanceReport:
+def _rewind_dataset(runtime: Runtime, dataset: AdjunctDataset, requests: Requests) -> AdvanceReport:
     bounded = [ssp for ssp, request in requests.items() if request.until is not None]
     if bounded:
         raise DatasetError(
@@ -140,13 +154,13 @@ def _apply(runtime: Runtime, dataset: AdjunctDataset, requests: Requests) -> Adv
     return rewind_table(
         runtime,
         dataset,
-        positions={ssp: positioned(request) for ssp, request in requests.items()},
+        positions={ssp: to_startpoint(request) for ssp, request in requests.items()},
         reason="; ".join(dict.fromkeys(reasons)),
         force={ssp for ssp, request in requests.items() if request.force},
     )
 
 
-def _unreadable(name: str, task: str, handed: FanOut) -> MalformedDocumentError:
+def _unreadable_error(name: str, task: str, handed: FanOut) -> MalformedDocumentError:
     """Return why a dataset can't go on: nobody knows where it was to be rewound to."""
     ssps = handed.held[task]
     in_the_way = [
@@ -160,7 +174,7 @@ def _unreadable(name: str, task: str, handed: FanOut) -> MalformedDocumentError:
     )
 
 
-def _resolvable(
+def _split_resolvable(
     systems: Mapping[str, StreamSystem], requests: Requests
 ) -> tuple[dict[SystemStreamPartition, StartpointRequest], list[Unresolved]]:
     """Return the requests without those that have no offset and say to go on without them; and these."""
@@ -193,16 +207,16 @@ def fan_out_requests(
     """
     if not app.startpoints:
         return startpoints.left_alone()
-    taken = taken_in(startpoints.lake, app, offsets)
-    readers = readers_of(app, plan, systems)
+    taken = taken_lookup(startpoints.lake, app, offsets)
+    readers = find_reading_tasks(app, plan, systems)
     if not readers.tasks:
         return FanOut({})
     return startpoints.fan_out(readers.tasks, named_only=readers.by_name, taken=taken, complete=True)
 
 
-def hand_out(runtime: Runtime, app: Application, plan: ExecutionPlan | None) -> FanOut:
+def fan_out_for_run(runtime: Runtime, app: Application, plan: ExecutionPlan | None) -> FanOut:
     """Fan out for a run of the application, once: its datasets and its tasks start at what they are handed here."""
-    startpoints = startpoints_of(runtime.lake, app)
+    startpoints = open_startpoints(runtime.lake, app)
     offsets = application_state(runtime.lake, app.name).offsets
     return fan_out_requests(startpoints, runtime.systems, app, plan, offsets)
 
@@ -220,23 +234,23 @@ def hand_out(runtime: Runtime, app: Application, plan: ExecutionPlan | None) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class RunStart:
     """What the start of a run decided; its `state` is to be stored before anything is read.
 
     `done` names what is still fanned out and was taken in by an earlier commit, or will be by that of this start, by
     task and partition: it is to be removed after that. `carried` says of streams that were repartitioned that the
     checkpoint is of them now. Partitions that are `held` are not read in this run: something was handed out for them
-    that can't be read. `told` says in words what was found and what is left, a line each.
+    that can't be read. `messages` say what was found and what is left, a line each.
     """
 
     state: ApplicationState
     done: Mapping[str, Mapping[SystemStreamPartition, str]]
     carried: tuple[str, ...]
     held: frozenset[SystemStreamPartition]
-    told: tuple[str, ...]
+    messages: tuple[str, ...]
 
 
-def start_of_run(
+def start_run(
     app: Application,
     streams: Mapping[str, StreamSnapshot],
     tasks: Iterable[str],
@@ -244,7 +258,7 @@ def start_of_run(
     state: ApplicationState,
     now: datetime,
     plans: Plans | None = None,
-) -> Start:
+) -> RunStart:
     """Resolve what was fanned out to these tasks and has no offset yet, and give every partition a position.
 
     Only times are asked for: all else is decided over the inputs as they were looked at. `plans` are those that
@@ -252,12 +266,12 @@ def start_of_run(
     can't be resolved (it is not consumed), for a stream that was made anew, and for new partitions of one whose key
     chooses the partition; VersionDiscardedError where what a replay is to meet again is gone.
     """
-    state, carried = carry_over_all(state, streams)
+    state, carried = carry_over_positions(state, streams)
     known = state.offsets
     resolved = resolve_handed(app, streams, tasks, fan_out, known, plans or {}, now)
     reset = {source.stream for source in app.inputs.values() if source.reset_offset}
     check_same_streams(app, streams, known, resolved.startpoints, reset)
-    checkpoint = state.checkpoint | first_positions(app, streams, state, resolved.startpoints)
+    checkpoint = state.checkpoint | choose_first_positions(app, streams, state, resolved.startpoints)
 
     still_there = {replay_id(ssp, request) for ids in resolved.done.values() for ssp, request in ids.items()}
     offsets = known.model_copy(
@@ -268,23 +282,23 @@ def start_of_run(
         }
     ).with_replays(resolved.replays)
     made_anew = [name for name, stream in streams.items() if stream.info.was_recreated(known.streams.get(name))]
-    times = state.times.without(made_anew)
+    times = state.times.without_streams(made_anew)
     paused = [
         f"{replay.ssp}: startpoints are switched off: the replay from {replay.position} stays at offset "
         f"{replay.next} ({replay.by}: {replay.reason})"
         for replay in (() if app.startpoints else offsets.replays.values())
     ]
-    return Start(
+    return RunStart(
         state=state.model_copy(update={"checkpoint": checkpoint, "offsets": offsets, "times": times}),
         done=resolved.done,
         carried=carried,
         held=frozenset(ssp for task in tasks for ssp in fan_out.held.get(task, ())),
-        told=(
-            *resolved.told,
+        messages=(
+            *resolved.messages,
             *carried,
-            *left_alone_in_words(fan_out),
+            *describe_left_alone(fan_out),
             *paused,
-            *gone_in_words(fan_out),
-            *left_in_words(fan_out),
+            *describe_dropped(fan_out),
+            *describe_unapplied(fan_out),
         ),
     )

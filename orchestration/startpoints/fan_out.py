@@ -12,9 +12,9 @@ from dagster_adjunct.orchestration.startpoints.request import (
     StartpointRequest,
     Target,
     Unreadable,
-    newer,
-    owners_of,
-    takers_of,
+    find_target_tasks,
+    owners_by_partition,
+    pick_newer,
 )
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
@@ -123,9 +123,9 @@ def decide_fan_out(
     its commit and the removal leaves it there, and nothing that comes later has to be newer than that. Where the tasks
     are not `complete`, those that are not among them keep what nobody takes over.
     """
-    owners = owners_of(tasks, named_only)
-    held = _held(state, tasks, owners)
-    hands = _Hands(state, tasks, held, taken)
+    owners = owners_by_partition(tasks, named_only)
+    held = _find_held(state, tasks, owners)
+    hands = _Distribution(state, tasks, held, taken)
     hands.pass_on(owners, keep=frozenset() if complete else state.tasks.keys() - tasks.keys())
 
     settled: dict[Target, int] = {}
@@ -133,11 +133,11 @@ def decide_fan_out(
     stuck = {(entry.ssp, entry.task) for entry in state.unreadable if entry.at is None}
     # In the store's order, so that the outcome does not depend on how they are kept.
     for request in sorted(requests, key=lambda request: request.sequence):
-        takers = takers_of(request, tasks, owners)
+        takers = find_target_tasks(request, tasks, owners)
         if state.settled.get(request.target) == request.sequence:
             settled[request.target] = request.sequence
             finished.append(request)
-        elif request.expired(now_ms, expiry_ms):
+        elif request.is_expired(now_ms, expiry_ms):
             expired.append(request)
             finished.append(request)
         elif request.target in stuck or any(request.ssp in held.get(task, ()) for task in takers):
@@ -165,7 +165,7 @@ def decide_fan_out(
     return FanOutDecision(FanOutState(hands.after(), settled, state.unreadable), report, tuple(finished))
 
 
-def without(
+def remove_pending(
     held: TaskFanOut, ssps: Iterable[SystemStreamPartition] | None, ids: Mapping[SystemStreamPartition, str] | None
 ) -> TaskFanOut:
     """Return a task's fan-out without these partitions (None: all); with `ids`, only where it is still that one.
@@ -181,7 +181,7 @@ def without(
     return TaskFanOut(pending, held.handed, held.unread)
 
 
-def _held(
+def _find_held(
     state: FanOutState,
     tasks: Mapping[str, frozenset[SystemStreamPartition]],
     owners: Mapping[SystemStreamPartition, Sequence[str]],
@@ -203,7 +203,7 @@ def _held(
     return {task: frozenset(ssps) for task, ssps in held.items() if ssps}
 
 
-class _Hands:
+class _Distribution:
     """The tasks' fan-outs while they are decided: begins with what tasks hold of the partitions that they read."""
 
     def __init__(
@@ -230,7 +230,7 @@ class _Hands:
 
     def give(self, task: str, request: StartpointRequest) -> None:
         ssp, held = request.ssp, self.pending[task]
-        held[ssp] = newer(held[ssp], request) if ssp in held else request
+        held[ssp] = pick_newer(held[ssp], request) if ssp in held else request
         if held[ssp] is not request:
             self.passed_over.append(request)
         if request.task is None:
@@ -274,32 +274,32 @@ class _Hands:
         return after
 
 
-def gone_in_words(fan_out: FanOut) -> list[str]:
+def describe_dropped(fan_out: FanOut) -> list[str]:
     """Return in words what was deleted and will not be applied, a line each."""
-    lines = [f"{_in_words(request)} has expired: no run has taken it up in time" for request in fan_out.expired]
+    lines = [f"{_describe(request)} has expired: no run has taken it up in time" for request in fan_out.expired]
     lines += [
-        f"{_in_words(request)} is passed over: one that was asked for later waits there"
+        f"{_describe(request)} is passed over: one that was asked for later waits there"
         for request in fan_out.passed_over
     ]
     return lines + [
-        f"{_in_words(request)} had been applied already, and each request is applied once: ask with a new one"
+        f"{_describe(request)} had been applied already, and each request is applied once: ask with a new one"
         for request in fan_out.again
     ]
 
 
-def left_in_words(fan_out: FanOut) -> list[str]:
+def describe_unapplied(fan_out: FanOut) -> list[str]:
     """Return in words what is there and not applied by any task, a line each."""
     lines = [
-        f"{_in_words(request)} waits, and no task "
+        f"{_describe(request)} waits, and no task "
         f"{'' if request.task is None else repr(request.task) + ' '}reads the partition"
         for request in fan_out.unknown
     ]
     lines += [
-        f"{_in_words(request)}, handed to {task!r}, waits, and no task reads the partition any more"
+        f"{_describe(request)}, handed to {task!r}, waits, and no task reads the partition any more"
         for task, requests in fan_out.stranded.items()
         for request in requests.values()
     ]
-    lines += [f"{_in_words(request)} waits behind one that can't be read" for request in fan_out.behind]
+    lines += [f"{_describe(request)} waits behind one that can't be read" for request in fan_out.behind]
     held = {ssp for ssps in fan_out.held.values() for ssp in ssps}
     for entry in fan_out.unreadable:
         waits = "a startpoint was handed out" if entry.kind == "fan-out" else "a startpoint waits"
@@ -310,7 +310,7 @@ def left_in_words(fan_out: FanOut) -> list[str]:
     return lines
 
 
-def left_alone_in_words(fan_out: FanOut) -> list[str]:
+def describe_left_alone(fan_out: FanOut) -> list[str]:
     """Return in words what is left alone where startpoints are switched off, a line each."""
     return [
         f"{request.ssp}: startpoints are switched off: {describe_startpoint(request.startpoint)} is left alone "
@@ -319,5 +319,5 @@ def left_alone_in_words(fan_out: FanOut) -> list[str]:
     ]
 
 
-def _in_words(request: StartpointRequest) -> str:
+def _describe(request: StartpointRequest) -> str:
     return f"{request.ssp}: a startpoint ({request.by}: {request.reason})"

@@ -12,7 +12,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     check_not_renamed,
     list_applications,
 )
-from dagster_adjunct.orchestration.startpoints.store import startpoints_of
+from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -43,14 +43,14 @@ class OtherWriter:
         )
 
 
-def told_in_plan(lake: Lake, app: Application) -> list[str]:
+def describe_other_writers(lake: Lake, app: Application) -> list[str]:
     """Return what to say where runs are refused: the name that the application has now, or who wrote its outputs."""
     if not lake.exists():
         return []
     commit, state = BatchLog(lake, app.name).read()
     if state.renamed_to is not None:
         return [f"application {app.name!r} was renamed {state.renamed_to!r}: under this name no run begins."]
-    writers = [] if commit is not None else _writers(app, _others(lake, app))
+    writers = [] if commit is not None else _find_writers(app, _read_other_states(lake, app))
     return [f"{writer.words(app.name)} (adjunct app rename)." for writer in writers]
 
 
@@ -62,7 +62,7 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
     """
     commit, state = BatchLog(lake, app.name).read()
     check_not_renamed(app.name, state)
-    others = {} if commit is not None else _others(lake, app)
+    others = {} if commit is not None else _read_other_states(lake, app)
     for name, other in others.items():
         if other.renamed_to == app.name:
             raise ConfigurationError(
@@ -70,10 +70,10 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
                 f"Repeat it: adjunct app rename {name} {app.name} --reason ….",
                 application=app.name,
             )
-    writers = [] if adopt else list(_writers(app, others))
+    writers = [] if adopt else list(_find_writers(app, others))
     if not writers:
         return
-    stored = startpoints_of(lake, app).read()
+    stored = open_startpoints(lake, app).read()
     handed = [request for held in stored.handed.values() for request in held.values()]
     asked = {request.ssp for request in (*stored.waiting, *handed) if request.until is None}
     for writer in writers:
@@ -90,12 +90,12 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
             )
 
 
-def _others(lake: Lake, app: Application) -> dict[str, ApplicationState]:
+def _read_other_states(lake: Lake, app: Application) -> dict[str, ApplicationState]:
     names = [name for name in list_applications(lake) if name != app.name]
     return {name: BatchLog(lake, name).read().state for name in names}
 
 
-def _writers(app: Application, others: Mapping[str, ApplicationState]) -> Iterator[OtherWriter]:
+def _find_writers(app: Application, others: Mapping[str, ApplicationState]) -> Iterator[OtherWriter]:
     targets = (operator.spec.target(app) for operator in app.operators)
     outputs = sorted({target.name for target in targets if target is not None and target.kind in _SHARED})
     for name, state in others.items():

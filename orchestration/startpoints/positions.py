@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.system import StreamInfo, StreamSystem
 
 
-def first_positions(
+def choose_first_positions(
     app: Application,
     streams: Mapping[str, StreamSnapshot],
     state: ApplicationState,
@@ -46,7 +46,7 @@ def first_positions(
         elif stream.info.was_recreated(state.offsets.streams.get(stream.name)):
             kept = {ssp: resolved[ssp].offset for ssp in stream.partitions}
         fresh = [ssp for ssp in stream.partitions if ssp not in kept]
-        choice = default_offset(source, stream.info, stream.system)
+        choice = choose_default_offset(source, stream.info, stream.system)
         if kept and fresh:
             # These came after the others: what they held before anybody looked is new, whatever the default.
             _check_added(app, source, stream.info, [ssp for ssp in fresh if ssp not in resolved])
@@ -56,7 +56,7 @@ def first_positions(
     return positions
 
 
-def default_offset(source: Input, info: StreamInfo, system: StreamSystem) -> Literal["oldest", "upcoming"]:
+def choose_default_offset(source: Input, info: StreamInfo, system: StreamSystem) -> Literal["oldest", "upcoming"]:
     """Return where a partition without checkpoint and startpoint begins."""
     return source.default_offset or info.default_offset or system.default_offset or "upcoming"
 
@@ -101,7 +101,7 @@ def input_positions(
     Partitions that were added since the start of the run wait for the next one.
     """
     replays = _first_replays(app, state.offsets)
-    stuck = [(replay, why) for ssp, replay in sorted(replays.items()) if (why := _why_stuck(replay, streams))]
+    stuck = [(replay, why) for ssp, replay in sorted(replays.items()) if (why := _describe_stuck(replay, streams))]
     unread: dict[SystemStreamPartition, OffsetRange] = {}
     lost: dict[SystemStreamPartition, OffsetRange] = {}
     startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = {}
@@ -131,12 +131,12 @@ def _first_replays(app: Application, offsets: OffsetState) -> dict[SystemStreamP
     """Return of each partition the bounded replay that began first; none where startpoints are switched off."""
     first: dict[SystemStreamPartition, Replay] = {}
     if app.startpoints:
-        for replay in sorted(offsets.replays.values(), key=order_of_replay):
+        for replay in sorted(offsets.replays.values(), key=replay_order):
             first.setdefault(replay.ssp, replay)
     return first
 
 
-def order_of_replay(replay: Replay) -> tuple[datetime, str, int, str]:
+def replay_order(replay: Replay) -> tuple[datetime, str, int, str]:
     """Return what replays are sorted by: those that began first come first.
 
     Not by their epochs alone: these get higher where a batch was given up, and what began together has to stay so.
@@ -144,7 +144,7 @@ def order_of_replay(replay: Replay) -> tuple[datetime, str, int, str]:
     return replay.began_at, replay.recorded or "", replay.epoch, replay.id
 
 
-def _why_stuck(replay: Replay, streams: Mapping[str, StreamSnapshot]) -> str:
+def _describe_stuck(replay: Replay, streams: Mapping[str, StreamSnapshot]) -> str:
     """Return why a replay can't go on, as a sentence may end; "" where it can."""
     ssp = replay.ssp
     stream = streams.get(ssp.qualified_stream)
@@ -183,7 +183,7 @@ def check_same_streams(
                 f"{name} was {info.change_since(before)} (it is {info.identity}, and was {before}): the checkpoint of "
                 f"application {app.name!r} is of the stream before, in {', '.join(without[:3])}"
                 f"{', …' if len(without) > 3 else ''}.",
-                _where_to_begin(name, info, before),
+                _describe_new_start(name, info, before),
                 application=app.name,
                 stream=name,
             )
@@ -199,19 +199,20 @@ def check_positions(
     """
     check_same_streams(app, streams, known)
     for ssp, (start, upcoming) in positions.past_end.items():
-        raise _past_the_end(app, ssp, start, upcoming, positions.startpoints.get(ssp))
+        raise _past_end_error(app, ssp, start, upcoming, positions.startpoints.get(ssp))
     for source in app.inputs.values():
         lost = {ssp: span for ssp, span in positions.lost.items() if ssp.qualified_stream == source.stream}
         if lost and source.on_lost != "oldest":
-            raise _lost_to_retention(app, source, lost, positions.startpoints)
+            raise _retention_error(app, source, lost, positions.startpoints)
     for replay, why in positions.stuck_replays:
-        raise _no_replay(app, replay, why)
+        raise _stuck_replay_error(app, replay, why)
     return [
-        loss_in_words(ssp, span, _whose(positions.startpoints.get(ssp))) for ssp, span in sorted(positions.lost.items())
+        describe_loss(ssp, span, _describe_owner(positions.startpoints.get(ssp)))
+        for ssp, span in sorted(positions.lost.items())
     ]
 
 
-def loss_in_words(ssp: SystemStreamPartition, span: OffsetRange, whose: str = "") -> str:
+def describe_loss(ssp: SystemStreamPartition, span: OffsetRange, whose: str = "") -> str:
     """Return what retention took of an input that goes on from the oldest offset left; `whose` precedes the offset."""
     return f"{ssp}: retention has passed {whose}offset {span.start}; the input goes on from {span.end}, the oldest left"
 
@@ -244,8 +245,8 @@ def check_open_batch(app: Application, intent: Intent, lost: Mapping[SystemStrea
             f"MODULE:APP {which} --oldest --reason …. A startpoint alone changes nothing while the batch is open."
         )
     raise OffsetOutOfRangeError(
-        f"retention has passed batch {intent.batch} of application {app.name!r}, which is open, in {_spans(there)}: "
-        "the records in between are lost.",
+        f"retention has passed batch {intent.batch} of application {app.name!r}, which is open, in "
+        f"{_describe_spans(there)}: the records in between are lost.",
         step,
         application=app.name,
         stream=stream,
@@ -255,7 +256,7 @@ def check_open_batch(app: Application, intent: Intent, lost: Mapping[SystemStrea
     )
 
 
-def open_batch_past_the_end(
+def past_end_of_batch_error(
     app: Application, batch: int, ssp: SystemStreamPartition, end: str, upcoming: str
 ) -> OffsetOutOfRangeError:
     """Return the refusal of an open batch that is to read offsets which its stream does not have yet, or any more."""
@@ -272,10 +273,10 @@ def open_batch_past_the_end(
     )
 
 
-def _past_the_end(
+def _past_end_error(
     app: Application, ssp: SystemStreamPartition, start: str, upcoming: str, startpoint: ResolvedStartpoint | None
 ) -> OffsetOutOfRangeError:
-    who = _whose(startpoint) or f"application {app.name!r} goes on at "
+    who = _describe_owner(startpoint) or f"application {app.name!r} goes on at "
     return OffsetOutOfRangeError(
         f"{ssp}: {who}offset {start}, and the stream ends before {upcoming}: it has lost records, or is "
         "another stream than it was.",
@@ -288,7 +289,7 @@ def _past_the_end(
     )
 
 
-def _lost_to_retention(
+def _retention_error(
     app: Application,
     source: Input,
     lost: Mapping[SystemStreamPartition, OffsetRange],
@@ -297,10 +298,10 @@ def _lost_to_retention(
     """Return the refusal of what retention took, be it of the checkpoint or of somebody's startpoint."""
     of_startpoints = sorted(ssp for ssp in lost if ssp in startpoints)
     where = [ssp for ssp in sorted(lost) if ssp not in startpoints] or of_startpoints
-    shown, numbers = _spans({ssp: lost[ssp] for ssp in where}), ",".join(str(ssp.partition) for ssp in where)
+    shown, numbers = _describe_spans({ssp: lost[ssp] for ssp in where}), ",".join(str(ssp.partition) for ssp in where)
     oldest = f"adjunct startpoint set MODULE:APP {source.stream}.{numbers} --oldest --reason …"
     if where == of_startpoints:
-        whose = dict.fromkeys(_whose(startpoints[ssp]) for ssp in where[:_SHOWN])
+        whose = dict.fromkeys(_describe_owner(startpoints[ssp]) for ssp in where[:_SHOWN])
         return OffsetOutOfRangeError(
             f"retention has passed {'; '.join(whose).removesuffix(' at ')} in {shown}, since its offset was found: "
             "what lies between is lost.",
@@ -318,12 +319,12 @@ def _lost_to_retention(
     )
 
 
-def _spans(lost: Mapping[SystemStreamPartition, OffsetRange]) -> str:
+def _describe_spans(lost: Mapping[SystemStreamPartition, OffsetRange]) -> str:
     spans = [f"{ssp} (at offset {span.start}, the oldest left is {span.end})" for ssp, span in lost.items()]
     return ", ".join(spans[:_SHOWN]) + (f" and {len(spans) - _SHOWN} more partitions" if len(spans) > _SHOWN else "")
 
 
-def _no_replay(app: Application, replay: Replay, why: str) -> OffsetOutOfRangeError:
+def _stuck_replay_error(app: Application, replay: Replay, why: str) -> OffsetOutOfRangeError:
     return OffsetOutOfRangeError(
         f"{replay.ssp}: the replay of {replay.by} ({replay.reason}) has come to offset {replay.next} of "
         f"{replay.until} and can't go on: {why}.",
@@ -335,34 +336,34 @@ def _no_replay(app: Application, replay: Replay, why: str) -> OffsetOutOfRangeEr
     )
 
 
-def _whose(startpoint: ResolvedStartpoint | None) -> str:
+def _describe_owner(startpoint: ResolvedStartpoint | None) -> str:
     """Return whose startpoint it is, as words that a position may follow; "" for none."""
     if startpoint is None:
         return ""
     return f"the startpoint {startpoint.position} of {startpoint.by} ({startpoint.reason}) at "
 
 
-def _where_to_begin(stream: str, info: StreamInfo, before: str | None) -> str:
+def _describe_new_start(stream: str, info: StreamInfo, before: str | None) -> str:
     begin = f"Say where to begin in the new one: adjunct startpoint set MODULE:APP {stream} --oldest --reason …."
     if info.was_repartitioned(before):
         return f"Run again: who had read all of it before goes on at what came since. Otherwise: {begin}"
     return begin
 
 
-def carry_over_all(
+def carry_over_positions(
     state: ApplicationState, streams: Mapping[str, StreamSnapshot]
 ) -> tuple[ApplicationState, tuple[str, ...]]:
     """Return the state with a position in each of these streams that was rewritten, and what the history says of it."""
     notes: list[str] = []
     for name, stream in streams.items():
-        carried = carried_over(state, name, stream.info)
+        carried = carry_over_stream(state, name, stream.info)
         if carried is not None:
             state = carried
-            notes.append(carried_note(name, stream.info))
+            notes.append(describe_carry_over(name, stream.info))
     return state, tuple(notes)
 
 
-def carried_over(state: ApplicationState, stream: str, info: StreamInfo) -> ApplicationState | None:
+def carry_over_stream(state: ApplicationState, stream: str, info: StreamInfo) -> ApplicationState | None:
     """Return the state with a position in the stream ("lake.orders") as it is partitioned now.
 
     None unless the stream was rewritten just when the application had read all of it, so that what it has not read and
@@ -373,7 +374,7 @@ def carried_over(state: ApplicationState, stream: str, info: StreamInfo) -> Appl
         return None
     ended = _by_partition(stream, rewritten.ended)
     mine = {ssp: offset for ssp, offset in state.checkpoint.items() if ssp.qualified_stream == stream}
-    if mine != ended or waiting_in(state, stream):
+    if mine != ended or has_pending_startpoints(state, stream):
         return None
     now = _by_partition(stream, rewritten.went_on)
 
@@ -393,17 +394,17 @@ def carried_over(state: ApplicationState, stream: str, info: StreamInfo) -> Appl
         update={
             "checkpoint": others | now,
             "offsets": offsets.model_copy(update=update),
-            "times": state.times.carried(stream, now),
+            "times": state.times.carry_over(stream, now),
         }
     )
 
 
-def carried_note(stream: str, info: StreamInfo) -> str:
+def describe_carry_over(stream: str, info: StreamInfo) -> str:
     """Return what the history says of it."""
     return f"{stream} was repartitioned into {info.partitions}: goes on where it had read to"
 
 
-def waiting_in(state: ApplicationState, stream: str) -> bool:
+def has_pending_startpoints(state: ApplicationState, stream: str) -> bool:
     """Whether a startpoint that is resolved, or a replay under way, stands on the partitions of the stream."""
     replays = (replay.ssp for replay in state.offsets.replays.values())
     return any(ssp.qualified_stream == stream for ssp in (*state.offsets.resolved, *replays))
@@ -429,22 +430,22 @@ class StreamSnapshot:
     upcoming: Mapping[SystemStreamPartition, str]
 
 
-def look_at_stream(systems: Mapping[str, StreamSystem], stream: str) -> StreamSnapshot:
+def snapshot_stream(systems: Mapping[str, StreamSystem], stream: str) -> StreamSnapshot:
     """Return a stream as it is now. Raises StreamNotFoundError, and ConfigurationError for an answer of no offset."""
     system_name, name = split_stream_name(stream)
     system = systems[system_name].snapshot(name)
     info = system.info(name)
     ssps = tuple(SystemStreamPartition(system_name, name, number) for number in range(info.partitions))
-    oldest, upcoming = _edges(system, "oldest", ssps), _edges(system, "upcoming", ssps)
+    oldest, upcoming = _read_edges(system, "oldest", ssps), _read_edges(system, "upcoming", ssps)
     return StreamSnapshot(stream, system, info, ssps, oldest, upcoming)
 
 
-def look_at_streams(systems: Mapping[str, StreamSystem], streams: Iterable[str]) -> dict[str, StreamSnapshot]:
+def snapshot_streams(systems: Mapping[str, StreamSystem], streams: Iterable[str]) -> dict[str, StreamSnapshot]:
     """Return these streams as they are now, by name; each is looked at once."""
-    return {name: look_at_stream(systems, name) for name in streams}
+    return {name: snapshot_stream(systems, name) for name in streams}
 
 
-def _edges(
+def _read_edges(
     system: StreamSystem, which: Literal["oldest", "upcoming"], ssps: Sequence[SystemStreamPartition]
 ) -> dict[SystemStreamPartition, str]:
     answers = system.oldest(ssps) if which == "oldest" else system.upcoming(ssps)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind
 from dagster_adjunct.orchestration.batch_log.batch_log import Replay
-from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, dataset_task, positioned
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, dataset_task_name, to_startpoint
 from dagster_adjunct.orchestration.startpoints.resolve import resolve_request
 from dagster_adjunct.orchestration.startpoints.store import request_key
 from dagster_adjunct.resources.errors import ConfigurationError, PermanentError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
     from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
     from dagster_adjunct.orchestration.startpoints.request import AllowedRequest, Unreadable
-    from dagster_adjunct.orchestration.startpoints.store import Held
+    from dagster_adjunct.orchestration.startpoints.store import PendingStartpoint
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 
@@ -113,7 +113,7 @@ def _preview(
     if asked.refusal:
         return replace(shown, error=asked.refusal)
     if not asked.rewinds:
-        shown = replace(shown, checkpoint=_goes_on_at(state, ssp))
+        shown = replace(shown, checkpoint=_find_position(state, ssp))
     try:
         stream = look(ssp.qualified_stream)
         start = resolve_request(stream, request, versions=asked.versions, now=now)
@@ -122,10 +122,10 @@ def _preview(
     if isinstance(start, Replay):
         offsets = stream.system.distance(ssp, start.start, start.until)
         return replace(shown, start=start.start, end=start.until, offsets=offsets)
-    return replace(shown, start=start.offset) if asked.rewinds else _moved(shown, state, stream, start.offset)
+    return replace(shown, start=start.offset) if asked.rewinds else _preview_move(shown, state, stream, start.offset)
 
 
-def _moved(shown: Preview, state: ApplicationState, stream: StreamSnapshot, start: str) -> Preview:
+def _preview_move(shown: Preview, state: ApplicationState, stream: StreamSnapshot, start: str) -> Preview:
     """Return the preview of a request that moves the position to this offset of its stream."""
     ssp, checkpoint = shown.request.ssp, shown.checkpoint
     distance, end = partial(stream.system.distance, ssp), stream.upcoming[ssp]
@@ -136,7 +136,7 @@ def _moved(shown: Preview, state: ApplicationState, stream: StreamSnapshot, star
     return replace(shown, start=start, end=end, offsets=distance(start, end), moved=moved)
 
 
-def _goes_on_at(state: ApplicationState, ssp: SystemStreamPartition) -> str | None:
+def _find_position(state: ApplicationState, ssp: SystemStreamPartition) -> str | None:
     """Return where reading goes on without a request: a batch that is open is ended before any request is followed."""
     batch = state.open
     if batch is not None and not batch.replays and ssp in batch.ranges:
@@ -144,7 +144,7 @@ def _goes_on_at(state: ApplicationState, ssp: SystemStreamPartition) -> str | No
     return state.checkpoint.get(ssp)
 
 
-def remote_tables(plan: ExecutionPlan | None, requests: Sequence[StartpointRequest]) -> dict[str, str]:
+def describe_remote_tables(plan: ExecutionPlan | None, requests: Sequence[StartpointRequest]) -> dict[str, str]:
     """Return what becomes of the remote tables that are made of what is read again."""
     streams = {request.ssp.qualified_stream for request in requests}
     told: dict[str, str] = {}
@@ -155,7 +155,7 @@ def remote_tables(plan: ExecutionPlan | None, requests: Sequence[StartpointReque
     return told
 
 
-def what_keeps_state(app: Application) -> tuple[str, ...]:
+def describe_state_effects(app: Application) -> tuple[str, ...]:
     """Return in words what the application's stateful operators do with records that are read again, a line each."""
     return tuple(
         f"{operator.id} keeps state: records that the application has read before are left out there, and counted "
@@ -165,7 +165,7 @@ def what_keeps_state(app: Application) -> tuple[str, ...]:
     )
 
 
-def behind_unreadable(unreadable: Sequence[Unreadable], previews: Sequence[Preview]) -> list[Preview]:
+def mark_blocked_previews(unreadable: Sequence[Unreadable], previews: Sequence[Preview]) -> list[Preview]:
     """Return the previews, with an error where what can't be read is in the way.
 
     That is what waits at the same partition and task, in whose place a request would be lost, and what a task was
@@ -187,7 +187,7 @@ def behind_unreadable(unreadable: Sequence[Unreadable], previews: Sequence[Previ
     return [checked(shown) for shown in previews]
 
 
-def check_followed(previews: Sequence[Preview]) -> None:
+def check_previews(previews: Sequence[Preview]) -> None:
     """Refuse requests that can't be followed as things are, and replays that would read nothing."""
     wrong = [shown for shown in previews if shown.error and not shown.falls_back]
     if wrong:
@@ -207,11 +207,11 @@ def check_followed(previews: Sequence[Preview]) -> None:
         )
 
 
-def replaced_by(
-    requests: Iterable[StartpointRequest], there: Iterable[Held], named: Collection[str]
-) -> list[tuple[Held, StartpointRequest]]:
+def find_replaced(
+    requests: Iterable[StartpointRequest], there: Iterable[PendingStartpoint], named: Collection[str]
+) -> list[tuple[PendingStartpoint, StartpointRequest]]:
     """Return what the requests take the place of; tasks that are `named` get no requests for all tasks."""
-    by_ssp: dict[SystemStreamPartition, list[Held]] = {}
+    by_ssp: dict[SystemStreamPartition, list[PendingStartpoint]] = {}
     for held in there:
         by_ssp.setdefault(held.request.ssp, []).append(held)
     replaced = []
@@ -223,7 +223,7 @@ def replaced_by(
     return replaced
 
 
-def check_kinds(replaced: Sequence[tuple[Held, StartpointRequest]]) -> None:
+def check_same_kinds(replaced: Sequence[tuple[PendingStartpoint, StartpointRequest]]) -> None:
     """Refuse a bounded replay that takes the place of a startpoint which moves the position, or the other way round."""
     for held, request in replaced:
         if (held.request.until is None) != (request.until is None):
@@ -237,19 +237,19 @@ def check_kinds(replaced: Sequence[tuple[Held, StartpointRequest]]) -> None:
             )
 
 
-def preview_tables(
+def preview_rewinds(
     lake: Lake, systems: Mapping[str, StreamSystem], app: Application, previews: Sequence[Preview]
 ) -> list[Preview]:
     """Return the previews, with what those that can be followed and are for datasets would do to their tables."""
     shown = dict(enumerate(previews))
     for dataset in app.datasets:
-        task = dataset_task(dataset.name)
+        task = dataset_task_name(dataset.name)
         mine = {number: one for number, one in shown.items() if task in one.tasks and one.error is None}
-        shown |= _preview_table(lake, systems, dataset, mine)
+        shown |= _preview_rewind(lake, systems, dataset, mine)
     return list(shown.values())
 
 
-def _preview_table(
+def _preview_rewind(
     lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset, previews: Mapping[int, Preview]
 ) -> dict[int, Preview]:
     """Return what these requests would do to the table of a dataset, all of them together."""
@@ -261,7 +261,7 @@ def _preview_table(
             lake,
             systems,
             dataset,
-            positions={ssp: positioned(request) for ssp, request in requests.items()},
+            positions={ssp: to_startpoint(request) for ssp, request in requests.items()},
             force={ssp for ssp, request in requests.items() if request.force},
         )
     except PermanentError as error:

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 # From the plan to the requests that name it: a few requests to the store.
-_YOUNG = timedelta(minutes=10)
+_GRACE = timedelta(minutes=10)
 
 
 class RecordedPiece(StoredDocument):
@@ -138,13 +138,13 @@ def read_plan(lake: Lake, application: str, plan: str) -> RecordedPlan:
 
 def check_all_retained(lake: Lake, plan: RecordedPlan) -> None:
     """Raise VersionDiscardedError where a version that batches met can't be read any more; the first one is named."""
-    for gone in _gone(lake, plan):
+    for gone in _find_gone_versions(lake, plan):
         raise gone.error
 
 
-def _check_all_held(lake: Lake, plan: RecordedPlan) -> None:
+def _check_all_readable(lake: Lake, plan: RecordedPlan) -> None:
     """The same of a plan that holds them since before: what a discard that was under way then has spared is there."""
-    for gone in _gone(lake, plan):
+    for gone in _find_gone_versions(lake, plan):
         if gone.doomed_in is None or not is_readable(lake, gone.doomed_in, gone.version):
             raise gone.error
 
@@ -161,14 +161,14 @@ class _GoneVersion:
     doomed_in: DatasetManifest | None
 
 
-def _gone(lake: Lake, plan: RecordedPlan) -> Iterator[_GoneVersion]:
+def _find_gone_versions(lake: Lake, plan: RecordedPlan) -> Iterator[_GoneVersion]:
     """Yield the versions of a plan that are not retained any more."""
     manifests: dict[str, DatasetManifest | None] = {}
     for dataset, version, batches in plan.met():
         if dataset not in manifests and not is_transient(version):
             manifests[dataset] = DatasetLog(lake, dataset).read()[1]
         manifest = manifests.get(dataset)
-        why = _why_gone(manifest, version)
+        why = _describe_gone(manifest, version)
         if why is None:
             continue
         met = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
@@ -184,7 +184,7 @@ def _gone(lake: Lake, plan: RecordedPlan) -> Iterator[_GoneVersion]:
         yield _GoneVersion(version, error, None if is_transient(version) else manifest)
 
 
-def _why_gone(manifest: DatasetManifest | None, version: str) -> str | None:
+def _describe_gone(manifest: DatasetManifest | None, version: str) -> str | None:
     """Return why a version is not retained any more, as a sentence may end; None where it is."""
     if is_transient(version):
         return "its table lived for one run"
@@ -207,7 +207,7 @@ def is_readable(lake: Lake, manifest: DatasetManifest, version: str) -> bool:
     return all(generation.folder in there for generation in sealed.generations if generation.files)
 
 
-def plans_of(lake: Lake, application: str, fan_out: FanOut) -> dict[str, RecordedPlan | PermanentError]:
+def load_plans(lake: Lake, application: str, fan_out: FanOut) -> dict[str, RecordedPlan | PermanentError]:
     """Return the plans that handed out requests name, by their ids; instead of one whose versions are gone, why."""
     plans: dict[str, RecordedPlan | PermanentError] = {}
     for held in fan_out.tasks.values():
@@ -215,7 +215,7 @@ def plans_of(lake: Lake, application: str, fan_out: FanOut) -> dict[str, Recorde
             if request.recorded is not None and request.recorded not in plans:
                 try:
                     plan = read_plan(lake, application, request.recorded)
-                    _check_all_held(lake, plan)
+                    _check_all_readable(lake, plan)
                     plans[plan.id] = plan
                 except ObjectNotFoundError:
                     continue
@@ -224,7 +224,7 @@ def plans_of(lake: Lake, application: str, fan_out: FanOut) -> dict[str, Recorde
     return plans
 
 
-def versions_held(lake: Lake, application: str) -> dict[str, dict[str, str]]:
+def find_held_versions(lake: Lake, application: str) -> dict[str, dict[str, str]]:
     """Return, by dataset and version, which recorded replay of an application needs the version."""
     held: dict[str, dict[str, str]] = {}
     for plan in _live_plans(lake, application):
@@ -234,9 +234,9 @@ def versions_held(lake: Lake, application: str) -> dict[str, dict[str, str]]:
     return held
 
 
-def forget_plans(lake: Lake, application: str) -> int:
+def purge_plans(lake: Lake, application: str) -> int:
     """Delete the plans that hold nothing any more; return how many."""
-    stored = _stored(lake, application)
+    stored = _list_plans(lake, application)
     if not stored:
         return 0
     live = {plan.id for plan in _live_plans(lake, application)}
@@ -246,7 +246,7 @@ def forget_plans(lake: Lake, application: str) -> int:
 
 
 def _live_plans(lake: Lake, application: str) -> list[RecordedPlan]:
-    stored = _stored(lake, application)
+    stored = _list_plans(lake, application)
     if not stored:
         return []
     now = read_store_clock(lake.store, f"{lake.application_prefix(application)}/clock")
@@ -262,14 +262,14 @@ def _live_plans(lake: Lake, application: str) -> list[RecordedPlan]:
             plan = read_plan(lake, application, _id(item))
         except ObjectNotFoundError:
             continue
-        is_young = item.modified > now - _YOUNG
+        is_young = item.modified > now - _GRACE
         is_asked = plan.id in waiting and now < plan.expires_at
         if is_young or is_asked or plan.id in used or startpoints.unreadable:
             plans.append(plan)
     return plans
 
 
-def _stored(lake: Lake, application: str) -> list[ObjectInfo]:
+def _list_plans(lake: Lake, application: str) -> list[ObjectInfo]:
     return list(lake.store.list(f"{lake.application_prefix(application)}/recorded/"))
 
 
@@ -294,17 +294,17 @@ _NEXT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedRequests:
     """What requests for recorded versions come to: their previews, and the plan that they share.
 
-    `plan` is None where none of them can be followed. `told` says in words what the plan meets.
+    `plan` is None where none of them can be followed. `messages` say what the plan meets.
     """
 
     previews: list[Preview]
     plan: RecordedPlan | None
-    told: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
 
-    def named_in(self, requests: Sequence[StartpointRequest]) -> list[StartpointRequest]:
+    def with_plan(self, requests: Sequence[StartpointRequest]) -> list[StartpointRequest]:
         """Return the requests; those for recorded versions name the plan."""
         if self.plan is None:
             return [*requests]
@@ -319,7 +319,7 @@ def plan_recorded(
     look: Callable[[str], StreamSnapshot],
     previews: Sequence[Preview],
     now: datetime,
-) -> Recorded:
+) -> RecordedRequests:
     """Return what those of these requests come to that ask for recorded versions; nothing is written or held.
 
     `plan` is the application's, and `look` has the streams as the previews saw them. A request whose records no batch
@@ -332,13 +332,13 @@ def plan_recorded(
         if shown.request.versions == RECORDED and shown.error is None and shown.request.until is not None
     }
     if not wanted or any(shown.error and not shown.falls_back for shown in previews):
-        return Recorded([*previews], None)
-    asked = _asked(app, look, wanted)
+        return RecordedRequests([*previews], None)
+    asked = _resolve_offsets(app, look, wanted)
     history = ReadHistory(BatchLog(lake, app.name).history(None))
-    reads = first_reads(main_batches(history, asked), asked)
+    reads = find_first_reads(collect_main_batches(history, asked), asked)
     met_after_sends = frozenset[str]() if plan is None else plan.tables_met_after_sends()
-    errors = why_unread(asked, reads, history) | why_cut(asked, reads, met_after_sends)
-    recorded = _plan(app, asked, reads, now)
+    errors = explain_unread(asked, reads, history) | explain_cut(asked, reads, met_after_sends)
+    recorded = _build_plan(app, asked, reads, now)
     if not errors:
         try:
             check_all_retained(lake, recorded)
@@ -346,10 +346,10 @@ def plan_recorded(
             errors = dict.fromkeys(wanted, str(error))
     failed = {id(wanted[ssp]): error for ssp, error in errors.items()}
     shown = [replace(preview, error=failed[id(preview)]) if id(preview) in failed else preview for preview in previews]
-    return Recorded(shown, recorded if not errors else None, () if errors else recorded.words())
+    return RecordedRequests(shown, recorded if not errors else None, () if errors else recorded.words())
 
 
-def _asked(
+def _resolve_offsets(
     app: Application, look: Callable[[str], StreamSnapshot], wanted: Mapping[SystemStreamPartition, Preview]
 ) -> AskedOffsets:
     streams = {ssp.qualified_stream: look(ssp.qualified_stream) for ssp in wanted}
@@ -362,7 +362,7 @@ def _asked(
     )
 
 
-def _plan(app: Application, asked: AskedOffsets, reads: FirstReads, now: datetime) -> RecordedPlan:
+def _build_plan(app: Application, asked: AskedOffsets, reads: FirstReads, now: datetime) -> RecordedPlan:
     """Return the plan of what is asked for, as batches have read it first; it holds nothing until it is written."""
     pieces: dict[SystemStreamPartition, tuple[RecordedPiece, ...]] = {}
     spans: dict[SystemStreamPartition, Range] = {}
@@ -437,7 +437,7 @@ class ReadHistory:
         return state
 
 
-def main_batches(history: Iterable[ApplicationState], asked: AskedOffsets) -> dict[int, Intent]:
+def collect_main_batches(history: Iterable[ApplicationState], asked: AskedOffsets) -> dict[int, Intent]:
     """Return the intents of the closed batches of the main position that may have read it, by their numbers.
 
     `history` is given newest first, and is read no further back than anything that is asked for can have been read.
@@ -453,7 +453,7 @@ def main_batches(history: Iterable[ApplicationState], asked: AskedOffsets) -> di
     return intents
 
 
-def first_reads(batches: Mapping[int, Intent], asked: AskedOffsets) -> FirstReads:
+def find_first_reads(batches: Mapping[int, Intent], asked: AskedOffsets) -> FirstReads:
     """Return which of these batches read each offset first."""
     open_spans = {ssp: [span] for ssp, span in asked.spans.items()}
     read: dict[SystemStreamPartition, list[tuple[Span, int]]] = {ssp: [] for ssp in asked.spans}
@@ -464,7 +464,7 @@ def first_reads(batches: Mapping[int, Intent], asked: AskedOffsets) -> FirstRead
         for ssp, span in intent.ranges.items():
             if ssp not in open_spans or asked.compare(ssp, span.start, span.end) == 0:
                 continue
-            pieces, open_spans[ssp] = _split(asked.compare, ssp, open_spans[ssp], (span.start, span.end))
+            pieces, open_spans[ssp] = _split_spans(asked.compare, ssp, open_spans[ssp], (span.start, span.end))
             read[ssp] += [(piece, number) for piece in pieces]
             taken += bool(pieces)
             if pieces:
@@ -472,7 +472,7 @@ def first_reads(batches: Mapping[int, Intent], asked: AskedOffsets) -> FirstRead
         if taken and _is_cut(intent, read, number, asked):
             cut.append(number)
     return FirstReads(
-        {ssp: _in_order(asked.compare, ssp, pieces) for ssp, pieces in read.items()},
+        {ssp: _sort_pieces(asked.compare, ssp, pieces) for ssp, pieces in read.items()},
         versions,
         {number: batches[number].over_time for number in versions if batches[number].over_time},
         {ssp: tuple(spans) for ssp, spans in open_spans.items() if spans},
@@ -480,7 +480,7 @@ def first_reads(batches: Mapping[int, Intent], asked: AskedOffsets) -> FirstRead
     )
 
 
-def why_unread(asked: AskedOffsets, reads: FirstReads, history: ReadHistory) -> dict[SystemStreamPartition, str]:
+def explain_unread(asked: AskedOffsets, reads: FirstReads, history: ReadHistory) -> dict[SystemStreamPartition, str]:
     """Return, by partition, why what no batch has read can't be read as it was."""
     errors = {}
     for ssp, spans in reads.unread.items():
@@ -508,7 +508,7 @@ def why_unread(asked: AskedOffsets, reads: FirstReads, history: ReadHistory) -> 
     return errors
 
 
-def why_cut(
+def explain_cut(
     asked: AskedOffsets, reads: FirstReads, met_after_sends: AbstractSet[str]
 ) -> dict[SystemStreamPartition, str]:
     """Return, by partition, why a batch can't be cut: a join of it met what the whole batch had sent before it.
@@ -547,7 +547,7 @@ def _is_before(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamPa
     return empty or asked.compare(ssp, state.checkpoint[ssp], start) <= 0
 
 
-def _split(
+def _split_spans(
     compare: Compare, ssp: SystemStreamPartition, spans: Iterable[Span], read: Span
 ) -> tuple[list[Span], list[Span]]:
     """Return what of these spans lies within another one, and what is left of them; none of it empty."""
@@ -564,7 +564,7 @@ def _split(
     return within, left
 
 
-def _in_order(
+def _sort_pieces(
     compare: Compare, ssp: SystemStreamPartition, pieces: list[tuple[Span, int]]
 ) -> tuple[tuple[str, int], ...]:
     ordered: list[tuple[Span, int]] = []

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TasksThatRead:
+class ReadingTasks:
     """Who reads what: the tasks of an application's plan, and the tasks of its datasets that can be rewound.
 
     Both by their names, with all partitions that each reads. Those of `by_name` get only requests that name them.
@@ -69,40 +69,46 @@ class TasksThatRead:
     @cached_property
     def owners(self) -> dict[SystemStreamPartition, list[str]]:
         """By partition, those that get its requests for all tasks."""
-        return owners_of(self.tasks, self.by_name)
+        return owners_by_partition(self.tasks, self.by_name)
 
 
-def readers_of(app: Application, plan: ExecutionPlan | None, systems: Mapping[str, StreamSystem]) -> TasksThatRead:
+def find_reading_tasks(
+    app: Application, plan: ExecutionPlan | None, systems: Mapping[str, StreamSystem]
+) -> ReadingTasks:
     """Return who reads what; `plan` is the application's, None where it has datasets only."""
-    by_name, tasks = named_only(app), {} if plan is None else plan.partitions_by_task()
-    return TasksThatRead(tasks, dataset_tasks(app, systems), by_name)
+    by_name, tasks = tasks_addressed_by_name(app), {} if plan is None else plan.partitions_by_task()
+    return ReadingTasks(tasks, partitions_by_dataset_task(app, systems), by_name)
 
 
-def dataset_task(name: str) -> str:
+def dataset_task_name(name: str) -> str:
     """Return the name of a dataset's task, for requests that name it."""
     return f"dataset {name}"
 
 
-def dataset_tasks(app: Application, systems: Mapping[str, StreamSystem]) -> dict[str, frozenset[SystemStreamPartition]]:
+def partitions_by_dataset_task(
+    app: Application, systems: Mapping[str, StreamSystem]
+) -> dict[str, frozenset[SystemStreamPartition]]:
     """Return the partitions of the stream of each unbounded dataset, by the dataset's task, as a fan-out wants them.
 
     Bounded datasets go back by versions, and tables of one run have nothing to go back in: they have no task, so that
     requests for their streams alone are unknown to the fan-out.
     """
     tasks = {}
-    for dataset in rewindable(app):
+    for dataset in list_rewindable_datasets(app):
         system, stream = dataset.system_stream
         with suppress(StreamNotFoundError):  # the application itself may write it, from its first batch on
-            tasks[dataset_task(dataset.name)] = frozenset(systems[system].partitions(stream))
+            tasks[dataset_task_name(dataset.name)] = frozenset(systems[system].partitions(stream))
     return tasks
 
 
-def named_only(app: Application) -> frozenset[str]:
+def tasks_addressed_by_name(app: Application) -> frozenset[str]:
     """Return the tasks of datasets whose stream the application reads too: they get requests only by their name."""
-    return frozenset(dataset_task(dataset.name) for dataset in rewindable(app) if dataset.stream in app.inputs)
+    return frozenset(
+        dataset_task_name(dataset.name) for dataset in list_rewindable_datasets(app) if dataset.stream in app.inputs
+    )
 
 
-def rewindable(app: Application, only: Collection[str] | None = None) -> list[AdjunctDataset]:
+def list_rewindable_datasets(app: Application, only: Collection[str] | None = None) -> list[AdjunctDataset]:
     """Return the datasets that startpoints can rewind: stored tables of change streams, of these names if any."""
     followed = [dataset for dataset in app.datasets if dataset.follows_changes and dataset.stream is not None]
     tables = [dataset for dataset in followed if dataset.following.persistent]
@@ -124,28 +130,28 @@ class AllowedRequest:
 
 
 def allow_requests(
-    app: Application, readers: TasksThatRead, requests: Sequence[StartpointRequest]
+    app: Application, readers: ReadingTasks, requests: Sequence[StartpointRequest]
 ) -> tuple[AllowedRequest, ...]:
     """Return what the application allows of these requests, in their order."""
     return tuple(_allow(app, readers, request) for request in requests)
 
 
-def _allow(app: Application, readers: TasksThatRead, request: StartpointRequest) -> AllowedRequest:
+def _allow(app: Application, readers: ReadingTasks, request: StartpointRequest) -> AllowedRequest:
     try:
-        versions = versions_met(app, request)
+        versions = choose_versions(app, request)
     except ConfigurationError as error:
         return AllowedRequest(request, (), request.versions or CURRENT, str(error))
-    tasks = takers_of(request, readers.tasks, readers.owners)
+    tasks = find_target_tasks(request, readers.tasks, readers.owners)
     if request.task in readers.of_plan and is_broadcast(app, request.ssp):
-        return AllowedRequest(request, (str(request.task),), versions, str(one_task_of_all(request)))
+        return AllowedRequest(request, (str(request.task),), versions, str(broadcast_task_error(request)))
     if not tasks:
-        return AllowedRequest(request, (), versions, not_read(request, readers.tasks))
+        return AllowedRequest(request, (), versions, describe_unread(request, readers.tasks))
     rewinds = any(task in readers.of_datasets for task in tasks)
-    refusal = _no_replay(request, tasks) if rewinds and request.until is not None else ""
+    refusal = _describe_replay_refusal(request, tasks) if rewinds and request.until is not None else ""
     return AllowedRequest(request, tasks, versions, refusal, rewinds)
 
 
-def owners_of(
+def owners_by_partition(
     tasks: Mapping[str, frozenset[SystemStreamPartition]], named_only: Collection[str]
 ) -> dict[SystemStreamPartition, list[str]]:
     """Return, by partition, the tasks that get its requests for all tasks: those of `named_only` do not.
@@ -159,7 +165,7 @@ def owners_of(
     return owners
 
 
-def takers_of(
+def find_target_tasks(
     request: StartpointRequest,
     tasks: Mapping[str, frozenset[SystemStreamPartition]],
     owners: Mapping[SystemStreamPartition, Sequence[str]],
@@ -170,7 +176,7 @@ def takers_of(
     return (request.task,) if request.ssp in tasks.get(request.task, ()) else ()
 
 
-def not_read(request: StartpointRequest, tasks: Mapping[str, frozenset[SystemStreamPartition]]) -> str:
+def describe_unread(request: StartpointRequest, tasks: Mapping[str, frozenset[SystemStreamPartition]]) -> str:
     """Return in words that a request is for no task, and who reads its partition."""
     if request.task is None:
         return f"no task reads {request.ssp}."
@@ -179,7 +185,7 @@ def not_read(request: StartpointRequest, tasks: Mapping[str, frozenset[SystemStr
     return f"{request.task!r} is no task that reads {request.ssp}{instead}."
 
 
-def _no_replay(request: StartpointRequest, tasks: Sequence[str]) -> str:
+def _describe_replay_refusal(request: StartpointRequest, tasks: Sequence[str]) -> str:
     """Return in words that a request with an end is for datasets."""
     return (
         f"{request.ssp} is read by {', '.join(tasks)}, and a table has no replay beside it: it is what its stream says "
@@ -187,18 +193,18 @@ def _no_replay(request: StartpointRequest, tasks: Sequence[str]) -> str:
     )
 
 
-def joins_as_of(app: Application) -> tuple[str, ...]:
+def find_as_of_joins(app: Application) -> tuple[str, ...]:
     """Return the joins in which each record meets the entry that was valid at its own time."""
     looked_up = [(operator.id, operator.spec.match) for operator in app.operators]
     return tuple(operator for operator, match in looked_up if match is not None and match.as_of is not None)
 
 
-def versions_met(app: Application, request: StartpointRequest) -> JoinVersions:
+def choose_versions(app: Application, request: StartpointRequest) -> JoinVersions:
     """Return which versions of its datasets the request's replay meets: what it says, else what is the application's.
 
     Raises ConfigurationError where what it says can't be.
     """
-    asked, default = request.versions, AS_OF if joins_as_of(app) else CURRENT
+    asked, default = request.versions, AS_OF if find_as_of_joins(app) else CURRENT
     if asked is None:
         return default
     if request.until is None and asked != default:
@@ -221,13 +227,13 @@ def versions_met(app: Application, request: StartpointRequest) -> JoinVersions:
     return asked
 
 
-def versions_in_words(app: Application, requests: Sequence[StartpointRequest]) -> tuple[str, ...]:
+def describe_versions(app: Application, requests: Sequence[StartpointRequest]) -> tuple[str, ...]:
     """Return in words what bounded replays meet in datasets, where joins are as-of or a request says it, a line each.
 
     What was recorded is told by its plan.
     """
     bounded = [request for request in requests if request.until is not None]
-    by_time = joins_as_of(app)
+    by_time = find_as_of_joins(app)
     default = AS_OF if by_time else CURRENT
     asked = {request.versions or default for request in bounded if by_time or request.versions}
     return tuple(
@@ -246,7 +252,7 @@ def is_broadcast(app: Application, ssp: SystemStreamPartition) -> bool:
     return source is not None and source.broadcast is not None
 
 
-def one_task_of_all(request: StartpointRequest) -> ConfigurationError:
+def broadcast_task_error(request: StartpointRequest) -> ConfigurationError:
     """Return the refusal of a request for one task where all tasks read the partition."""
     return ConfigurationError(
         f"{request.ssp} is of a broadcast input, which all tasks read with one position: {request.task!r} alone can't "
@@ -298,7 +304,11 @@ def parse_position(kind: str, value: str | None = None) -> Startpoint:
             "Write it as in 2026-01-31T18:00Z." if kind == "timestamp" else "Write the offset as its system does.",
             argument="position",
         )
-    return StartpointTimestamp(timestamp_ms=_ms(text)) if kind == "timestamp" else StartpointSpecific(offset=text)
+    return (
+        StartpointTimestamp(timestamp_ms=_parse_timestamp(text))
+        if kind == "timestamp"
+        else StartpointSpecific(offset=text)
+    )
 
 
 def expand_partitions(
@@ -313,16 +323,16 @@ def expand_partitions(
     partitions: dict[SystemStreamPartition, None] = {}
     for text in texts:
         qualified, numbers = split_partitions(text)
-        _check_read(app, qualified)
+        _check_stream_read(app, qualified)
         system, stream = split_stream_name(qualified)
         if qualified not in counts:
             counts[qualified] = systems[system].info(stream).partitions
-        for number in range(counts[qualified]) if numbers is None else _numbers(text, numbers, counts[qualified]):
+        for number in range(counts[qualified]) if numbers is None else _parse_numbers(text, numbers, counts[qualified]):
             partitions[SystemStreamPartition(system, stream, number)] = None
     return list(partitions)
 
 
-def _ms(text: str) -> int:
+def _parse_timestamp(text: str) -> int:
     if _DIGITS.fullmatch(text):
         if int(text) < _LEAST_MS:
             raise ConfigurationError(
@@ -366,7 +376,7 @@ def _ms(text: str) -> int:
     return since_1970
 
 
-def _numbers(text: str, spans: str, count: int) -> list[int]:
+def _parse_numbers(text: str, spans: str, count: int) -> list[int]:
     numbers: list[int] = []
     for span in spans.split(","):
         bounds = _SPAN.fullmatch(span)
@@ -387,7 +397,7 @@ def _numbers(text: str, spans: str, count: int) -> list[int]:
     return numbers
 
 
-def _check_read(app: Application, stream: str) -> None:
+def _check_stream_read(app: Application, stream: str) -> None:
     split_stream_name(stream)
     fed = {str(dataset.stream): dataset for dataset in app.datasets if dataset.stream is not None}
     goes_back = {name for name, dataset in fed.items() if dataset.follows_changes and dataset.following.persistent}
@@ -511,7 +521,7 @@ class StartpointRequest:
     def target(self) -> Target:
         return self.ssp, self.task
 
-    def expired(self, now_ms: int, expiry_ms: int) -> bool:
+    def is_expired(self, now_ms: int, expiry_ms: int) -> bool:
         """Whether it is too old to be followed; the moment at which it gets so is too late already."""
         return now_ms - self.startpoint.creation_timestamp_ms >= expiry_ms
 
@@ -553,7 +563,7 @@ def request_from_json(value: object, where: str) -> StartpointRequest:
         raise _malformed(where, error.problem) from error
 
 
-def newer(left: StartpointRequest, right: StartpointRequest) -> StartpointRequest:
+def pick_newer(left: StartpointRequest, right: StartpointRequest) -> StartpointRequest:
     """Return which of two requests counts for one task and partition.
 
     Between one for the task and one for all tasks: the one created later, and the task's of two created at once.
@@ -566,7 +576,7 @@ def newer(left: StartpointRequest, right: StartpointRequest) -> StartpointReques
     return broadcast if later else specific
 
 
-def positioned(request: StartpointRequest) -> Startpoint:
+def to_startpoint(request: StartpointRequest) -> Startpoint:
     """Return where a request starts, under the request's id: by that a table knows what it has applied."""
     return replace(request.startpoint, id=request.id)
 
@@ -624,7 +634,7 @@ class Unreadable:
     @property
     def ssp(self) -> SystemStreamPartition | None:
         """The partition that it is for, if there can be one of that name."""
-        return partition_of(self.partition)
+        return parse_partition(self.partition)
 
     def summary(self) -> str:
         """Return it in one line."""
@@ -632,7 +642,7 @@ class Unreadable:
         return f"{self.partition or self.key}: {where}, and can't be read: {self.error}"
 
 
-def partition_of(text: str | None) -> SystemStreamPartition | None:
+def parse_partition(text: str | None) -> SystemStreamPartition | None:
     """Return the partition of this name; None where it is no name of one."""
     try:
         return None if text is None else SystemStreamPartition.parse(text)

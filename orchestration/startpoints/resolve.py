@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batch_log.batch_log import Replay, ResolvedStartpoint, replay_id
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
-from dagster_adjunct.orchestration.startpoints.request import is_broadcast, one_task_of_all, versions_met
+from dagster_adjunct.orchestration.startpoints.request import broadcast_task_error, choose_versions, is_broadcast
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, PermanentError
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint, resolve_startpoint_to_offset
 
@@ -45,7 +45,7 @@ def resolve_request(
     end that lies before the start, and why a plan can't be followed.
     """
     ssp, system = request.ssp, stream.system
-    plan = None if plans is None or versions != RECORDED else _plan_of(stream, request, plans)
+    plan = None if plans is None or versions != RECORDED else _find_plan(stream, request, plans)
     position = describe_startpoint(request.startpoint)
     start = resolve_startpoint_to_offset(system, ssp, request.startpoint) if plan is None else plan.spans[ssp].start
     if request.until is None:
@@ -88,7 +88,7 @@ def resolve_request(
     )
 
 
-def _plan_of(stream: StreamSnapshot, request: StartpointRequest, plans: Plans) -> RecordedPlan:
+def _find_plan(stream: StreamSnapshot, request: StartpointRequest, plans: Plans) -> RecordedPlan:
     """Return the plan of a request for recorded versions, which has the offsets of its partition."""
     ssp, plan = request.ssp, plans.get(request.recorded or "")
     if isinstance(plan, PermanentError):
@@ -137,14 +137,14 @@ class Resolved:
     """Where a run's tasks start: `startpoints` by partition, and the `replays` that begin.
 
     `done` names what is still fanned out and was taken in by an earlier commit, or will be by the one that stores this,
-    by task and partition. `told` says in words what was looked up just now, and what has no offset and is gone on
+    by task and partition. `messages` say what was looked up just now, and what has no offset and is gone on
     without.
     """
 
     startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint]
     replays: tuple[Replay, ...]
     done: Mapping[str, Mapping[SystemStreamPartition, str]]
-    told: tuple[str, ...]
+    messages: tuple[str, ...]
 
 
 def resolve_handed(
@@ -163,7 +163,7 @@ def resolve_handed(
     What an earlier start has found, and no batch has applied, stands. Raises for a request that has no offset, unless
     it says to go on without.
     """
-    handed = _sorted_out(app, tasks, fan_out, known)
+    handed = _sort_requests(app, tasks, fan_out, known)
     unresolved: list[Unresolved] = []
     for request, refusal in handed.alone:
         if request.on_unresolved == "fail":
@@ -177,7 +177,7 @@ def resolve_handed(
         if before is not None and before.id == request.id and before.stream == stream.info.identity:
             startpoints[ssp] = before
             continue
-        start = _look_up(app, stream, request, plans, now, known.next_epoch(ssp))
+        start = _resolve_or_skip(app, stream, request, plans, now, known.next_epoch(ssp))
         if isinstance(start, Unresolved):
             unresolved.append(start)
             continue
@@ -202,7 +202,7 @@ def resolve_handed(
     return Resolved(startpoints, tuple(replays), done, tuple(told))
 
 
-def _sorted_out(app: Application, tasks: Iterable[str], fan_out: FanOut, known: OffsetState) -> HandedRequests:
+def _sort_requests(app: Application, tasks: Iterable[str], fan_out: FanOut, known: OffsetState) -> HandedRequests:
     """Return what these tasks were handed, sorted out by what the batch log knows to be taken in."""
     newest: dict[SystemStreamPartition, StartpointRequest] = {}
     alone: list[tuple[StartpointRequest, ConfigurationError]] = []
@@ -213,7 +213,7 @@ def _sorted_out(app: Application, tasks: Iterable[str], fan_out: FanOut, known: 
             if known.has_taken(ssp, request.id):
                 taken.append((task, request))
             elif request.task is not None and is_broadcast(app, ssp):
-                alone.append((request, one_task_of_all(request)))
+                alone.append((request, broadcast_task_error(request)))
             else:
                 waiting.append((task, request))
                 if request.sequence > newest.setdefault(ssp, request).sequence:
@@ -221,12 +221,12 @@ def _sorted_out(app: Application, tasks: Iterable[str], fan_out: FanOut, known: 
     return HandedRequests(newest, tuple(alone), tuple(waiting), tuple(taken))
 
 
-def _look_up(
+def _resolve_or_skip(
     app: Application, stream: StreamSnapshot, request: StartpointRequest, plans: Plans, now: datetime, epoch: int
 ) -> ResolvedStartpoint | Replay | Unresolved:
     """Return the request with its offset. Raises, naming who asked, where it has none and does not go on without."""
     try:
-        versions = versions_met(app, request)
+        versions = choose_versions(app, request)
         return resolve_request(stream, request, versions=versions, now=now, epoch=epoch, plans=plans)
     except PermanentError as error:
         if request.on_unresolved != "fail":

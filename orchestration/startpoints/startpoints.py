@@ -13,32 +13,37 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     BatchLog,
     application_state,
     check_not_renamed,
+    describe_similar_names,
     list_applications,
-    nearest,
 )
 from dagster_adjunct.orchestration.planner.catalog import plan_application, systems_for
-from dagster_adjunct.orchestration.startpoints.positions import look_at_stream
+from dagster_adjunct.orchestration.startpoints.positions import snapshot_stream
 from dagster_adjunct.orchestration.startpoints.preview import (
-    behind_unreadable,
-    check_followed,
-    check_kinds,
+    check_previews,
+    check_same_kinds,
+    describe_remote_tables,
+    describe_state_effects,
+    find_replaced,
+    mark_blocked_previews,
     preview_requests,
-    preview_tables,
-    remote_tables,
-    replaced_by,
-    what_keeps_state,
+    preview_rewinds,
 )
 from dagster_adjunct.orchestration.startpoints.recorded_replay import plan_recorded, write_plan
 from dagster_adjunct.orchestration.startpoints.request import (
     OnUnresolved,
     StartpointRequest,
     allow_requests,
+    describe_versions,
     expand_partitions,
+    find_reading_tasks,
     is_broadcast,
-    readers_of,
-    versions_in_words,
 )
-from dagster_adjunct.orchestration.startpoints.store import Held, has_begun, not_applied, startpoints_of
+from dagster_adjunct.orchestration.startpoints.store import (
+    PendingStartpoint,
+    has_begun,
+    iter_unapplied,
+    open_startpoints,
+)
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import Startpoint, check_startpoint, describe_startpoint
@@ -56,7 +61,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 
 
-def list_startpoints(
+def collect_startpoints(
     lake: Lake, systems: Mapping[str, StreamSystem], app: Application, now: datetime
 ) -> dict[str, list[dict[str, Any]]]:
     """Return what is `waiting`, what is `handed` to tasks, the `replays` under way, and what was `applied` last.
@@ -66,17 +71,17 @@ def list_startpoints(
 
     A row each, of JSON-able values. Of a replay, `left` counts the offsets that it has still to read.
     """
-    stored, state = startpoints_of(lake, app).read(), application_state(lake, app.name)
+    stored, state = open_startpoints(lake, app).read(), application_state(lake, app.name)
     waiting = [
-        _asked(request) | {"task": request.task} | _ages(request, now, app.startpoints_expire_after)
+        _request_row(request) | {"task": request.task} | _age_columns(request, now, app.startpoints_expire_after)
         for request in stored.waiting
     ]
     expired = [
-        _asked(request) | {"task": request.task} | _ages(request, now, app.startpoints_expire_after)
+        _request_row(request) | {"task": request.task} | _age_columns(request, now, app.startpoints_expire_after)
         for request in stored.expired
     ]
     handed = [
-        _asked(request) | {"task": task, "offset": _offset(state.offsets, request)}
+        _request_row(request) | {"task": task, "offset": _find_offset(state.offsets, request)}
         for task, requests in stored.handed.items()
         for request in requests.values()
         if not state.offsets.has_taken(request.ssp, request.id)  # a crash may have left it there
@@ -85,7 +90,7 @@ def list_startpoints(
         {"partition": str(ssp), **start.model_dump(mode="json", exclude={"id"})}
         for ssp, start in sorted(state.offsets.applied.items())
     ]
-    replays = [_replay(systems, replay) for replay in state.offsets.replays.values()]
+    replays = [_replay_row(systems, replay) for replay in state.offsets.replays.values()]
     unreadable = [
         {
             "partition": unread.partition or unread.key,
@@ -105,7 +110,7 @@ def list_startpoints(
     }
 
 
-def _asked(request: StartpointRequest) -> dict[str, Any]:
+def _request_row(request: StartpointRequest) -> dict[str, Any]:
     return {
         "partition": str(request.ssp),
         "position": describe_startpoint(request.startpoint),
@@ -118,18 +123,18 @@ def _asked(request: StartpointRequest) -> dict[str, Any]:
     }
 
 
-def _ages(request: StartpointRequest, now: datetime, expires_after: timedelta) -> dict[str, str]:
+def _age_columns(request: StartpointRequest, now: datetime, expires_after: timedelta) -> dict[str, str]:
     age_ms = (now - _EPOCH) // _MS - request.startpoint.creation_timestamp_ms
-    return {"age": _span(age_ms), "expires_in": _span(expires_after // _MS - age_ms)}
+    return {"age": _format_span(age_ms), "expires_in": _format_span(expires_after // _MS - age_ms)}
 
 
-def _offset(offsets: OffsetState, request: StartpointRequest) -> str | None:
+def _find_offset(offsets: OffsetState, request: StartpointRequest) -> str | None:
     """Return the offset that was found for it and stored; None while no run has started since."""
     start = offsets.resolved.get(request.ssp)
     return start.offset if start is not None and start.id == request.id else None
 
 
-def _replay(systems: Mapping[str, StreamSystem], replay: Replay) -> dict[str, Any]:
+def _replay_row(systems: Mapping[str, StreamSystem], replay: Replay) -> dict[str, Any]:
     facts = replay.model_dump(mode="json", exclude={"ssp"}) | {
         "partition": str(replay.ssp),
         "left": None,
@@ -142,12 +147,12 @@ def _replay(systems: Mapping[str, StreamSystem], replay: Replay) -> dict[str, An
     return facts | {"left": left, "per_cent": 100 * (whole - left) // max(whole, 1)}
 
 
-def _span(ms: int) -> str:
+def _format_span(ms: int) -> str:
     """Return whole seconds in words; counted in numbers, for no date lies so far in the future as this may reach."""
     return str(timedelta(seconds=min(max(ms // 1000, 0), timedelta.max // timedelta(seconds=1))))
 
 
-_LOOKS = 5
+_MAX_REMOVALS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +162,7 @@ class TakenBack:
     `unreadable` is what this release of Adjunct can't read, taken back as it is.
     """
 
-    startpoints: tuple[Held, ...]
+    startpoints: tuple[PendingStartpoint, ...]
     replays: tuple[Replay, ...]
     left: tuple[str, ...]
     unreadable: tuple[Unreadable, ...] = ()
@@ -172,7 +177,7 @@ class TakenBack:
         }
 
 
-def take_back(
+def take_back_startpoints(
     lake: Lake,
     app: Application,
     ssps: Collection[SystemStreamPartition] | None = None,
@@ -186,17 +191,17 @@ def take_back(
     With `task`, only what is for this task alone or was handed to it; replays are of all, and go on. What a batch has
     begun with stays. Raises CommitConflictError where a run commits at the same moment; what was taken back stays so.
     """
-    startpoints, log = startpoints_of(lake, app), BatchLog(lake, app.name)
+    startpoints, log = open_startpoints(lake, app), BatchLog(lake, app.name)
     state, stored = log.read().state, startpoints.read()
     wanted = None if ssps is None else dict.fromkeys(ssps)
 
-    def chosen(held: Held) -> bool:
+    def chosen(held: PendingStartpoint) -> bool:
         # Of a broadcast input, all tasks hold what is for all of them: one does not give it back alone.
         one = held.request.task if held.at is None or is_broadcast(app, held.request.ssp) else held.at
         return (wanted is None or held.request.ssp in wanted) and (task is None or task == one)
 
-    waiting = [request for request in stored.waiting if chosen(Held(request))]
-    taken = [Held(request) for request in startpoints.take_back(waiting, by=by)]
+    waiting = [request for request in stored.waiting if chosen(PendingStartpoint(request))]
+    taken = [PendingStartpoint(request) for request in startpoints.take_back(waiting, by=by)]
     unread = startpoints.delete_unreadable(
         (
             entry
@@ -207,12 +212,12 @@ def take_back(
         by=by,
     )
     # More than once: a fan-out that has read a request before it was deleted may still hand it out.
-    for _ in range(_LOOKS):
-        handed = [held for held in not_applied(startpoints.get_fan_outs(), state) if chosen(held)]
+    for _ in range(_MAX_REMOVALS):
+        handed = [held for held in iter_unapplied(startpoints.get_fan_outs(), state) if chosen(held)]
         idle = [held for held in handed if not has_begun(held, state)]
         if not idle:
             break
-        _remove(startpoints, idle)
+        _remove_handed(startpoints, idle)
         taken += idle
     # Again: a run may have begun there before it was removed.
     state = log.read().state
@@ -231,21 +236,21 @@ def take_back(
         for replay in going
     ]
     if task is not None:
-        still = not_applied(startpoints.get_fan_outs(), state)
+        still = iter_unapplied(startpoints.get_fan_outs(), state)
         for ssp, held in {held.request.ssp: held for held in still}.items():
             if ssp not in known and is_broadcast(app, ssp) and (wanted is None or ssp in wanted):
                 left.append(f"{held.summary()}: it is for all tasks, and taken back from all of them or none")
                 known.add(ssp)
-        for held in map(Held, stored.waiting):
+        for held in map(PendingStartpoint, stored.waiting):
             ssp = held.request.ssp
             if ssp not in known and held.request.task is None and (wanted is None or ssp in wanted):
                 left.append(f"{held.summary()}: it is for every task that reads the partition; name no task")
                 known.add(ssp)
-    left += [_nothing(ssp, state) for ssp in wanted or () if ssp not in known]
+    left += [_describe_nothing(ssp, state) for ssp in wanted or () if ssp not in known]
     return TakenBack(tuple(taken), tuple(stopped), tuple(left), tuple(unread))
 
 
-def _remove(startpoints: StartpointManager, handed: Sequence[Held]) -> None:
+def _remove_handed(startpoints: StartpointManager, handed: Sequence[PendingStartpoint]) -> None:
     ids: dict[str, dict[SystemStreamPartition, str]] = {}
     for held in handed:
         ids.setdefault(str(held.at), {})[held.request.ssp] = held.request.id
@@ -262,7 +267,7 @@ def _stop_replays(
     return log.cancel_replays(idle, by=by, reason=reason), [replay for replay in ours if replay.id in reading]
 
 
-def _nothing(ssp: SystemStreamPartition, state: ApplicationState) -> str:
+def _describe_nothing(ssp: SystemStreamPartition, state: ApplicationState) -> str:
     last = state.offsets.applied.get(ssp)
     if last is None:
         return f"{ssp}: nothing is asked for"
@@ -286,7 +291,7 @@ class AskedStartpoints:
     """
 
     previews: tuple[Preview, ...]
-    replaced: tuple[Held, ...]
+    replaced: tuple[PendingStartpoint, ...]
     written: bool
     tables: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -323,7 +328,11 @@ class Startpoints:
                 f"Startpoints got the lake {self.lake!r}.", "Pass what open_lake(…) returned.", argument="lake"
             )
         if not isinstance(self.app, Application):
-            known = f": {nearest(self.app, list_applications(self.lake))}" if isinstance(self.app, str) else ""
+            known = (
+                f": {describe_similar_names(self.app, list_applications(self.lake))}"
+                if isinstance(self.app, str)
+                else ""
+            )
             raise ConfigurationError(
                 f"Startpoints got {self.app!r} for an application{known}.",
                 "Pass the Application itself: its plan says which task reads what.",
@@ -345,7 +354,7 @@ class Startpoints:
 
         What can't be followed has an `error` in its preview.
         """
-        requests = startpoint_requests(
+        requests = build_requests(
             self._expanded(partitions),
             position,
             until,
@@ -356,7 +365,7 @@ class Startpoints:
             force=force,
             versions=versions,
         )
-        return ask(self.lake, self._systems, self.app, requests, dry_run=True)
+        return request_startpoints(self.lake, self._systems, self.app, requests, dry_run=True)
 
     def request(
         self,
@@ -387,7 +396,7 @@ class Startpoints:
         without `replace`, where a bounded replay would take the place of a startpoint, or the other way round; also
         where versions were recorded that are gone.
         """
-        requests = startpoint_requests(
+        requests = build_requests(
             self._expanded(partitions),
             position,
             until,
@@ -398,14 +407,14 @@ class Startpoints:
             force=force,
             versions=versions,
         )
-        return ask(self.lake, self._systems, self.app, requests, replace=replace)
+        return request_startpoints(self.lake, self._systems, self.app, requests, replace=replace)
 
     def list(self) -> dict[str, Rows]:
         """Return what is `waiting`, `handed` to tasks, `replays` under way, `applied` last, and what is `unreadable`.
 
         A row each, of JSON-able values.
         """
-        return list_startpoints(self.lake, self._systems, self.app, self.lake.now())
+        return collect_startpoints(self.lake, self._systems, self.app, self.lake.now())
 
     def take_back(self, partitions: Partitions, *, task: str | None = None, by: str, reason: str) -> TakenBack:
         """Take back what is asked for at these partitions and not applied, and cancel bounded replays there.
@@ -413,14 +422,14 @@ class Startpoints:
         With `task`, only what is for this task, or was handed to it; replays go on then. What a batch has begun with
         stays, and is said to. Raises CommitConflictError where a run commits at the same moment: repeat it then.
         """
-        return take_back(self.lake, self.app, self._expanded(partitions), task=task, by=by, reason=reason)
+        return take_back_startpoints(self.lake, self.app, self._expanded(partitions), task=task, by=by, reason=reason)
 
     def clear(self, *, task: str | None = None, by: str, reason: str) -> TakenBack:
         """Take back everything that is asked for and not applied, also at streams that the application reads no more.
 
         All bounded replays are cancelled, unless a `task` is given. Raises as `take_back` does.
         """
-        return take_back(self.lake, self.app, None, task=task, by=by, reason=reason)
+        return take_back_startpoints(self.lake, self.app, None, task=task, by=by, reason=reason)
 
     @cached_property
     def _systems(self) -> Mapping[str, StreamSystem]:
@@ -444,7 +453,7 @@ class Startpoints:
         return tuple(expand_partitions(self.app, self._systems, map(str, named)))
 
 
-def startpoint_requests(
+def build_requests(
     ssps: Iterable[SystemStreamPartition],
     position: Startpoint,
     until: Startpoint | None = None,
@@ -476,7 +485,7 @@ def startpoint_requests(
     ]
 
 
-def ask(
+def request_startpoints(
     lake: Lake,
     systems: Mapping[str, StreamSystem],
     app: Application,
@@ -499,30 +508,30 @@ def ask(
             "Name one, as in lake.flights.3, or a stream: lake.flights.",
             argument="partitions",
         )
-    startpoints = startpoints_of(lake, app)
+    startpoints = open_startpoints(lake, app)
     startpoints.check_on()
     stored, state = startpoints.read(), application_state(lake, app.name)
     check_not_renamed(app.name, state)
     plan = plan_application(app, systems) if app.inputs else None
-    readers = readers_of(app, plan, systems)
+    readers = find_reading_tasks(app, plan, systems)
     allowed = allow_requests(app, readers, requests)
-    versions = versions_in_words(app, requests)
+    versions = describe_versions(app, requests)
 
-    look = cache(partial(look_at_stream, systems))  # each stream is looked at once
-    tables, keeping_state = remote_tables(plan, requests), what_keeps_state(app)
+    look = cache(partial(snapshot_stream, systems))  # each stream is looked at once
+    tables, keeping_state = describe_remote_tables(plan, requests), describe_state_effects(app)
     previews = preview_requests(look, state, allowed, stored.at)
-    previews = preview_tables(lake, systems, app, previews)
-    recorded = plan_recorded(lake, app, plan, look, behind_unreadable(stored.unreadable, previews), stored.at)
-    there = [*map(Held, stored.waiting), *not_applied(stored.handed, state)]
-    replaced = replaced_by(requests, there, readers.by_name)
+    previews = preview_rewinds(lake, systems, app, previews)
+    recorded = plan_recorded(lake, app, plan, look, mark_blocked_previews(stored.unreadable, previews), stored.at)
+    there = [*map(PendingStartpoint, stored.waiting), *iter_unapplied(stored.handed, state)]
+    replaced = find_replaced(requests, there, readers.by_name)
     if not dry_run:
-        check_followed(recorded.previews)
+        check_previews(recorded.previews)
         if not replace:
-            check_kinds(replaced)
+            check_same_kinds(replaced)
         if recorded.plan is not None:
             write_plan(lake, recorded.plan)  # from here on its versions are held
-            requests = recorded.named_in(requests)
+            requests = recorded.with_plan(requests)
         startpoints.write_startpoints(requests)
     taken_over = tuple(dict.fromkeys(old for old, _ in replaced))
-    notes = (*versions, *recorded.told, *keeping_state)
+    notes = (*versions, *recorded.messages, *keeping_state)
     return AskedStartpoints(tuple(recorded.previews), taken_over, not dry_run, tables, notes)

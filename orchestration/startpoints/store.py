@@ -25,7 +25,7 @@ from dagster_adjunct.orchestration.startpoints.fan_out import (
     Taken,
     TaskFanOut,
     decide_fan_out,
-    without,
+    remove_pending,
 )
 from dagster_adjunct.orchestration.startpoints.request import (
     StartpointRequest,
@@ -33,7 +33,7 @@ from dagster_adjunct.orchestration.startpoints.request import (
     Unreadable,
     check_partition,
     check_task,
-    partition_of,
+    parse_partition,
     request_from_json,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
@@ -98,7 +98,7 @@ class RequestReader:
                     case _:
                         raise self._malformed(self._where(key), "its key is unknown")
             except MalformedDocumentError as error:
-                unreadable.append(Unreadable("fan-out", key, value, str(error), *_about(key)))
+                unreadable.append(Unreadable("fan-out", key, value, str(error), *_parse_fan_out_key(key)))
         return FanOutState(tasks, settled, tuple(unreadable))
 
     def task(self, key: str, value: object) -> TaskFanOut:
@@ -131,7 +131,7 @@ class RequestReader:
             raise self._malformed(self._where(key), error.problem.rstrip(".")) from error
 
     def _ssp(self, where: str, text: str) -> SystemStreamPartition:
-        ssp = partition_of(text)
+        ssp = parse_partition(text)
         if ssp is None:
             raise self._malformed(where, f"{text!r:.80} is no stream partition")
         return ssp
@@ -148,13 +148,13 @@ class RequestReader:
         return MalformedDocumentError(f"{where} can't be read: {problem}.", _NEXT, document=where)
 
 
-def difference(before: FanOutState, after: FanOutState) -> dict[str, Any]:
+def diff_states(before: FanOutState, after: FanOutState) -> dict[str, Any]:
     """Return the entries that differ, as they are stored; None for what is gone."""
     changes: dict[str, Any] = {}
     for task in {*before.tasks, *after.tasks}:
         held = after.tasks.get(task, TaskFanOut())
         if before.tasks.get(task) != held:
-            changes[task_key(task)] = task_json(held)
+            changes[task_key(task)] = task_to_json(held)
     for target in {*before.settled, *after.settled}:
         sequence = after.settled.get(target)
         if before.settled.get(target) != sequence:
@@ -162,7 +162,7 @@ def difference(before: FanOutState, after: FanOutState) -> dict[str, Any]:
     return changes
 
 
-def task_json(held: TaskFanOut) -> dict[str, Any] | None:
+def task_to_json(held: TaskFanOut) -> dict[str, Any] | None:
     """Return what a task was handed as it is stored, with what can't be read as it was; None for nothing."""
     if not held.pending and not held.handed and not held.unread:
         return None
@@ -188,18 +188,18 @@ def task_key(task: str) -> str:
     return _key("task", check_task(task))
 
 
-def waits_on(stream: str, key: str, value: object) -> bool:
+def concerns_stream(stream: str, key: str, value: object) -> bool:
     """Whether an entry of either namespace is about partitions of a stream, and not only of what was settled there."""
     return _parts(key)[:1] != ["settled"] and f"{stream}." in f"{key} {value}"
 
 
-def sequence_of(stored: object) -> int | None:
+def parse_sequence(stored: object) -> int | None:
     """Return the sequence of a stored request, also of one that can't be read; None where it has none."""
     sequence = stored.get("sequence") if isinstance(stored, Mapping) else None
     return sequence if isinstance(sequence, int) and not isinstance(sequence, bool) else None
 
 
-def equal_requests(left: object, right: Mapping[str, Any]) -> bool:
+def is_same_request(left: object, right: Mapping[str, Any]) -> bool:
     """Whether two stored requests ask for the same, whatever their ids and when they came."""
     given = {"sequence": 0, "id": ""}
     return isinstance(left, Mapping) and {**left, **given} == {**right, **given}
@@ -219,7 +219,7 @@ def _parts(key: str) -> list[Any]:
     return parts if isinstance(parts, list) else []
 
 
-def _about(key: str) -> tuple[str | None, str | None, str | None]:
+def _parse_fan_out_key(key: str) -> tuple[str | None, str | None, str | None]:
     """Return the partition and the task that a fan-out's key says a request is for, and to which it was handed."""
     kind, first, second = [*map(_text, _parts(key)), None, None, None][:3]
     return (None, None, first) if kind == "task" else (first, second, None)
@@ -255,7 +255,7 @@ class StartpointEntries:
                     held = self.stored.task(key, snapshot.get(key))
                 except MalformedDocumentError:
                     continue  # it stays as it is
-                changes[key] = task_json(without(held, ssps, ids))
+                changes[key] = task_to_json(remove_pending(held, ssps, ids))
             return changes, None
 
         self.fan_outs.transact(decide, by="applied")
@@ -301,7 +301,7 @@ class StartpointEntries:
             except MalformedDocumentError:
                 return {}, False
             kept = tuple(part for part in held.unread if part.value != unread.value)
-            return {unread.key: task_json(replace(held, unread=kept))}, kept != held.unread
+            return {unread.key: task_to_json(replace(held, unread=kept))}, kept != held.unread
 
         return self.fan_outs.transact(decide, by=by)
 
@@ -313,7 +313,9 @@ class StartpointEntries:
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
             there = {key: snapshot.get(key) for key in sequences}
-            return {key: None for key, entry in there.items() if entry and sequence_of(entry) == sequences[key]}, None
+            return {
+                key: None for key, entry in there.items() if entry and parse_sequence(entry) == sequences[key]
+            }, None
 
         self.requests.transact(decide, by=by)
 
@@ -335,7 +337,7 @@ class StoredStartpoints:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PendingStartpoint:
     """A startpoint that is not applied yet: it waits, or was handed to the task `at`.
 
     `offset` is where a run has found that it starts, and has stored that.
@@ -361,16 +363,18 @@ class Held:
         return f"taken back: {self.summary()}{late}"
 
 
-def not_applied(handed: Mapping[str, Requests], state: ApplicationState) -> Iterator[Held]:
+def iter_unapplied(handed: Mapping[str, Requests], state: ApplicationState) -> Iterator[PendingStartpoint]:
     """Yield what is fanned out, without what a commit has applied already: a crash may have left that there."""
     for task, requests in handed.items():
         for ssp, request in requests.items():
             if not state.offsets.has_taken(ssp, request.id):
                 resolved = state.offsets.resolved.get(ssp)
-                yield Held(request, task, resolved.offset if resolved and resolved.id == request.id else None)
+                yield PendingStartpoint(
+                    request, task, resolved.offset if resolved and resolved.id == request.id else None
+                )
 
 
-def has_begun(held: Held, state: ApplicationState) -> bool:
+def has_begun(held: PendingStartpoint, state: ApplicationState) -> bool:
     """Whether a batch has applied it, or the open one does, which is repeated as it is written."""
     ssp, startpoint_id = held.request.ssp, held.request.id
     applied = state.offsets.applied.get(ssp)
@@ -435,7 +439,7 @@ class StartpointManager:
         a target that this version can't read: it would be lost.
         """
         self.check_on()
-        wanted = {request_key(request.target): request for request in map(_request, requests)}
+        wanted = {request_key(request.target): request for request in map(_check_request, requests)}
         if not wanted:
             return
         writers = sorted({request.by for request in wanted.values()})
@@ -447,7 +451,7 @@ class StartpointManager:
                 before = snapshot.get(key)
                 self._check_readable(key, before)
                 stored = replace(request, sequence=snapshot.version + 1).to_json()
-                if not equal_requests(before, stored):
+                if not is_same_request(before, stored):
                     changes[key] = stored
             return changes, None
 
@@ -486,8 +490,8 @@ class StartpointManager:
         state = self._stored.state(handed.items())
         requests.sort(key=lambda request: (request.sequence, request.ssp, request.task or ""))
         return StoredStartpoints(
-            waiting=[request for request in requests if not request.expired(now, self._expiry_ms)],
-            expired=[request for request in requests if request.expired(now, self._expiry_ms)],
+            waiting=[request for request in requests if not request.is_expired(now, self._expiry_ms)],
+            expired=[request for request in requests if request.is_expired(now, self._expiry_ms)],
             handed={task: held.pending for task, held in state.tasks.items() if held.pending},
             unreadable=[*unread, *state.all_unreadable()],
             at=at,
@@ -509,12 +513,12 @@ class StartpointManager:
         The target of one that can't be read may be no partition: it is given as the text that `read` shows.
         What is fanned out already stays so: see `remove_fan_out_for_task`.
         """
-        known = partition_of(ssp) if isinstance(ssp, str) else check_partition(ssp, "the startpoint to be deleted")
+        known = parse_partition(ssp) if isinstance(ssp, str) else check_partition(ssp, "the startpoint to be deleted")
         key = request_key((known or ssp, task))
         there = self._checked(self._requests.read()).get(key)
         if there is None:
             return False
-        sequence = sequence_of(there)
+        sequence = parse_sequence(there)
         if known is None or sequence is None:
             return self._entries.delete_as_it_is(key, there, by="delete")
         return bool(self._entries.take_back({(known, task): sequence}, by="delete"))
@@ -523,7 +527,7 @@ class StartpointManager:
         """Take back what can't be read, each only where it is still as it was found; return what was taken back."""
         gone: list[Unreadable] = []
         for entry in unreadable:
-            ssp, sequence = entry.ssp, sequence_of(entry.value)
+            ssp, sequence = entry.ssp, parse_sequence(entry.value)
             if entry.kind == "fan-out":
                 taken = self._entries.remove_unreadable(entry, by)
             elif ssp is not None and sequence is not None and request_key((ssp, entry.task)) == entry.key:
@@ -586,7 +590,7 @@ class StartpointManager:
             requests, unreadable = self._stored.requests(asked.items())
             decision = decide_fan_out(before, requests, reading, now, self._expiry_ms, reserved, has_taken, complete)
             report = replace(decision.report, unreadable=(*unreadable, *before.all_unreadable()))
-            changes = difference(before, decision.state)
+            changes = diff_states(before, decision.state)
             return changes, (None if changes else snapshot.version, replace(decision, report=report))
 
         unchanged, decision = self._fan_outs.transact(decide, by="fan-out")
@@ -647,10 +651,10 @@ class StartpointManager:
     def _checked(self, snapshot: NamespaceSnapshot) -> NamespaceSnapshot:
         """Return the snapshot; an empty one may be that of a mistyped name."""
         if not self._is_known and snapshot.version == 0:
-            from dagster_adjunct.orchestration.batch_log.batch_log import check_known
+            from dagster_adjunct.orchestration.batch_log.batch_log import check_application_known
 
             if self._requests.read().version == 0:
-                check_known(self.lake, self.application)
+                check_application_known(self.lake, self.application)
             self._is_known = True
         return snapshot
 
@@ -665,7 +669,7 @@ class StartpointManager:
         return (self.lake.now() - _EPOCH) // _MS
 
 
-def _request(request: object) -> StartpointRequest:
+def _check_request(request: object) -> StartpointRequest:
     if isinstance(request, StartpointRequest) and type(request) is StartpointRequest:  # nobody reads a subclass again
         return request
     raise ConfigurationError(
@@ -675,6 +679,6 @@ def _request(request: object) -> StartpointRequest:
     )
 
 
-def startpoints_of(lake: Lake, app: Application) -> StartpointManager:
+def open_startpoints(lake: Lake, app: Application) -> StartpointManager:
     """Return the startpoints of an application, which expire as it says."""
     return StartpointManager(MetadataStore(lake), app)

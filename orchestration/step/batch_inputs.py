@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.unbounded.transient import TransientVersion
-    from dagster_adjunct.orchestration.step.compile_batch import KnownBatch
-    from dagster_adjunct.orchestration.step.state import LocalSends
+    from dagster_adjunct.orchestration.step.compile_batch import BatchGraph
+    from dagster_adjunct.orchestration.step.state import LocalTableWrites
     from dagster_adjunct.resources.objects.store import ObjectStore
 
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def timed_rows(spark: SparkSession, read: VersionReader | VersionsOverTime) -> TimedRows:
+def build_timed_rows(spark: SparkSession, read: VersionReader | VersionsOverTime) -> TimedRows:
     """Return the rows over time of a version with history, or of versions."""
     if isinstance(read, VersionsOverTime):
         edge = read.edge  # a version before the oldest one may have been discarded, or was never delivered
@@ -37,13 +37,13 @@ def timed_rows(spark: SparkSession, read: VersionReader | VersionsOverTime) -> T
     return TimedRows(read.history_frame(spark), read.schema, known_from)
 
 
-def no_rows(spark: SparkSession, store: ObjectStore, dataset: AdjunctDataset, schema: Schema) -> TimedRows:
+def empty_timed_rows(spark: SparkSession, store: ObjectStore, dataset: AdjunctDataset, schema: Schema) -> TimedRows:
     """Return what is met of a dataset that has no version yet: nothing, in its buckets."""
     layout = build_layout(schema, dataset.key, dataset.partition_by, dataset.partitions, True, over_time=True)
     return TimedRows(bucketed_frame(spark, store, dataset.name, layout, []), schema, None)
 
 
-def read_over_time(
+def choose_history(
     dataset: AdjunctDataset,
     view: VersionReader | TransientVersion | None,
     pinned: VersionsOverTime | None,
@@ -54,35 +54,35 @@ def read_over_time(
     return view if dataset.follows_changes else VersionsOverTime(view.store, dataset.name, [view.sealed])
 
 
-def entries_met(
-    known: KnownBatch, dataset: str, local: LocalSends, nothing: Callable[[AdjunctDataset, Schema], DataFrame]
+def read_entries(
+    graph: BatchGraph, dataset: str, local: LocalTableWrites, nothing: Callable[[AdjunctDataset, Schema], DataFrame]
 ) -> tuple[DataFrame, Schema]:
     """Return the entries of a dataset and their columns: of a local table with what the batch has sent to it.
 
     One that is held back by nothing and not built yet holds `nothing`, in the columns that it will have.
     """
-    declared = known.app.dataset(dataset)
-    if declared.is_owned_by(known.app.name):
+    declared = graph.app.dataset(dataset)
+    if declared.is_owned_by(graph.app.name):
         reader = local.reader(dataset)
-        return reader.frame(known.spark), reader.schema
-    view = known.inputs.views[dataset]
+        return reader.frame(graph.spark), reader.schema
+    view = graph.inputs.views[dataset]
     if view is None:
-        schema = _declared_schema(known, declared)
+        schema = _declared_schema(graph, declared)
         return nothing(declared, schema), schema
-    return view.frame(known.spark), view.schema
+    return view.frame(graph.spark), view.schema
 
 
-def rows_over_time(known: KnownBatch, dataset: str) -> TimedRows:
+def read_rows_over_time(graph: BatchGraph, dataset: str) -> TimedRows:
     """Return what was valid when in a dataset, of the version or versions that the batch was begun with."""
-    declared, view = known.app.dataset(dataset), known.inputs.views[dataset]
-    read = read_over_time(declared, view, known.inputs.over_time.get(dataset))
+    declared, view = graph.app.dataset(dataset), graph.inputs.views[dataset]
+    read = choose_history(declared, view, graph.inputs.over_time.get(dataset))
     if read is None:
-        return no_rows(known.spark, known.context.lake.store, declared, _declared_schema(known, declared))
-    return timed_rows(known.spark, read)
+        return empty_timed_rows(graph.spark, graph.context.lake.store, declared, _declared_schema(graph, declared))
+    return build_timed_rows(graph.spark, read)
 
 
-def _declared_schema(known: KnownBatch, dataset: AdjunctDataset) -> Schema:
+def _declared_schema(graph: BatchGraph, dataset: AdjunctDataset) -> Schema:
     if not isinstance(dataset.input, str):
         return derive_stored_schema(dataset, dataset.input.schema)
-    records = known.system_of(dataset.input).info(split_stream_name(dataset.input)[1]).schema
+    records = graph.system_of(dataset.input).info(split_stream_name(dataset.input)[1]).schema
     return Schema(()) if records is None else derive_stored_schema(dataset, records)

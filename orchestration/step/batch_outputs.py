@@ -13,15 +13,15 @@ from dagster_adjunct.orchestration.operators.arguments import function_label
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, ORIGIN, tie_breakers
 from dagster_adjunct.orchestration.operators.sends import DEAD_LETTER_COLUMNS
 from dagster_adjunct.orchestration.step import recorded_answers as function_sinks
-from dagster_adjunct.orchestration.step.provenance import with_positions
+from dagster_adjunct.orchestration.step.provenance import add_positions
 from dagster_adjunct.orchestration.step.recorded_answers import (
     RecordedAnswers,
     SinkCall,
-    about,
-    answered,
-    answers_frame,
-    distinct_keys,
-    with_answers,
+    answer_keys,
+    collect_distinct_keys,
+    describe_lookup,
+    frame_from_answers,
+    join_answers,
 )
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError, TableError
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.batch_context import SinkFunction, TableLookup, TableSend
     from dagster_adjunct.orchestration.operators.operator import Operator
-    from dagster_adjunct.orchestration.step.compile_batch import BatchCounts, KnownBatch
+    from dagster_adjunct.orchestration.step.compile_batch import BatchCounts, BatchGraph
     from dagster_adjunct.orchestration.step.context import BatchInputs
     from dagster_adjunct.resources.streams.system import StreamSystem
     from dagster_adjunct.resources.tables.table import RemoteTable
@@ -56,50 +56,52 @@ if TYPE_CHECKING:
 class FunctionOutputs:
     """The functions that a batch hands records to; `before_output` is called with the name before one is called."""
 
-    known: KnownBatch
+    graph: BatchGraph
     counts: BatchCounts
     before_output: Callable[[str], None]
 
     def call_sink(self, operator: str, frame: DataFrame, function: SinkFunction, sensitive: frozenset[str]) -> None:
         """Hand over all records, in tasks; errors tell no values of `sensitive` columns."""
         self.before_output(function_label(function))
-        self.counts.add(operator, function_sinks.handed(frame, self._call(operator, function, None, sensitive)))
+        self.counts.add(
+            operator, function_sinks.hand_to_function(frame, self._call(operator, function, None, sensitive))
+        )
 
     def call_sink_for_results(
         self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema, sensitive: frozenset[str]
     ) -> DataFrame:
         """Return the results, as they were recorded when the batch was run first, where the records lie."""
-        known = self.known
+        graph = self.graph
         asked = {"function": function_label(function), "returns": {field.name: field.type for field in returns.fields}}
-        record = RecordedAnswers(known.context.lake, known.app.name, known.inputs.batch, operator, asked)
+        record = RecordedAnswers(graph.context.lake, graph.app.name, graph.inputs.batch, operator, asked)
         before = partial(self.before_output, function_label(function))
         call = self._call(operator, function, returns, sensitive)
-        results, counted = function_sinks.results(frame, call, record, before)
+        results, counted = function_sinks.call_or_replay(frame, call, record, before)
         self.counts.add(operator, counted)
-        kept = known.required_partitioning(operator)
-        return function_sinks.results_frame(known.spark, results, known.partitions_at(operator) if kept else None)
+        kept = graph.required_partitioning(operator)
+        return function_sinks.frame_from_results(graph.spark, results, graph.partitions_at(operator) if kept else None)
 
     def _call(
         self, operator: str, function: SinkFunction, returns: Schema | None, sensitive: frozenset[str]
     ) -> SinkCall:
-        known = self.known
+        graph = self.graph
         return SinkCall(
             operator,
             function,
-            known.app.name,
-            known.inputs.batch,
+            graph.app.name,
+            graph.inputs.batch,
             returns,
-            known.stream_of(operator),
+            graph.stream_of(operator),
             sensitive,
-            known.inputs.cut,
+            graph.inputs.cut,
         )
 
 
 Letters = Sequence[dict[str, Any]]
-_SAME = ("table", "kind", "key", "record")
+_LETTER_IDENTITY = ("table", "kind", "key", "record")
 
 
-def as_records(spark: SparkSession, table: str, letters: Letters) -> DataFrame:
+def records_from_letters(spark: SparkSession, table: str, letters: Letters) -> DataFrame:
     """Return refused records as records of a stream, at the positions of those that they were."""
     ddl = ", ".join((RECORD_META_DDL, *(f"`{name}` {kind}" for name, kind in DEAD_LETTER_COLUMNS.items())))
     rows = [
@@ -116,7 +118,7 @@ def as_records(spark: SparkSession, table: str, letters: Letters) -> DataFrame:
     return spark.createDataFrame(rows, ddl)
 
 
-def check_all_there(system: StreamSystem, stream: str, sent: AppendResult, letters: DataFrame, what: str) -> None:
+def check_letters_sent(system: StreamSystem, stream: str, sent: AppendResult, letters: DataFrame, what: str) -> None:
     """Raise TableError where a batch that is run again finds others refused than its first run has sent already.
 
     A batch appends to a stream once, so that the others would be lost.
@@ -126,8 +128,8 @@ def check_all_there(system: StreamSystem, stream: str, sent: AppendResult, lette
         for partition, start in sent.first.items()
     }
     there = system.read_arrow(ranges) if ranges else None
-    known = set() if there is None else {tuple(row[name] for name in _SAME) for row in there.to_pylist()}
-    lost = [row for row in letters.select(*_SAME).collect() if tuple(row) not in known]
+    present = set() if there is None else {tuple(row[name] for name in _LETTER_IDENTITY) for row in there.to_pylist()}
+    lost = [row for row in letters.select(*_LETTER_IDENTITY).collect() if tuple(row) not in present]
     if lost:
         raise TableError(
             f"{what}: this batch is run again, and table {lost[0]['table']} refuses {len(lost)} record(s) that are not "
@@ -137,7 +139,7 @@ def check_all_there(system: StreamSystem, stream: str, sent: AppendResult, lette
         )
 
 
-def sent_before(system: StreamSystem, stream: str, producer: str, batch: int) -> AppendResult | None:
+def find_previous_append(system: StreamSystem, stream: str, producer: str, batch: int) -> AppendResult | None:
     """Return the result of what this batch has sent to a stream before, None where it has not."""
     try:
         return system.appended(stream, producer, batch)
@@ -145,14 +147,14 @@ def sent_before(system: StreamSystem, stream: str, producer: str, batch: int) ->
         return None
 
 
-def sent_schema(frame: DataFrame) -> Schema:
+def output_schema(frame: DataFrame) -> Schema:
     """Return the columns of records that an output stream gets."""
     return Schema.from_spark(
         frame.select(*[column(name) for name in frame.columns if not name.startswith("__")]).schema
     )
 
 
-def upstream_of_outputs(operators: Sequence[Operator]) -> set[str]:
+def find_needed_operators(operators: Sequence[Operator]) -> set[str]:
     """Return the operators whose records reach an output; the others need not run."""
     needed: set[str] = set()
     for operator in reversed(operators):
@@ -165,7 +167,7 @@ def upstream_of_outputs(operators: Sequence[Operator]) -> set[str]:
 class StreamOutputs:
     """The streams that a batch appends to; `before_output` is called with the name before anything is written."""
 
-    known: KnownBatch
+    graph: BatchGraph
     counts: BatchCounts
     before_output: Callable[[str], None]
 
@@ -174,12 +176,12 @@ class StreamOutputs:
     ) -> AppendResult:
         """Append records as (application, batch), to a stream that is created with `key` and `partitions`."""
         self.before_output(stream)
-        system, name = self.known.system_of(stream), split_stream_name(stream)[1]
-        create = partial(system.create, name, schema=sent_schema(frame), key=key, partitions=partitions)
-        producer, batch = self.known.producers[operator], self.known.inputs.batch
+        system, name = self.graph.system_of(stream), split_stream_name(stream)[1]
+        create = partial(system.create, name, schema=output_schema(frame), key=key, partitions=partitions)
+        producer, batch = self.graph.producers[operator], self.graph.inputs.batch
         append = partial(self._append, operator, frame, stream)
-        cut = self.known.inputs.cut
-        sent = sent_before(system, name, producer, batch) if cut or system.evolves else None
+        cut = self.graph.inputs.cut
+        sent = find_previous_append(system, name, producer, batch) if cut or system.evolves else None
         if sent is not None and cut:
             result = sent  # of all records that the batch was begun with
             frame.count()  # what has been counted before it would be waited for in vain else
@@ -194,20 +196,20 @@ class StreamOutputs:
         return result
 
     def _append(self, operator: str, frame: DataFrame, stream: str) -> AppendResult:
-        system, name = self.known.system_of(stream), split_stream_name(stream)[1]
-        producer, inputs = self.known.producers[operator], self.known.inputs
-        sources = self.known.sources(operator) if system.keeps_positions else None
+        system, name = self.graph.system_of(stream), split_stream_name(stream)[1]
+        producer, inputs = self.graph.producers[operator], self.graph.inputs
+        sources = self.graph.sources(operator) if system.keeps_positions else None
         more: dict[str, Any] = {"sources": sources} if sources else {}
         if inputs.few and system.appends_by_one_task:
             more["one_task"] = True
         return system.append(
             name,
-            with_positions(frame, sources).drop(*BATCH_ONLY),
+            add_positions(frame, sources).drop(*BATCH_ONLY),
             producer=producer,
             sequence=inputs.batch,
             order_by=("__partition", "__offset", *tie_breakers(frame)),
-            partitioned=operator not in self.known.exchanges,
-            consumed=inputs.consumed if producer == self.known.context.writer else None,
+            partitioned=operator not in self.graph.exchanges,
+            consumed=inputs.consumed if producer == self.graph.context.writer else None,
             **more,
         )
 
@@ -215,16 +217,16 @@ class StreamOutputs:
         self, operator: str, letters: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
         """Append refused records, unless the batch has done so before: then none of these may be missing there."""
-        system, name = self.known.system_of(stream), split_stream_name(stream)[1]
-        sent = sent_before(system, name, self.known.context.writer, self.known.inputs.batch)
+        system, name = self.graph.system_of(stream), split_stream_name(stream)[1]
+        sent = find_previous_append(system, name, self.graph.context.writer, self.graph.inputs.batch)
         if sent is None:
             self.send(operator, letters, stream, key=key, partitions=partitions)
             return
-        check_all_there(system, name, sent, letters, operator)
+        check_letters_sent(system, name, sent, letters, operator)
         self.counts.add(stream, {"rows": sent.rows, "duplicate_batches": 1})
 
 
-def streams_of_positions(operators: Iterable[Operator], has_own: Callable[[str], bool]) -> dict[str, str | None]:
+def find_position_streams(operators: Iterable[Operator], has_own: Callable[[str], bool]) -> dict[str, str | None]:
     """Return the stream that the positions of the records after each operator are in, None where there are several.
 
     Made records have their own: it is named by the operator that makes them.
@@ -244,7 +246,7 @@ def streams_of_positions(operators: Iterable[Operator], has_own: Callable[[str],
     return result
 
 
-def marking_of(
+def build_marking(
     table: Any, columns: Iterable[str], stream: str | None, inputs: BatchInputs, writer: str, *, made_of_one: bool
 ) -> Marking | None:
     """Return how the records of a batch are marked for a table with conditions; None for one without.
@@ -272,7 +274,7 @@ def marking_of(
     return Marking((PARTITION,), OFFSET, sources, stream or "", f"{writer}/")
 
 
-def producers_of(app: Application, writer: str) -> dict[str, str]:
+def name_producers(app: Application, writer: str) -> dict[str, str]:
     """Return under which name each operator appends to its stream: `writer`, with its number where it is not the first
     one to send there."""
     names: dict[str, str] = {}
@@ -292,48 +294,48 @@ class TableOutputs:
     What a table has refused is there until the batch has run, by the operator that wrote it.
     """
 
-    def __init__(self, known: KnownBatch, counts: BatchCounts, before_output: Callable[[str], None]) -> None:
-        self._known, self._counts, self._before_output = known, counts, before_output
+    def __init__(self, graph: BatchGraph, counts: BatchCounts, before_output: Callable[[str], None]) -> None:
+        self._graph, self._counts, self._before_output = graph, counts, before_output
         self._letters: dict[str, tuple[str, tuple[dict[str, Any], ...]]] = {}
 
     def write(self, operator: str, frame: DataFrame, send: TableSend, sensitive: frozenset[str]) -> None:
         """Write records, few of them in one task; a replay writes nothing to a table that has had its records."""
-        known = self._known
+        graph = self._graph
         self._before_output(send.table)
         table = self._table(send.table)
-        if known.replays and table.on_replay == "skip":
+        if graph.replays and table.on_replay == "skip":
             # Nothing of a bounded replay is for this table: it has had it, or gets it from the main position, to which
             # it would be older than what the replay had marked.
             self._letters[operator] = (send.table, ())
             self._counts.add(send.table, {"skipped": frame.count()})
             return
-        credits = known.context.credits
-        table = table if credits is None else credits.paid(table, known.spark)
-        exchange = operator in known.exchanges and not known.inputs.few
+        credits = graph.context.credits
+        table = table if credits is None else credits.paid(table, graph.spark)
+        exchange = operator in graph.exchanges and not graph.inputs.few
         write = replace(self._write_of(operator, frame, send, table), sensitive=bool(sensitive))
-        written = write_table(known.gather_small(frame), write, exchange=exchange, what=operator)
+        written = write_table(graph.gather_small(frame), write, exchange=exchange, what=operator)
         self._letters[operator] = (send.table, written.letters)
-        known.context.open_tables.forget(send.table)
+        graph.context.open_tables.forget(send.table)
         self._counts.measure(send.table, written.metrics, written.counters)
 
     def _write_of(
         self, operator: str, frame: DataFrame, send: TableSend, table: RemoteTable[Any, Any, Any]
     ) -> TableWrite:
-        known = self._known
-        marking = marking_of(
+        graph = self._graph
+        marking = build_marking(
             table,
             frame.columns,
-            known.stream_of(operator),
-            known.inputs,
-            known.writers[operator],
-            made_of_one=known.sources(operator) is not None,
+            graph.stream_of(operator),
+            graph.inputs,
+            graph.writers[operator],
+            made_of_one=graph.sources(operator) is not None,
         )
         return TableWrite(
             table,
             send.contract,
             send.on_null_key,
-            known.partitions_at(operator),
-            " and ".join(known.origins[operator].streams.values()),
+            graph.partitions_at(operator),
+            " and ".join(graph.origins[operator].streams.values()),
             marking,
             send.update is not None,
             () if send.update is None else send.update.remove,
@@ -343,20 +345,20 @@ class TableOutputs:
 
     def refused_records(self, operator: str) -> DataFrame:
         """Return what the table of the operator before this one has refused."""
-        (before,) = self._known.app.operator(operator).inputs
-        return as_records(self._known.spark, *self._letters.get(before, ("", ())))
+        (before,) = self._graph.app.operator(operator).inputs
+        return records_from_letters(self._graph.spark, *self._letters.get(before, ("", ())))
 
     def look_up(self, operator: str, frame: DataFrame, lookup: TableLookup, sensitive: frozenset[str]) -> DataFrame:
         """Return records, which are computed once, with what the table answers: the same however often it is asked."""
-        known = self._known
-        asked = about(lookup, dict(frame.dtypes))
-        record = RecordedAnswers(known.context.lake, known.app.name, known.inputs.batch, operator, asked)
-        reader = known.context.open_tables.reader(self._table(lookup.table), known.spark, known.context.credits)
-        keys = distinct_keys(operator, frame, lookup, sensitive=bool(sensitive))
-        answers = answered(keys, lookup, record, reader, known.partitions_at(operator))
+        graph = self._graph
+        asked = describe_lookup(lookup, dict(frame.dtypes))
+        record = RecordedAnswers(graph.context.lake, graph.app.name, graph.inputs.batch, operator, asked)
+        reader = graph.context.open_tables.reader(self._table(lookup.table), graph.spark, graph.context.credits)
+        keys = collect_distinct_keys(operator, frame, lookup, sensitive=bool(sensitive))
+        answers = answer_keys(keys, lookup, record, reader, graph.partitions_at(operator))
         self._counts.measure(lookup.table, answers.metrics, answers.metrics.counts())
-        joined = with_answers(operator, frame, lookup, answers_frame(known.spark, answers.table, lookup))
+        joined = join_answers(operator, frame, lookup, frame_from_answers(graph.spark, answers.table, lookup))
         return self._counts.of_join(operator, joined)
 
     def _table(self, name: str) -> RemoteTable[Any, Any, Any]:
-        return cast("RemoteTable[Any, Any, Any]", self._known.app.tables[name])
+        return cast("RemoteTable[Any, Any, Any]", self._graph.app.tables[name])

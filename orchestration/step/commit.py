@@ -13,9 +13,9 @@ from dagster_adjunct.assets.unbounded.local_table import create_state
 from dagster_adjunct.assets.unbounded.transient import TransientVersion
 from dagster_adjunct.orchestration.batch_log.batch_log import ClosedBatch, add_counters
 from dagster_adjunct.orchestration.step.context import BatchInputs
-from dagster_adjunct.orchestration.step.progress import StepEvent, begun_times, input_times
-from dagster_adjunct.orchestration.step.recorded_answers import forget_answers
-from dagster_adjunct.orchestration.step.small_batches import are_few, are_interpreted, size_of
+from dagster_adjunct.orchestration.step.progress import StepEvent, measure_input_times, times_at_batch_start
+from dagster_adjunct.orchestration.step.recorded_answers import purge_answers
+from dagster_adjunct.orchestration.step.small_batches import is_small_batch, measure_version, should_interpret
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     NullKeyError,
@@ -32,9 +32,9 @@ from dagster_adjunct.resources.streams.system import OffsetRange
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batch_log.batch_log import Intent, Range, TimeState
-    from dagster_adjunct.orchestration.step.context import Counters, OpenedStep, StepContext, StepRun
+    from dagster_adjunct.orchestration.step.context import Counters, StepContext, StepResources, StepState
     from dagster_adjunct.orchestration.step.plan_batch import NothingToRead
-    from dagster_adjunct.orchestration.step.versions import HeldBatch
+    from dagster_adjunct.orchestration.step.versions import LeasedBatch
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
     from dagster_adjunct.resources.tables.metrics import TableMetrics
@@ -44,36 +44,36 @@ if TYPE_CHECKING:
 class OpenBatch:
     """A batch whose intent is committed: what it reads, how many records (or offsets), and the seconds so far."""
 
-    run: StepRun
+    run: StepState
     intent: Intent
     inputs: BatchInputs
     records: int
     seconds: dict[str, float]
 
 
-def commit_intent(step: OpenedStep, run: StepRun, batch: HeldBatch, began: float) -> OpenBatch:
+def commit_intent(step: StepResources, run: StepState, batch: LeasedBatch, began: float) -> OpenBatch:
     """Commit what the batch is going to do, once its outputs are known to take it; nothing is read before.
 
     Its seconds count from where its planning `began`, by the monotonic clock.
     """
     context, intent, state = step.context, batch.intent, run.logged.state
     met = {name: step.versions.view(name, version, state) for name, version in intent.versions.items()}
-    intent = _with_what_is_left(context, intent, met)
+    intent = _follow_lost_changes(context, intent, met)
     views = {name: view for name, view in met.items() if name not in step.states}
     states = {name: view for name, view in met.items() if isinstance(view, VersionReader) and name not in views}
     # Local tables are read with the columns and buckets that they are declared with, whatever is stored.
     own = {dataset.name for dataset in context.app.datasets if dataset.is_owned_by(context.app.name)}
-    shapes = {**batch.records, **{name: _shape(view) for name, view in views.items() if name not in own}}
+    shapes = {**batch.records, **{name: _plan_shape(view) for name, view in views.items() if name not in own}}
     if shapes != run.shapes:  # once a run, and for datasets or inputs of other columns or buckets
         context.on_event(StepEvent("analysis", intent.batch))
         starts = {ssp: span.start for ssp, span in intent.ranges.items()}
-        step.engine.rehearse(context, views, starts, partial(create_state, context.runtime)).tell()
+        step.engine.analyze(context, views, starts, partial(create_state, context.runtime)).report_differences()
     run = replace(run, shapes=shapes, logged=step.log.open(run.logged, intent))
     spans = intent.ranges.items()
     records = sum(context.systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans)
     broadcast = {dataset.name for dataset in context.app.datasets if dataset.broadcast}
-    sizes = [size_of(view, broadcast=name in broadcast) for name, view in met.items()]
-    few = are_few(records, intent.tasks, context.app.few_records, sizes)
+    sizes = [measure_version(view, broadcast=name in broadcast) for name, view in met.items()]
+    few = is_small_batch(records, intent.tasks, context.app.few_records, sizes)
     told = {"records": records, "unit": context.unit, "versions": intent.versions, "few": few}
     context.on_event(StepEvent("intent", intent.batch, told))
     inputs = BatchInputs(
@@ -85,18 +85,18 @@ def commit_intent(step: OpenedStep, run: StepRun, batch: HeldBatch, began: float
         identities=state.offsets.streams,
         tasks=intent.tasks,
         few=few,
-        interpreted=few and not intent.over_time and are_interpreted(sizes),
+        interpreted=few and not intent.over_time and should_interpret(sizes),
         over_time={name: step.versions.over_time(name, met) for name, met in intent.over_time.items()},
         reading=intent.reading,
         states=states,
         clock=intent.clock,
-        times=begun_times(context.app, state, intent),
+        times=times_at_batch_start(context.app, state, intent),
         cut=intent.cut,
     )
     return OpenBatch(run, intent, inputs, records, {"intent": time.monotonic() - began})
 
 
-def _with_what_is_left(
+def _follow_lost_changes(
     context: StepContext, intent: Intent, met: Mapping[str, VersionReader | TransientVersion | None]
 ) -> Intent:
     """Return an open batch's intent with the tables of one run as they are left where retention has taken changes."""
@@ -113,7 +113,7 @@ def _with_what_is_left(
     return intent.model_copy(update={"versions": {**intent.versions, **left}, "cut": True})
 
 
-def _shape(view: VersionReader | TransientVersion | None) -> tuple[Schema, int | None] | None:
+def _plan_shape(view: VersionReader | TransientVersion | None) -> tuple[Schema, int | None] | None:
     """Return what Spark's plans depend on of a dataset's version: its columns, and in how many buckets it lies."""
     if view is None:
         return None
@@ -127,7 +127,7 @@ def _shape(view: VersionReader | TransientVersion | None) -> tuple[Schema, int |
 # fan-outs: a crash in between leaves them there, and the log knows that they were applied.
 
 
-def close_batch(step: OpenedStep, written: WrittenBatch) -> StepRun:
+def close_batch(step: StepResources, written: WrittenBatch) -> StepState:
     """Commit the end of the batch, which applies its startpoints, and only then remove these from the fan-outs."""
     began, context, opened = time.monotonic(), step.context, written.opened
     run, intent, before = opened.run, opened.intent, opened.run.logged.state.offsets
@@ -135,7 +135,7 @@ def close_batch(step: OpenedStep, written: WrittenBatch) -> StepRun:
         intent=intent,
         closed_at=context.lake.now(),
         records=opened.records,
-        counters=_with_lost(written.counters, context.systems, intent.lost),
+        counters=_add_lost_counts(written.counters, context.systems, intent.lost),
         seconds=written.seconds,
     )
     context.on_event(StepEvent("outputs", intent.batch))
@@ -143,20 +143,20 @@ def close_batch(step: OpenedStep, written: WrittenBatch) -> StepRun:
     logged = step.log.close(run.logged, done, written.times)
     step.startpoints.remove_applied(step.tasks, intent.startpoints)
     if any((asked := operator.spec.call(context.app)) and asked.recorded for operator in context.app.operators):
-        forget_answers(context.lake, context.app.name, intent.batch)
+        purge_answers(context.lake, context.app.name, intent.batch)
     state, after = logged.state, logged.state.offsets
     texts = [f"{after.applied[ssp].words(ssp)} applied in batch {intent.batch}" for ssp in intent.startpoints]
     texts += [f"{before.replays[key].words()} has ended" for key in before.replays if key not in after.replays]
-    run = replace(run, logged=logged).told(context, texts)
+    run = replace(run, logged=logged).with_messages(context, texts)
     run = run.with_batch(done, time.monotonic() - began, written.measured, few=opened.inputs.few)
     told: dict[str, Any] = {"records": state.records, "unit": context.unit, "counters": written.counters}
-    if marks := input_times(context.app, state.times, done.closed_at):
+    if marks := measure_input_times(context.app, state.times, done.closed_at):
         told["watermarks"] = marks
     context.on_event(StepEvent("batch", intent.batch, told))
     return run
 
 
-def settle(step: OpenedStep, run: StepRun, nothing: NothingToRead) -> StepRun:
+def commit_positions(step: StepResources, run: StepState, nothing: NothingToRead) -> StepState:
     """Commit the positions that the inputs are read up to; the startpoints there are applied with that.
 
     Where nothing has moved, nothing is committed.
@@ -165,20 +165,22 @@ def settle(step: OpenedStep, run: StepRun, nothing: NothingToRead) -> StepRun:
     if not (positions.startpoints or positions.lost):
         return run
     applied = {ssp: start.id for ssp, start in positions.startpoints.items()}
-    lost = _with_lost({}, context.systems, positions.lost)
+    lost = _add_lost_counts({}, context.systems, positions.lost)
     reached = {ssp: span.start for ssp, span in positions.unread.items()}
     note = "; ".join(["positions moved, nothing to read there yet", *nothing.losses])
-    logged = step.log.settle(run.logged, reached, applied, lost, by=context.run, note=note)
+    logged = step.log.commit_positions(run.logged, reached, applied, lost, by=context.run, note=note)
     step.startpoints.remove_applied(step.tasks, applied)
     run = replace(run, logged=logged, counters=add_counters(run.counters, lost))
     after = logged.state.offsets.applied
-    run = run.told(context, [f"{after[ssp].words(ssp)} applied; there is nothing to read yet" for ssp in applied])
+    run = run.with_messages(
+        context, [f"{after[ssp].words(ssp)} applied; there is nothing to read yet" for ssp in applied]
+    )
     for text in nothing.losses:
         context.on_event(StepEvent("lost", logged.state.batch, {"text": text}))
     return run
 
 
-def _with_lost(
+def _add_lost_counts(
     counters: Counters,
     systems: Mapping[str, StreamSystem],
     lost: Mapping[SystemStreamPartition, OffsetRange | Range],
@@ -193,7 +195,7 @@ def _with_lost(
 
 
 # What mending the application, its records or its tables ends; the batch is open until then.
-_OF_THE_APPLICATION = (
+_APPLICATION_ERRORS = (
     NullKeyError,
     OperatorFailedError,
     PlanningError,
@@ -202,7 +204,7 @@ _OF_THE_APPLICATION = (
     TableError,
 )
 # Seconds before a batch's work is begun again where the store broke off in the middle of it.
-_PAUSES = (1.0, 5.0)
+_RETRY_PAUSES = (1.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +221,7 @@ class WrittenBatch:
     times: TimeState | None = None
 
 
-def with_way_out(error: AdjunctError, app: str, batch: int) -> AdjunctError:
+def add_next_steps(error: AdjunctError, app: str, batch: int) -> AdjunctError:
     """Return the error, with how the batch that it leaves open comes to its end: as a note, or as the next step."""
     give_up = f"adjunct checkpoint abandon {app} --reason …"
     if isinstance(error, ProducerConflictError) and error.newest is not None and error.newest > batch:
@@ -245,17 +247,17 @@ def with_way_out(error: AdjunctError, app: str, batch: int) -> AdjunctError:
     return error
 
 
-def run_outputs(step: OpenedStep, opened: OpenBatch) -> WrittenBatch:
+def write_outputs(step: StepResources, opened: OpenBatch) -> WrittenBatch:
     """Write every output; where the store broke off, again from the beginning: what is written already stays."""
     began, context, intent = time.monotonic(), step.context, opened.intent
 
     def before_output(name: str) -> None:
         context.check()
-        step.log.hold(opened.run.logged)
+        step.log.check_not_superseded(opened.run.logged)
         step.leases.check_held()
         context.on_event(StepEvent("output", intent.batch, {"output": name}))
 
-    for pause in (*_PAUSES, None):
+    for pause in (*_RETRY_PAUSES, None):
         try:
             done = step.engine.run(context, opened.inputs, before_output)
             return WrittenBatch(
@@ -263,8 +265,8 @@ def run_outputs(step: OpenedStep, opened: OpenBatch) -> WrittenBatch:
             )
         except Exception as error:
             ours = find_adjunct_error(error)
-            if isinstance(ours, _OF_THE_APPLICATION):
-                told = with_way_out(ours, context.app.name, intent.batch)
+            if isinstance(ours, _APPLICATION_ERRORS):
+                told = add_next_steps(ours, context.app.name, intent.batch)
                 if told is error:
                     raise
                 raise told from (error.__cause__ if ours is error else error)

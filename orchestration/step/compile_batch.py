@@ -14,19 +14,19 @@ from dagster_adjunct.orchestration.operators.arguments import first_duplicate, f
 from dagster_adjunct.orchestration.operators.columns import list_hidden_columns
 from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME
 from dagster_adjunct.orchestration.planner.notes import name_writers
-from dagster_adjunct.orchestration.step.batch_inputs import entries_met, rows_over_time
+from dagster_adjunct.orchestration.step.batch_inputs import read_entries, read_rows_over_time
 from dagster_adjunct.orchestration.step.batch_outputs import (
     FunctionOutputs,
     StreamOutputs,
     TableOutputs,
-    producers_of,
-    streams_of_positions,
-    upstream_of_outputs,
+    find_needed_operators,
+    find_position_streams,
+    name_producers,
 )
 from dagster_adjunct.orchestration.step.event_times import BatchTimes
-from dagster_adjunct.orchestration.step.failures import sensitive_columns, sensitive_entries, told_failure
-from dagster_adjunct.orchestration.step.provenance import as_branch, origins
-from dagster_adjunct.orchestration.step.state import LeftOut, LocalSends, StateTables
+from dagster_adjunct.orchestration.step.failures import explain_failure, sensitive_columns, sensitive_entries
+from dagster_adjunct.orchestration.step.provenance import tag_branch, trace_origins
+from dagster_adjunct.orchestration.step.state import LeftOutRecords, LocalTableWrites, StateTables
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError
 from dagster_adjunct.resources.schemas.quoted_columns import column
@@ -60,22 +60,22 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.system import AppendResult, Sources, StreamSystem
 
 
-def only_written_move(known: KnownBatch, operator: Operator) -> bool:
+def moves_only_for_write(graph: BatchGraph, operator: Operator) -> bool:
     """Whether records are moved to be written, and go on from where they lay."""
-    return operator.spec.is_side_output and bool(known.moves(operator.id))
+    return operator.spec.is_side_output and bool(graph.moves(operator.id))
 
 
-def moved(known: KnownBatch, operator: Operator, sources: Sequence[DataFrame]) -> list[DataFrame]:
+def repartition_inputs(graph: BatchGraph, operator: Operator, sources: Sequence[DataFrame]) -> list[DataFrame]:
     """Return the records of each input, where the planner's auto_repartition has them before this operator."""
     frames = list(sources)
-    for exchange in known.moves(operator.id):
+    for exchange in graph.moves(operator.id):
         number, by = exchange.input, map(column, exchange.partitioned_by)
-        frames[number] = known.gather_small(frames[number]).repartition(exchange.partitions, *by)
+        frames[number] = graph.gather_small(frames[number]).repartition(exchange.partitions, *by)
     return frames
 
 
-def arriving_records(
-    known: KnownBatch,
+def prepare_inputs(
+    graph: BatchGraph,
     operator: Operator,
     sources: Sequence[DataFrame],
     with_watermark: Callable[[Operator, DataFrame], DataFrame],
@@ -85,20 +85,20 @@ def arriving_records(
     `sources` are what leaves the operators before it. Records of several inputs may have the same positions: those of
     each say which input they came by.
     """
-    frames = [with_watermark(operator, frame) for frame in moved(known, operator, sources)]
+    frames = [with_watermark(operator, frame) for frame in repartition_inputs(graph, operator, sources)]
     if len(frames) < 2:
         return frames
-    one_stream = len(known.origins[operator.id].streams) == 1
+    one_stream = len(graph.origins[operator.id].streams) == 1
     return [
-        as_branch(frame, number, one_stream=one_stream, stream=known.stream_of(source) or "")
+        tag_branch(frame, number, one_stream=one_stream, stream=graph.stream_of(source) or "")
         for number, (source, frame) in enumerate(zip(operator.inputs, frames, strict=True))
     ]
 
 
-_BY_TIME = {BEFORE_HISTORY: "before_history", NO_TIME: "null_times"}
+_TIME_COUNTS = {BEFORE_HISTORY: "before_history", NO_TIME: "null_times"}
 
 
-def as_it_is(frame: DataFrame) -> DataFrame:
+def add_barrier(frame: DataFrame) -> DataFrame:
     """Return the same records, of which Spark moves nothing past this place: they are counted here, for nobody."""
     from pyspark.sql import functions as F
 
@@ -127,7 +127,7 @@ class JoinCounts:
             self._observation,
             F.count(F.lit(1)).alias("rows"),
             F.count_if(F.col(MATCHED).isNull()).alias("unmatched"),
-            *[F.count_if(told).alias(name) for told, name in _BY_TIME.items() if told in joined.columns],
+            *[F.count_if(told).alias(name) for told, name in _TIME_COUNTS.items() if told in joined.columns],
         )
 
     def result(self) -> dict[str, int]:
@@ -143,7 +143,7 @@ Counters = dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class BatchMetrics:
     """What a batch has counted, by output or join, what its tables have measured, and how far its inputs have come."""
 
     counters: Counters
@@ -161,7 +161,7 @@ class BatchCounts:
 
     def add(self, name: str, counters: Mapping[str, int]) -> None:
         """Add to what was counted of an output, or an operator, of this name."""
-        self.counters[name] = summed(self.counters.get(name, {}), counters)
+        self.counters[name] = sum_counters(self.counters.get(name, {}), counters)
 
     def measure(self, table: str, metrics: TableMetrics, counters: Mapping[str, int]) -> None:
         """Add what a table has measured of its requests, and what was counted of them."""
@@ -179,12 +179,12 @@ class BatchCounts:
         return {join.name: join.result() for join in self._joins}
 
 
-def summed(before: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+def sum_counters(before: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
     """Return the counters of two sends to one table in one."""
     return {name: before.get(name, 0) + more.get(name, 0) for name in {**before, **more}}
 
 
-def result_of(operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
+def call_frame_function(operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
     """Return what the function makes of the records.
 
     Raises OperatorFailedError for what the function raises, and PlanningError for an answer that is no frame, lacks the
@@ -226,35 +226,35 @@ def result_of(operator: str, function: DataFrameFunction, frame: DataFrame) -> D
     return result
 
 
-class CompilingBatch:
-    """One batch as its operators meet it; what it does for them is in its parts, which all go by what is `known`.
+class BatchCompiler:
+    """One batch as its operators meet it; what it does for them is in its parts, which all use its `graph`.
 
     `before_output` is called with the name of an output before anything is written to it.
     """
 
-    def __init__(self, known: KnownBatch, before_output: Callable[[str], None]) -> None:
-        context, inputs = known.context, known.inputs
-        self.known = known
+    def __init__(self, graph: BatchGraph, before_output: Callable[[str], None]) -> None:
+        context, inputs = graph.context, graph.inputs
+        self.graph = graph
         self._before_output = before_output
         self._arrived: dict[str, list[DataFrame]] = {}
         self._kept = PersistedFrames()
         self._times = BatchTimes(context, inputs)
         self._states = StateTables(context, inputs)
-        self._left_out = LeftOut()
-        self._local = LocalSends(context, inputs, known.stream_of)
+        self._left_out = LeftOutRecords()
+        self._local = LocalTableWrites(context, inputs, graph.stream_of)
         self._counts = BatchCounts()
-        self._streams = StreamOutputs(known, self._counts, before_output)
-        self._tables = TableOutputs(known, self._counts, before_output)
-        self._functions = FunctionOutputs(known, self._counts, before_output)
+        self._streams = StreamOutputs(graph, self._counts, before_output)
+        self._tables = TableOutputs(graph, self._counts, before_output)
+        self._functions = FunctionOutputs(graph, self._counts, before_output)
 
-    def commit(self) -> Counted:
+    def commit(self) -> BatchMetrics:
         """Commit what was written to local tables, when all outputs are; return what the batch has counted."""
         counters = self._counts.counters
         counters |= self._local.commit(self._before_output)
         counters |= self._states.commit(self._before_output)
         counters |= self._counts.of_joins()
         counters |= self._left_out.counts()
-        return Counted(counters, self._counts.measured, self._times.after())
+        return BatchMetrics(counters, self._counts.measured, self._times.after())
 
     def close(self) -> None:
         """Let go of what is not committed, and of records that were kept while the batch ran."""
@@ -279,51 +279,51 @@ class CompilingBatch:
     def sensitive(self, operator: str) -> frozenset[str]:
         compiled = self.app.operator(operator)
         dataset = None if compiled.spec.match is None else compiled.spec.match.dataset
-        names = frozenset() if dataset is None else sensitive_entries(self.known.context, dataset)
+        names = frozenset() if dataset is None else sensitive_entries(self.graph.context, dataset)
         for source, frame in zip(compiled.inputs, self._arrived[operator], strict=True):
             own = [name for name in frame.columns if not name.startswith("__")]
-            names |= sensitive_columns(self.known.context, source, own)
+            names |= sensitive_columns(self.graph.context, source, own)
         return names
 
-    # -- what is known
+    # -- the graph
 
     @property
     def app(self) -> Application:
-        return self.known.app
+        return self.graph.app
 
     @property
     def tasks(self) -> int:
-        return self.known.tasks
+        return self.graph.tasks
 
     @property
     def reading(self) -> JoinVersions:
-        return self.known.inputs.reading
+        return self.graph.inputs.reading
 
     @property
     def number(self) -> int:
-        return self.known.inputs.batch
+        return self.graph.inputs.batch
 
     @property
     def clock(self) -> datetime:
-        return self.known.inputs.clock
+        return self.graph.inputs.clock
 
     def system_of(self, stream: str) -> StreamSystem:
-        return self.known.system_of(stream)
+        return self.graph.system_of(stream)
 
     def partitions_at(self, operator: str) -> int:
-        return self.known.partitions_at(operator)
+        return self.graph.partitions_at(operator)
 
     def required_partitioning(self, operator: str) -> tuple[str, ...]:
-        return self.known.required_partitioning(operator)
+        return self.graph.required_partitioning(operator)
 
     def stream_of(self, operator: str) -> str | None:
-        return self.known.stream_of(operator)
+        return self.graph.stream_of(operator)
 
     def has_consumers(self, operator: str) -> bool:
-        return self.known.has_consumers(operator)
+        return self.graph.has_consumers(operator)
 
     def has_late_consumer(self, operator: str) -> bool:
-        return operator in self.known.late_takers
+        return operator in self.graph.late_consumers
 
     # -- records, and what they meet
 
@@ -331,7 +331,7 @@ class CompilingBatch:
         return self._times.read(stream)
 
     def gather_small(self, frame: DataFrame) -> DataFrame:
-        return self.known.gather_small(frame)
+        return self.graph.gather_small(frame)
 
     def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
         return self._kept.keep(frame)
@@ -341,16 +341,16 @@ class CompilingBatch:
 
     def call(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
         # Spark asks a filter behind it below it, too, and would call what is in it twice for a record.
-        return as_it_is(result_of(operator, function, frame))
+        return add_barrier(call_frame_function(operator, function, frame))
 
     def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
-        return entries_met(self.known, dataset, self._local, self._no_entries)
+        return read_entries(self.graph, dataset, self._local, self._no_entries)
 
     def _no_entries(self, dataset: AdjunctDataset, schema: Schema) -> DataFrame:
-        return self.known.spark.createDataFrame([], schema.ddl())
+        return self.graph.spark.createDataFrame([], schema.ddl())
 
     def over_time(self, dataset: str) -> TimedRows:
-        return rows_over_time(self.known, dataset)
+        return read_rows_over_time(self.graph, dataset)
 
     def count_matches(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
         return self._counts.of_join(operator, frame)
@@ -397,7 +397,7 @@ class CompilingBatch:
     def write_local(
         self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey
     ) -> None:
-        lying = operator not in self.known.exchanges
+        lying = operator not in self.graph.exchanges
         self._local.send(operator, frame, table, deleted=deleted, on_null_key=on_null_key, partitioned=lying)
 
     def call_sink(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
@@ -410,10 +410,10 @@ class CompilingBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownBatch:
+class BatchGraph:
     """What a batch reads, and what its application and plan say of each operator, by id; nothing here changes.
 
-    `operators` are those whose records are written, in their order. `takers` counts who takes the records of each,
+    `operators` are those whose records are written, in their order. `consumers` counts who takes the records of each,
     `late_takers` are those whose left out records somebody takes. `origins` and `positions` say where records have
     their positions from, `producers` and `writers` by which names they are appended to streams and written to tables.
     """
@@ -423,8 +423,8 @@ class KnownBatch:
     operators: Sequence[Operator]
     planned: Mapping[str, PlannedOperator]
     exchanges: Mapping[str, Sequence[Exchange]]
-    takers: Mapping[str, int]
-    late_takers: frozenset[str]
+    consumers: Mapping[str, int]
+    late_consumers: frozenset[str]
     origins: Mapping[str, Origin]
     positions: Mapping[str, str | None]
     producers: Mapping[str, str]
@@ -458,12 +458,12 @@ class KnownBatch:
         return self.positions[operator]
 
     def has_consumers(self, operator: str) -> bool:
-        return self.takers.get(operator, 0) > 0
+        return self.consumers.get(operator, 0) > 0
 
-    def several_take(self, operator: Operator) -> bool:
+    def is_shared(self, operator: Operator) -> bool:
         """Whether several operators take records that nothing keeps yet: what is read or written is there as it is."""
         spec = operator.spec
-        return self.takers.get(operator.id, 0) > 1 and spec.reads is None and spec.writes is None
+        return self.consumers.get(operator.id, 0) > 1 and spec.reads is None and spec.writes is None
 
     def moves(self, operator: str) -> Sequence[Exchange]:
         """Return the exchanges that the planner's auto_repartition has before an operator."""
@@ -480,81 +480,81 @@ class KnownBatch:
     def gather_small(self, frame: DataFrame) -> DataFrame:
         """Return records that are moved next: few are brought into one task first."""
         # Spark would drop what brings records together right before they are moved.
-        return as_it_is(frame.coalesce(1)) if self.inputs.few else frame
+        return add_barrier(frame.coalesce(1)) if self.inputs.few else frame
 
 
-def known_batch(context: StepContext, inputs: BatchInputs) -> KnownBatch:
-    """Return what is known of the batch of a planned application that reads these inputs."""
+def build_batch_graph(context: StepContext, inputs: BatchInputs) -> BatchGraph:
+    """Return the graph of a batch of a planned application that reads these inputs."""
     operators = context.app.operators
-    written = upstream_of_outputs(operators)
+    written = find_needed_operators(operators)
     exchanges: dict[str, list[Exchange]] = {}
     for exchange in context.plan.exchanges:
         exchanges.setdefault(exchange.operator, []).append(exchange)
-    return KnownBatch(
+    return BatchGraph(
         context,
         inputs,
         operators=[operator for operator in operators if operator.id in written],
         planned={planned.id: planned for planned in context.plan.operators},
         exchanges=exchanges,
-        takers=Counter(source for operator in operators for source in set(operator.inputs)),
-        late_takers=frozenset(
+        consumers=Counter(source for operator in operators for source in set(operator.inputs)),
+        late_consumers=frozenset(
             source for operator in operators if operator.spec.reads_late_records for source in operator.inputs
         ),
-        origins=origins(operators),
-        positions=streams_of_positions(
+        origins=trace_origins(operators),
+        positions=find_position_streams(
             operators, lambda stream: context.systems[split_stream_name(stream)[0]].appends_alone
         ),
-        producers=producers_of(context.app, context.writer),
+        producers=name_producers(context.app, context.writer),
         writers=name_writers(context.app, context.writer),
     )
 
 
-def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counted:
+def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
     """Run every output of the application once, in the order of their definition; return what was counted.
 
     Outputs take (application, batch) as producer and sequence, so running a batch again adds nothing to
     streams. `before_output` is called with the output's name before anything is written to it.
     """
     with use_interpreted_plans(context.spark()) if inputs.interpreted else nullcontext():
-        batch = CompilingBatch(known_batch(context, inputs), before_output)
+        batch = BatchCompiler(build_batch_graph(context, inputs), before_output)
         try:
-            compiled_operators(batch)
+            compile_operators(batch)
             return batch.commit()
         finally:
             batch.close()
 
 
-def compiled_operators(batch: CompilingBatch) -> dict[str, DataFrame]:
+def compile_operators(batch: BatchCompiler) -> dict[str, DataFrame]:
     """Compile the operators whose records are written, which writes them; return the records that leave each."""
     frames: dict[str, DataFrame] = {}
-    for operator in batch.known.operators:
-        leaving = compiled(batch, operator, [frames[source] for source in operator.inputs])
+    for operator in batch.graph.operators:
+        leaving = compile_operator(batch, operator, [frames[source] for source in operator.inputs])
         # Records that several operators take are computed once.
-        several = batch.known.several_take(operator)
+        several = batch.graph.is_shared(operator)
         frames[operator.id] = batch.materialize(operator.id, leaving) if several else leaving
     return frames
 
 
-def compiled(batch: CompilingBatch, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
+def compile_operator(batch: BatchCompiler, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
     """Return the records that leave an operator; `sources` are those that leave the operators before it.
 
     What Spark says of its expressions, and what fails in its code, is told with its name, not with a plan.
     """
     from pyspark.errors import AnalysisException
 
-    aside = only_written_move(batch.known, operator)
+    aside = moves_only_for_write(batch.graph, operator)
     try:
-        if aside and batch.known.has_consumers(operator.id):  # two read them: what is written, and what goes on
+        if aside and batch.graph.has_consumers(operator.id):  # two read them: what is written, and what goes on
             sources = [batch.materialize(operator.id, frame) for frame in sources]
-        arriving = arriving_records(batch.known, operator, sources, batch.with_watermark)
+        arriving = prepare_inputs(batch.graph, operator, sources, batch.with_watermark)
         batch.note_arriving(operator.id, arriving)
-        leaving = _leaving(batch, operator, arriving)
+        leaving = _compile_spec(batch, operator, arriving)
     except AnalysisException as error:
-        raise _refused(operator, error) from error
+        raise _analysis_error(operator, error) from error
     return sources[0] if aside else leaving
 
 
-def _leaving(batch: CompilingBatch, operator: Operator, arriving: Sequence[DataFrame]) -> DataFrame:
+def _compile_spec(batch: BatchCompiler, operator: Operator, arriving: Sequence[DataFrame]) -> DataFrame:
     from pyspark.errors import AnalysisException
 
     try:
@@ -562,13 +562,13 @@ def _leaving(batch: CompilingBatch, operator: Operator, arriving: Sequence[DataF
     except AnalysisException:
         raise
     except Exception as error:
-        told = told_failure(batch, operator.id, error)
+        told = explain_failure(batch, operator.id, error)
         if told is None:
             raise
         raise told  # noqa: B904 - it says itself what may be told of its cause
 
 
-def _refused(operator: Operator, error: AnalysisException) -> PlanningError:
+def _analysis_error(operator: Operator, error: AnalysisException) -> PlanningError:
     problem = str(error).strip().partition("SQLSTATE")[0].strip().splitlines()[0].rstrip(" .")
     place = failing_line(error) or operator.declared_at
     return PlanningError(

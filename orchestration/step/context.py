@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.batch_log.batch_log import TimeState, add_counters
 from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, JoinVersions
-from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, input_times, state_sizes
+from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, measure_input_times, measure_state_sizes
 from dagster_adjunct.orchestration.step.recorded_answers import OpenTables
-from dagster_adjunct.orchestration.step.state import states_of
+from dagster_adjunct.orchestration.step.state import iter_state_names
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.streams.system import SourceRange, Sources
 from dagster_adjunct.resources.tables.metrics import TableMetrics
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
     from dagster_adjunct.orchestration.startpoints.store import StartpointManager
     from dagster_adjunct.orchestration.step.engine import BatchEngine
-    from dagster_adjunct.orchestration.step.versions import OpenedVersions, VersionLeases
+    from dagster_adjunct.orchestration.step.versions import VersionCache, VersionLeases
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, SystemStreamPartition
     from dagster_adjunct.resources.tables.shared_rate import RunCredits
@@ -147,7 +147,7 @@ Counters = dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedStep:
+class StepResources:
     """What a run of the step works over: its context, what its batches are computed by, and what was opened for it.
 
     `tasks` are those of the plan, with the input partitions that each reads; `states` are the tables of state, by name.
@@ -159,12 +159,12 @@ class OpenedStep:
     startpoints: StartpointManager
     tasks: Mapping[str, frozenset[SystemStreamPartition]]
     states: tuple[str, ...]
-    versions: OpenedVersions
+    versions: VersionCache
     leases: VersionLeases
 
 
 @dataclass(frozen=True, slots=True)
-class StepRun:
+class StepState:
     """How far a run of the step has come: the batch log as it has left it, and what its report will tell.
 
     Partitions that are `held` are not read in this run; None before its start. `shapes` are the columns of the inputs,
@@ -182,7 +182,7 @@ class StepRun:
     measured: Mapping[str, TableMetrics] = field(default_factory=dict)
     startpoints: tuple[str, ...] = ()
 
-    def told(self, context: StepContext, texts: Iterable[str]) -> StepRun:
+    def with_messages(self, context: StepContext, texts: Iterable[str]) -> StepState:
         """Tell what became of startpoints, an event each; return the run that has told it."""
         lines = tuple(texts)
         for text in lines:
@@ -191,7 +191,7 @@ class StepRun:
 
     def with_batch(
         self, done: ClosedBatch, commit_seconds: float, measured: Mapping[str, TableMetrics], *, few: bool
-    ) -> StepRun:
+    ) -> StepState:
         """Return the run with one more batch of its own, of `few` records or not, and what tables measured in it."""
         versions, seconds = dict(self.versions), dict(self.seconds)
         for name, version in done.intent.versions.items():
@@ -227,6 +227,6 @@ class StepRun:
             startpoints=self.startpoints,
             measured=dict(self.measured),
             few_batches=self.few_batches,
-            watermarks=input_times(context.app, state.times, context.lake.now()),
-            state_sizes=state_sizes(context.lake, states_of(context)),
+            watermarks=measure_input_times(context.app, state.times, context.lake.now()),
+            state_sizes=measure_state_sizes(context.lake, iter_state_names(context)),
         )

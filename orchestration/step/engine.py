@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 from dagster_adjunct.orchestration.step.compile_batch import run_batch
-from dagster_adjunct.orchestration.step.verify_plan import rehearse
+from dagster_adjunct.orchestration.step.verify_plan import analyze_batch
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tuning import prewarm_workers
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.assets.unbounded.transient import TransientVersion
-    from dagster_adjunct.orchestration.step.compile_batch import Counted
+    from dagster_adjunct.orchestration.step.compile_batch import BatchMetrics
     from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
     from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof
     from dagster_adjunct.resources.streams.system import SystemStreamPartition
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class BatchEngine(Protocol):
     """Computes batches. What it is given is decided and committed by the step, which calls it once for each."""
 
-    def rehearse(
+    def analyze(
         self,
         context: StepContext,
         views: Views,
@@ -38,7 +38,7 @@ class BatchEngine(Protocol):
         Nothing is read or written. `on_state` is told of each table of state that the batch writes.
         """
 
-    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counted:
+    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
         """Write every output of a batch, to streams and local tables once if it is repeated; return what was counted.
 
         `before_output` is called with the output's name before anything is written to it, and raises where the run may
@@ -51,7 +51,7 @@ class SparkEngine:
 
     __slots__ = ()
 
-    def rehearse(
+    def analyze(
         self,
         context: StepContext,
         views: Views,
@@ -60,11 +60,11 @@ class SparkEngine:
     ) -> PhysicalProof:
         """See `BatchEngine`. Workers for the tasks that write outputs are started beside it."""
         prewarm_workers(resolve_session(context.spark))
-        return rehearse(context, views, starts, on_state)
+        return analyze_batch(context, views, starts, on_state)
 
-    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counted:
+    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
         """See `BatchEngine`."""
         return run_batch(context, inputs, before_output)
 
 
-BY_SPARK: Final = SparkEngine()
+SPARK_ENGINE: Final = SparkEngine()

@@ -11,8 +11,8 @@ from dagster_adjunct.orchestration.operators.batch_context import Watermarks
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
 from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS
 from dagster_adjunct.orchestration.operators.stream_facts import required_retention
-from dagster_adjunct.orchestration.step.progress import Measured, event_times, moved_times
-from dagster_adjunct.orchestration.step.provenance import with_epochs
+from dagster_adjunct.orchestration.step.progress import Measured, declared_event_times, times_after_batch
+from dagster_adjunct.orchestration.step.provenance import add_epochs
 from dagster_adjunct.resources.common import split_stream_name, to_microseconds
 from dagster_adjunct.resources.schemas.quoted_columns import bigints
 from dagster_adjunct.resources.spark.tuning import PersistedFrames
@@ -36,14 +36,14 @@ NEVER = -(2**62)
 
 
 @dataclass(frozen=True, slots=True)
-class Stood:
+class PriorTimes:
     """How far a partition had come before some records, in microseconds: its newest time and its watermark."""
 
     newest: int | None = None
     watermark: int | None = None
 
 
-def spans(partition: np.ndarray[Any, Any]) -> Iterator[tuple[int, slice]]:
+def iter_partitions(partition: np.ndarray[Any, Any]) -> Iterator[tuple[int, slice]]:
     """Yield each number, and where its records are, of numbers in their order."""
     import numpy as np
 
@@ -54,7 +54,7 @@ def spans(partition: np.ndarray[Any, Any]) -> Iterator[tuple[int, slice]]:
         yield int(partition[start]), slice(start, end)
 
 
-def running(before: Stood, times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def running_newest(before: PriorTimes, times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the newest time before the first, and after each."""
     import numpy as np
 
@@ -62,7 +62,7 @@ def running(before: Stood, times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.maximum.accumulate(np.r_[first, times])
 
 
-def marks_at(before: Stood, newest: np.ndarray[Any, Any], delay: int) -> np.ndarray[Any, Any]:
+def running_watermarks(before: PriorTimes, newest: np.ndarray[Any, Any], delay: int) -> np.ndarray[Any, Any]:
     """Return the watermarks at these newest times."""
     import numpy as np
 
@@ -77,8 +77,8 @@ def marks_at(before: Stood, newest: np.ndarray[Any, Any], delay: int) -> np.ndar
 # each block says the oldest time of the others in it, so that who knows all blocks sees where that can be.
 
 
-COLUMNS = ("partition", "first", "last", "oldest", "latest", "mark")
-BLOCKS = f"{COLUMNS[0]} int, {', '.join(f'{name} bigint' for name in COLUMNS[1:])}"
+BLOCK_COLUMNS = ("partition", "first", "last", "oldest", "latest", "mark")
+BLOCK_SCHEMA = f"{BLOCK_COLUMNS[0]} int, {', '.join(f'{name} bigint' for name in BLOCK_COLUMNS[1:])}"
 """A row for each block: its first and last offset, the oldest time of those not found behind, and the newest of all.
 
 `mark` is null there. A record that is behind is a row of its own: its offset is the first and the last, and `mark` the
@@ -89,25 +89,25 @@ ALWAYS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class BlocksOfTimes:
+class TimeBlockMapper:
     """Turns batches of (partition, offset, time) into BLOCKS of at most `length` offsets; `delay` in microseconds."""
 
-    stood: Mapping[int, Stood]
+    stood: Mapping[int, PriorTimes]
     delay: int
     length: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         reached: dict[int, tuple[int, int]] = {}  # partition: the last offset, and the newest time up to it
         for batch in batches:
-            partition, offset, time = _in_order(batch)
-            for number, span in spans(partition):
+            partition, offset, time = _sort_by_offset(batch)
+            for number, span in iter_partitions(partition):
                 last, newest = reached.get(number, (-1, NEVER))
-                before = self.stood.get(number, Stood())
+                before = self.stood.get(number, PriorTimes())
                 if newest > NEVER and last < offset[span.start]:  # else they came out of order, and nothing is known
-                    before = Stood(newest, before.watermark)
-                after = running(before, time[span])
+                    before = PriorTimes(newest, before.watermark)
+                after = running_newest(before, time[span])
                 reached[number] = int(offset[span][-1]), int(after[-1])
-                yield self._blocks(number, offset[span], time[span], marks_at(before, after[:-1], self.delay))
+                yield self._blocks(number, offset[span], time[span], running_watermarks(before, after[:-1], self.delay))
 
     def _blocks(
         self, number: int, offset: np.ndarray[Any, Any], time: np.ndarray[Any, Any], mark: np.ndarray[Any, Any]
@@ -130,10 +130,10 @@ class BlocksOfTimes:
             np.r_[latest, none],
         ]
         marks = pa.array(np.r_[starts, mark[behind]], mask=np.r_[starts >= 0, none > 0])
-        return pa.record_batch([*map(pa.array, values), marks], names=list(COLUMNS))
+        return pa.record_batch([*map(pa.array, values), marks], names=list(BLOCK_COLUMNS))
 
 
-def _in_order(batch: pa.RecordBatch) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _sort_by_offset(batch: pa.RecordBatch) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     import numpy as np
 
     partition, offset = (batch.column(place).to_numpy() for place in (0, 1))
@@ -152,9 +152,9 @@ def _in_order(batch: pa.RecordBatch) -> tuple[np.ndarray[Any, Any], np.ndarray[A
 # blocks of offsets whose task had not read all that came before them, where that may make a difference.
 
 
-BLOCK = 1_024
+BLOCK_LENGTH = 1_024
 """Offsets that are looked at again together."""
-AT_ONCE = 100_000
+DRIVER_LIMIT = 100_000
 """Offsets: so many are looked at by the driver, more by the tasks that read them."""
 
 
@@ -166,19 +166,24 @@ class Lateness:
     behind: pa.Table | None = None
 
 
-def lateness(
-    times: DataFrame, stood: Mapping[int, Stood], delay: int, *, offsets: int, in_tasks: TimesInTasks | None = None
+def find_late_records(
+    times: DataFrame,
+    stood: Mapping[int, PriorTimes],
+    delay: int,
+    *,
+    offsets: int,
+    in_tasks: TaskTimeReader | None = None,
 ) -> Lateness:
     """Return what the records say, of which there are at most as many as `offsets`; `delay` is in microseconds.
 
     Of many the times are read by `in_tasks`, where there is such a thing.
     """
-    if offsets <= AT_ONCE:
-        return look_at_each(times.toArrow(), stood, delay)
-    return _by_blocks(times, stood, delay, in_tasks)
+    if offsets <= DRIVER_LIMIT:
+        return find_late_in_memory(times.toArrow(), stood, delay)
+    return _find_late_by_blocks(times, stood, delay, in_tasks)
 
 
-def look_at_each(records: pa.Table, stood: Mapping[int, Stood], delay: int) -> Lateness:
+def find_late_in_memory(records: pa.Table, stood: Mapping[int, PriorTimes], delay: int) -> Lateness:
     """Return what records say that are all here, in whatever order."""
     import numpy as np
 
@@ -188,36 +193,38 @@ def look_at_each(records: pa.Table, stood: Mapping[int, Stood], delay: int) -> L
     partition, offset, time = partition[order], offset[order], time[order]
     mark = np.full(len(time), NEVER)
     newest, read_to = {}, {}
-    for number, span in spans(partition):
-        before = stood.get(number, Stood())
-        reached = running(before, time[span])
-        mark[span] = marks_at(before, reached[:-1], delay)
+    for number, span in iter_partitions(partition):
+        before = stood.get(number, PriorTimes())
+        reached = running_newest(before, time[span])
+        mark[span] = running_watermarks(before, reached[:-1], delay)
         read_to[number] = int(offset[span][-1]) + 1
         if reached[-1] > NEVER:
             newest[number] = int(reached[-1])
     late = (time > NEVER) & (time < mark)
-    behind = _behind(partition[late], offset[late], mark[late]) if late.any() else None
+    behind = _late_table(partition[late], offset[late], mark[late]) if late.any() else None
     return Lateness(Measured(newest, read_to), behind)
 
 
-def _by_blocks(times: DataFrame, stood: Mapping[int, Stood], delay: int, in_tasks: TimesInTasks | None) -> Lateness:
+def _find_late_by_blocks(
+    times: DataFrame, stood: Mapping[int, PriorTimes], delay: int, in_tasks: TaskTimeReader | None
+) -> Lateness:
     """Look at each record in the task that reads it, and again at the blocks of which that task can't be sure."""
     import pyarrow as pa
 
-    look = BlocksOfTimes(stood, delay, BLOCK)
+    look = TimeBlockMapper(stood, delay, BLOCK_LENGTH)
     if in_tasks is None:
-        rows = times.select(PARTITION, OFFSET, TIME).mapInArrow(look, BLOCKS)
+        rows = times.select(PARTITION, OFFSET, TIME).mapInArrow(look, BLOCK_SCHEMA)
     else:
         rows = in_tasks.blocks(times.sparkSession, look)
-    looked = put_together(rows.toArrow(), stood, delay, BLOCK)
+    looked = merge_blocks(rows.toArrow(), stood, delay, BLOCK_LENGTH)
     behind = looked.behind
     if looked.unsure.num_rows:
-        behind = pa.concat_tables([behind, _within(times, looked.unsure, delay)])
+        behind = pa.concat_tables([behind, _find_late_in_blocks(times, looked.unsure, delay)])
     return Lateness(looked.measured, behind if behind.num_rows else None)
 
 
 @dataclass(frozen=True, slots=True)
-class PutTogether:
+class MergedBlocks:
     """What the tasks' blocks come to: the records behind of those that are sure, and those to look at again.
 
     Of the latter partition, first offset, and newest time and watermark before it.
@@ -228,7 +235,7 @@ class PutTogether:
     unsure: pa.Table
 
 
-def put_together(rows: pa.Table, stood: Mapping[int, Stood], delay: int, length: int) -> PutTogether:
+def merge_blocks(rows: pa.Table, stood: Mapping[int, PriorTimes], delay: int, length: int) -> MergedBlocks:
     """Return what rows of BLOCKS say, of all tasks, about blocks of `length` offsets."""
     import numpy as np
 
@@ -238,10 +245,10 @@ def put_together(rows: pa.Table, stood: Mapping[int, Stood], delay: int, length:
     late_partition, late_offset, late_mark = (late[name].to_numpy() for name in ("partition", "last", "mark"))
     begun, mark, place = np.full(len(last), NEVER), np.full(len(last), NEVER), np.zeros(len(late_mark), np.int64)
     newest, read_to = {}, {}
-    for number, span in spans(partition):
-        before = stood.get(number, Stood())
-        reached = running(before, latest[span])
-        begun[span], mark[span] = reached[:-1], marks_at(before, reached[:-1], delay)
+    for number, span in iter_partitions(partition):
+        before = stood.get(number, PriorTimes())
+        reached = running_newest(before, latest[span])
+        begun[span], mark[span] = reached[:-1], running_watermarks(before, reached[:-1], delay)
         mine = slice(*np.searchsorted(late_partition, [number, number + 1]))
         place[mine] = span.start + np.searchsorted(last[span], late_offset[mine])
         read_to[number] = int(last[span][-1]) + 1
@@ -254,20 +261,22 @@ def put_together(rows: pa.Table, stood: Mapping[int, Stood], delay: int, length:
     block = np.cumsum(other) - 1
     unsure = np.bincount(block, (oldest < mark) | mixed) > 0
     sure = ~unsure[block[place]]
-    behind = _behind(late_partition[sure], late_offset[sure], np.maximum(late_mark, mark[place])[sure])
+    behind = _late_table(late_partition[sure], late_offset[sure], np.maximum(late_mark, mark[place])[sure])
     again = np.flatnonzero(other)[unsure]
-    return PutTogether(Measured(newest, read_to), behind, _asked(partition[again], begins[again], begun[again], stood))
+    return MergedBlocks(
+        Measured(newest, read_to), behind, _recheck_table(partition[again], begins[again], begun[again], stood)
+    )
 
 
-def _asked(
+def _recheck_table(
     partition: np.ndarray[Any, Any],
     begins: np.ndarray[Any, Any],
     begun: np.ndarray[Any, Any],
-    stood: Mapping[int, Stood],
+    stood: Mapping[int, PriorTimes],
 ) -> pa.Table:
     import pyarrow as pa
 
-    floors = (stood.get(number, Stood()).watermark for number in partition.tolist())
+    floors = (stood.get(number, PriorTimes()).watermark for number in partition.tolist())
     return pa.table(
         {
             PARTITION: pa.array(partition, pa.int32()),
@@ -278,23 +287,23 @@ def _asked(
     )
 
 
-def _within(times: DataFrame, blocks: pa.Table, delay: int) -> pa.Table:
+def _find_late_in_blocks(times: DataFrame, blocks: pa.Table, delay: int) -> pa.Table:
     """Return the records behind in these blocks, each of which says the newest time and the watermark before it."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
     spark = times.sparkSession
-    times = times.withColumn("block", F.col(OFFSET) - F.pmod(F.col(OFFSET), F.lit(BLOCK)))
+    times = times.withColumn("block", F.col(OFFSET) - F.pmod(F.col(OFFSET), F.lit(BLOCK_LENGTH)))
     asked = times.join(F.broadcast(spark.createDataFrame(blocks)), [PARTITION, "block"])
     earlier = Window.partitionBy(PARTITION, "block").orderBy(OFFSET).rowsBetween(Window.unboundedPreceding, -1)
     running = F.greatest(F.max(TIME).over(earlier), F.col("begun"))
     mark = F.greatest(running - F.lit(delay), F.col("floor"))
     late = asked.select(PARTITION, OFFSET, TIME, mark.alias("mark")).where(F.col(TIME) < F.col("mark"))
     rows = late.select(PARTITION, OFFSET, "mark").toArrow()
-    return _behind(*(rows[name].to_numpy() for name in (PARTITION, OFFSET, "mark")))
+    return _late_table(*(rows[name].to_numpy() for name in (PARTITION, OFFSET, "mark")))
 
 
-def _behind(partition: np.ndarray[Any, Any], offset: np.ndarray[Any, Any], mark: np.ndarray[Any, Any]) -> pa.Table:
+def _late_table(partition: np.ndarray[Any, Any], offset: np.ndarray[Any, Any], mark: np.ndarray[Any, Any]) -> pa.Table:
     import pyarrow as pa
 
     return pa.table(
@@ -313,7 +322,7 @@ def _behind(partition: np.ndarray[Any, Any], offset: np.ndarray[Any, Any], mark:
 
 
 @dataclass(frozen=True, slots=True)
-class TimesInTasks:
+class TaskTimeReader:
     """Reads the records of some partitions by `reads`, whose event time is the column `name`; see `TaskReads`.
 
     Times after `latest` count as none.
@@ -324,21 +333,21 @@ class TimesInTasks:
     name: str
     latest: int = MAX_MICROS
 
-    def blocks(self, spark: SparkSession, look: BlocksOfTimes) -> DataFrame:
+    def blocks(self, spark: SparkSession, look: TimeBlockMapper) -> DataFrame:
         """Return rows of BLOCKS, made by a task for each partition."""
         tasks = max(1, len(self.partitions))
-        return spark.range(0, len(self.partitions), 1, tasks).mapInArrow(_Task(self, look), BLOCKS)
+        return spark.range(0, len(self.partitions), 1, tasks).mapInArrow(_ReadTimes(self, look), BLOCK_SCHEMA)
 
     def of(self, partition: int) -> Iterator[pa.RecordBatch]:
         """Yield (partition, offset, time) of a partition's records: microseconds, null for those that count as none."""
         for records in self.reads(partition):
-            yield from times_of(records, self.name, self.latest).combine_chunks().to_batches()
+            yield from extract_times(records, self.name, self.latest).combine_chunks().to_batches()
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
-    times: TimesInTasks
-    look: BlocksOfTimes
+class _ReadTimes:
+    times: TaskTimeReader
+    look: TimeBlockMapper
 
     def __call__(self, places: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in places:
@@ -346,7 +355,7 @@ class _Task:
                 yield from self.look(self.times.of(self.times.partitions[place]))
 
 
-def times_of(records: pa.Table, name: str, latest: int = MAX_MICROS) -> pa.Table:
+def extract_times(records: pa.Table, name: str, latest: int = MAX_MICROS) -> pa.Table:
     """Return PARTITION, OFFSET and TIME of these records, whose event time is the column `name`.
 
     Times before the year 1, and after `latest`, count as none.
@@ -370,7 +379,7 @@ class BatchTimes:
 
     def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
         self._context, self._inputs = context, inputs
-        self._declared = event_times(context.app)
+        self._declared = declared_event_times(context.app)
         self._found: dict[str, Lateness] = {}
         self._after: TimeState | None = None
         self._kept = PersistedFrames()
@@ -412,7 +421,7 @@ class BatchTimes:
         """Return how far the inputs have come with the batch; None where none of them says, or nothing moves."""
         if self._after is None and self._declared and not self._stays:
             measured = {stream: self._lateness(stream).measured for stream in self._declared}
-            self._after = moved_times(
+            self._after = times_after_batch(
                 self._context.app, self._inputs.times, measured, self._inputs.clock, self._numbered_ranges()
             )
         return self._after
@@ -451,7 +460,7 @@ class BatchTimes:
             first = streams.upcoming(streams.partitions(name)[:1])
             ranges = {ssp: OffsetRange(end, end) for ssp, end in first.items()}
         epochs = {ssp.partition: epoch for ssp, epoch in self._inputs.epochs.items() if ssp in ranges}
-        records = with_epochs(streams.read(self._context.spark(), ranges), epochs)
+        records = add_epochs(streams.read(self._context.spark(), ranges), epochs)
         if stream in self._declared and not streams.reads_columns and self._offsets(stream) and not self._stays:
             records = self._read[stream] = self._kept.keep(records)
         return records
@@ -496,10 +505,10 @@ class BatchTimes:
         if self._stays or not offsets:
             return Lateness(Measured())
         records = self._records(stream)
-        stood = {ssp.partition: _stood(times) for ssp, times in self._stood(stream).items()}
-        delay = _micros(declared.delay)
+        stood = {ssp.partition: _to_prior_times(times) for ssp, times in self._stood(stream).items()}
+        delay = _to_micros(declared.delay)
         # What would be needed beyond all times moves no watermark: operators leave it out, as they do what has no time.
-        latest = MAX_MICROS - _micros(required_retention(self._context.app.operators).get(stream, timedelta(0)))
+        latest = MAX_MICROS - _to_micros(required_retention(self._context.app.operators).get(stream, timedelta(0)))
         in_tasks = None
         name, system = declared.column_name(dict(records.dtypes)), self._context.systems[split_stream_name(stream)[0]]
         if name is not None and system.numbered_offsets:
@@ -508,15 +517,17 @@ class BatchTimes:
                 return Lateness(Measured())
             if unread is None:
                 pass  # records of before lie between: Spark leaves them out
-            elif self._inputs.few and offsets <= AT_ONCE and system.reads_arrow:
-                return look_at_each(times_of(system.read_arrow(unread, columns), name, latest), stood, delay)
+            elif self._inputs.few and offsets <= DRIVER_LIMIT and system.reads_arrow:
+                return find_late_in_memory(
+                    extract_times(system.read_arrow(unread, columns), name, latest), stood, delay
+                )
             elif system.reads_in_tasks:
                 numbers = [ssp.partition for ssp in unread]
-                in_tasks = TimesInTasks(system.task_reads(unread, columns), numbers, name, latest)
+                in_tasks = TaskTimeReader(system.task_reads(unread, columns), numbers, name, latest)
         time = F.unix_micros(declared.column(f"input {stream}", records))
         counting = F.when(time <= latest, time).alias(TIME)
         times = records.where(~self._again(stream)).select(PARTITION, OFFSET, counting)
-        return lateness(times, stood, delay, offsets=offsets, in_tasks=in_tasks)
+        return find_late_records(times, stood, delay, offsets=offsets, in_tasks=in_tasks)
 
     def _unread(self, stream: str) -> dict[SystemStreamPartition, OffsetRange] | None:
         """Return the parts of the batch's ranges, of numbered offsets, that were not read before.
@@ -546,12 +557,12 @@ class BatchTimes:
         return records.join(behind, [PARTITION, OFFSET], "left").select(*records.columns, BEHIND)
 
 
-def _stood(times: PartitionTimes) -> Stood:
-    return Stood(
+def _to_prior_times(times: PartitionTimes) -> PriorTimes:
+    return PriorTimes(
         None if times.newest is None else to_microseconds(times.newest),
         None if times.watermark is None else to_microseconds(times.watermark),
     )
 
 
-def _micros(delay: timedelta) -> int:
+def _to_micros(delay: timedelta) -> int:
     return min((delay.days * 86_400 + delay.seconds) * 1_000_000 + delay.microseconds, _LONGEST)

@@ -72,7 +72,7 @@ class Failure:
         return f"{what} raised {self.kind}{f': {truncate_text(self.message)}' if told and self.message else ''}"
 
 
-def failure_in(error: Exception) -> Failure | None:
+def parse_failure(error: Exception) -> Failure | None:
     """Return what an error of Spark's says of user code that failed over a record; None for any other error."""
     text = str(error)
     if type(error).__name__ == "PythonException" or "An exception was thrown from the Python worker" in text:
@@ -81,10 +81,10 @@ def failure_in(error: Exception) -> Failure | None:
         kind = raised["kind"].rpartition(".")[2] if raised else "an error"
         return Failure(kind, raised["said"] if raised else "", place=failing_line_in_text(text))
     quoted, condition = _QUOTED.search(text), _CONDITION.search(text)
-    if condition is None or (quoted is None and "Exception" not in type(error).__name__ and not _of_data(text)):
+    if condition is None or (quoted is None and "Exception" not in type(error).__name__ and not _is_data_error(text)):
         return None
     bare = type(error).__name__ in ("SparkException", "Py4JJavaError", "AnalysisException")
-    if quoted is None and bare and not _of_data(text):
+    if quoted is None and bare and not _is_data_error(text):
         return None
     message = first_message_line(error).partition(" SQLSTATE")[0].partition(' If necessary set "spark.sql')[0]
     message = message.removeprefix("org.apache.spark.SparkException: ")
@@ -95,12 +95,12 @@ def failure_in(error: Exception) -> Failure | None:
     return Failure(condition["condition"], message, quoted["text"].strip().strip("."), part)
 
 
-def _of_data(text: str) -> bool:
+def _is_data_error(text: str) -> bool:
     """Whether a condition is about the data, which Spark tells without saying which of its exceptions it is."""
     return _DATA.search(text) is not None
 
 
-def to_blame(before: Sequence[Operator], failure: Failure) -> list[Operator]:
+def find_suspects(before: Sequence[Operator], failure: Failure) -> list[Operator]:
     """Return the operators that it may have failed in: the likeliest of those `before` it, [] where any may be."""
     if failure.quoted is not None:
         for wanted in (failure.quoted, failure.part or ""):
@@ -123,7 +123,7 @@ def to_blame(before: Sequence[Operator], failure: Failure) -> list[Operator]:
     return calling
 
 
-def what_of(operator: Operator, failure: Failure) -> str:
+def describe_operator(operator: Operator, failure: Failure) -> str:
     """Return what failed in an operator, as plans show it."""
     functions = list(_functions(operator.spec))
     return (
@@ -131,12 +131,12 @@ def what_of(operator: Operator, failure: Failure) -> str:
     )
 
 
-def runs_code(operator: Operator) -> bool:
+def has_user_code(operator: Operator) -> bool:
     """Whether expressions or functions of the user's are in an operator."""
     return bool(operator.spec.sql) or any(True for _ in _functions(operator.spec))
 
 
-def operators_before(app: Application, operator: str) -> Iterator[Operator]:
+def iter_upstream(app: Application, operator: str) -> Iterator[Operator]:
     waiting, seen = [operator], set()
     while waiting:
         here = app.operator(waiting.pop())
@@ -187,8 +187,8 @@ def _lines(function: Callable[..., Any], file: str) -> set[int]:
 
 T = TypeVar("T")
 
-SECONDS = 60.0
-_MOST = 2_000_000
+SEARCH_SECONDS = 60.0
+_MAX_POSITIONS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,24 +200,24 @@ class SampleRecord:
     record: dict[str, Any]
 
 
-def sample_record(
+def find_sample_record(
     arriving: DataFrame, made: Callable[[DataFrame], DataFrame], same: Callable[[Exception], bool]
 ) -> SampleRecord | None:
     """Return a record of these over which what is `made` of them fails with the `same` error; None where none is found.
 
     Each half is computed anew, so a batch of 100,000 records takes some twenty small jobs, which end after a minute.
     """
-    return _in_time(arriving, lambda ends: _found(arriving, made, same, ends))
+    return _run_with_timeout(arriving, lambda ends: _bisect_records(arriving, made, same, ends))
 
 
-def fails_over(
+def fails_alike(
     arriving: DataFrame, made: Callable[[DataFrame], DataFrame], same: Callable[[Exception], bool], seconds: float
 ) -> bool:
     """Return whether what is `made` of these records fails with the `same` error, as far as these seconds tell."""
-    return bool(_in_time(arriving, lambda ends: _fails(made(arriving), same), seconds))
+    return bool(_run_with_timeout(arriving, lambda ends: _fails(made(arriving), same), seconds))
 
 
-def _in_time(arriving: DataFrame, look: Callable[[float], T], seconds: float = SECONDS) -> T | None:
+def _run_with_timeout(arriving: DataFrame, look: Callable[[float], T], seconds: float = SEARCH_SECONDS) -> T | None:
     """Return what is found, None where that fails or takes longer."""
     session = arriving.sparkSession
     tag = f"adjunct-sample-{uuid.uuid4().hex}"
@@ -234,25 +234,27 @@ def _in_time(arriving: DataFrame, look: Callable[[float], T], seconds: float = S
         session.removeTag(tag)
 
 
-def _found(
+def _bisect_records(
     arriving: DataFrame, made: Callable[[DataFrame], DataFrame], same: Callable[[Exception], bool], ends: float
 ) -> SampleRecord | None:
-    places = [(row[0], row[1]) for row in arriving.select(PARTITION, OFFSET).distinct().limit(_MOST + 1).collect()]
-    if len(places) > _MOST:
+    places = [
+        (row[0], row[1]) for row in arriving.select(PARTITION, OFFSET).distinct().limit(_MAX_POSITIONS + 1).collect()
+    ]
+    if len(places) > _MAX_POSITIONS:
         return None
     places.sort()
     while len(places) > 1:
         if time.monotonic() > ends:
             return None
         half = places[: len(places) // 2]
-        places = half if _fails(made(_between(arriving, half)), same) else places[len(half) :]
-    if not places or not _fails(made(_between(arriving, places)), same):
+        places = half if _fails(made(_filter_range(arriving, half)), same) else places[len(half) :]
+    if not places or not _fails(made(_filter_range(arriving, places)), same):
         return None
-    row = _between(arriving, places).first()
+    row = _filter_range(arriving, places).first()
     return None if row is None else SampleRecord(places[0][0], str(places[0][1]), row.asDict())
 
 
-def _between(frame: DataFrame, places: Sequence[tuple[int, int]]) -> DataFrame:
+def _filter_range(frame: DataFrame, places: Sequence[tuple[int, int]]) -> DataFrame:
     from pyspark.sql import functions as F
 
     (first, low), (last, high) = places[0], places[-1]
@@ -278,11 +280,11 @@ def sensitive_columns(context: StepContext, operator: str, columns: Iterable[str
 
     Where anything is sensitive, a column of unknown origin is taken for it, too.
     """
-    sensitive = _declared(context)
+    sensitive = _sensitive_columns_of_run(context)
     if not sensitive:
         return frozenset()
     names = {name for _, name in sensitive}
-    made = _made(context, operator)
+    made = _trace_columns(context, operator)
     return frozenset(
         name
         for name in columns
@@ -297,18 +299,18 @@ def sensitive_entries(context: StepContext, name: str) -> frozenset[str]:
     dataset = context.app.dataset(name)
     own = frozenset(column.lower() for column in dataset.sensitive)
     if isinstance(dataset.input, OwnedBy):
-        return own | _flagged(dataset.input.schema)
-    return own | (_of_stream(context, dataset.stream) if dataset.stream else frozenset())
+        return own | _sensitive_names(dataset.input.schema)
+    return own | (_sensitive_columns_of_stream(context, dataset.stream) if dataset.stream else frozenset())
 
 
-def _declared(context: StepContext) -> set[tuple[LineageNode, str]]:
+def _sensitive_columns_of_run(context: StepContext) -> set[tuple[LineageNode, str]]:
     """Return what is declared as sensitive, looked for once a run: every operator of a batch asks."""
     if not context.declared_sensitive:
-        context.declared_sensitive.append(_looked_for(context))
+        context.declared_sensitive.append(_find_sensitive_columns(context))
     return context.declared_sensitive[0]
 
 
-def _looked_for(context: StepContext) -> set[tuple[LineageNode, str]]:
+def _find_sensitive_columns(context: StepContext) -> set[tuple[LineageNode, str]]:
     app = context.app
     flagged = {
         (LineageNode("dataset", dataset.name), name)
@@ -316,29 +318,31 @@ def _looked_for(context: StepContext) -> set[tuple[LineageNode, str]]:
         for name in sensitive_entries(context, dataset.name)
     }
     for stream in app.inputs:
-        flagged |= {(LineageNode("stream", stream), name) for name in _of_stream(context, stream)}
+        flagged |= {(LineageNode("stream", stream), name) for name in _sensitive_columns_of_stream(context, stream)}
     for operator in app.operators:  # what functions return: known by its name
         schemas = operator.spec.declared_schemas
-        flagged |= {(LineageNode("stream", operator.id), name) for schema in schemas for name in _flagged(schema)}
+        flagged |= {
+            (LineageNode("stream", operator.id), name) for schema in schemas for name in _sensitive_names(schema)
+        }
     return flagged
 
 
-def _of_stream(context: StepContext, stream: str) -> frozenset[str]:
+def _sensitive_columns_of_stream(context: StepContext, stream: str) -> frozenset[str]:
     known = context.sensitive_of_streams
     if stream not in known:
         system, name = split_stream_name(stream)
         try:
-            known[stream] = _flagged(context.systems[system].info(name).schema)
+            known[stream] = _sensitive_names(context.systems[system].info(name).schema)
         except (StreamNotFoundError, KeyError):  # a dataset that was made before, from what is no more
             known[stream] = frozenset()
     return known[stream]
 
 
-def _flagged(schema: Schema | None) -> frozenset[str]:
+def _sensitive_names(schema: Schema | None) -> frozenset[str]:
     return frozenset(field.name.lower() for field in (schema.fields if schema else ()) if field.sensitive)
 
 
-def _made(context: StepContext, wanted: str) -> ColumnSources:
+def _trace_columns(context: StepContext, wanted: str) -> ColumnSources:
     planned = {operator.id: operator.columns for operator in context.plan.operators}
     made: dict[str, ColumnSources] = {}
     for operator in context.app.operators:
@@ -363,7 +367,7 @@ class FailedBatch(Protocol):
     def stream_of(self, operator: str) -> str | None: ...
 
 
-def told_failure(batch: FailedBatch, operator: str, error: Exception) -> OperatorFailedError | None:
+def explain_failure(batch: FailedBatch, operator: str, error: Exception) -> OperatorFailedError | None:
     """Return the error that tells what failed in a job that this operator ran; None where no user code did.
 
     Looking for the operator and the record runs small jobs, for a minute at most each. Where columns are sensitive,
@@ -371,20 +375,26 @@ def told_failure(batch: FailedBatch, operator: str, error: Exception) -> Operato
     """
     ours = find_adjunct_error(error)
     if isinstance(ours, ManifestMismatchError) and ours.partition_by is not None:
-        return _broken_promise(batch, operator, ours)
+        return _explain_broken_promise(batch, operator, ours)
     if ours is not None or type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return None
-    failure = failure_in(error)
+    failure = parse_failure(error)
     if failure is None:
         return None
-    before = list(operators_before(batch.app, operator))
-    blamed = to_blame(before, failure)
-    one = blamed[0] if len(blamed) == 1 else _tried(batch, blamed or before, failure) if failure.of_expression else None
+    before = list(iter_upstream(batch.app, operator))
+    blamed = find_suspects(before, failure)
+    one = (
+        blamed[0]
+        if len(blamed) == 1
+        else _find_failing_operator(batch, blamed or before, failure)
+        if failure.of_expression
+        else None
+    )
     # Where Spark names nobody, what it says may be about a column of any of them.
     about_all = blamed if len(blamed) == 1 else before
     hidden = frozenset[str]().union(*(batch.sensitive(suspect.id) for suspect in about_all))
     if one is not None:
-        told = _with_sample(batch, one, failure, hidden)
+        told = _explain_with_sample(batch, one, failure, hidden)
     else:
         names = " or ".join(suspect.id for suspect in blamed) or operator
         about: dict[str, Any] = {"operator": blamed[0].id if blamed else operator}
@@ -393,9 +403,9 @@ def told_failure(batch: FailedBatch, operator: str, error: Exception) -> Operato
     return told
 
 
-def _broken_promise(batch: FailedBatch, operator: str, error: AdjunctError) -> OperatorFailedError | None:
+def _explain_broken_promise(batch: FailedBatch, operator: str, error: AdjunctError) -> OperatorFailedError | None:
     """Return the error that names the functions that promise to leave records where they are; None without one."""
-    promising = [one for one in operators_before(batch.app, operator) if one.spec.promises_partitioning]
+    promising = [one for one in iter_upstream(batch.app, operator) if one.spec.promises_partitioning]
     if not promising:
         return None
     names, place = " or ".join(sorted(one.id for one in promising)), promising[0].declared_at
@@ -411,27 +421,30 @@ def _broken_promise(batch: FailedBatch, operator: str, error: AdjunctError) -> O
     return told
 
 
-def _tried(batch: FailedBatch, likely: list[Operator], failure: Failure) -> Operator | None:
+def _find_failing_operator(batch: FailedBatch, likely: list[Operator], failure: Failure) -> Operator | None:
     """Return the first of these operators that fails alike when it is tried by itself over its records.
 
     Spark says which expression failed only of those that it has as they were written.
     """
-    ends = time.monotonic() + SECONDS
+    ends = time.monotonic() + SEARCH_SECONDS
     wanted = {suspect.id for suspect in likely}
     for candidate in batch.app.operators:  # in this order, an operator's records are made without failing
-        if candidate.id in wanted and len(candidate.inputs) == 1 and runs_code(candidate):
+        if candidate.id in wanted and len(candidate.inputs) == 1 and has_user_code(candidate):
             (arriving,) = batch.arriving(candidate)
             left = ends - time.monotonic()
             if left <= 0:
                 return None
-            if fails_over(
-                arriving, _compiled(batch, candidate), lambda other: _is_alike(failure_in(other), failure), left
+            if fails_alike(
+                arriving,
+                _probe_operator(batch, candidate),
+                lambda other: _is_alike(parse_failure(other), failure),
+                left,
             ):
                 return candidate
     return None
 
 
-def _compiled(batch: FailedBatch, operator: Operator) -> Callable[[DataFrame], DataFrame]:
+def _probe_operator(batch: FailedBatch, operator: Operator) -> Callable[[DataFrame], DataFrame]:
     """Return what an operator makes of some of its records."""
 
     def made(frame: DataFrame) -> DataFrame:
@@ -448,8 +461,10 @@ def _is_alike(other: Failure | None, failure: Failure) -> bool:
     return None in (other.part, failure.part) or other.part == failure.part
 
 
-def _with_sample(batch: FailedBatch, blamed: Operator, failure: Failure, hidden: frozenset[str]) -> OperatorFailedError:
-    problem = failure.problem(what_of(blamed, failure), told=not hidden)
+def _explain_with_sample(
+    batch: FailedBatch, blamed: Operator, failure: Failure, hidden: frozenset[str]
+) -> OperatorFailedError:
+    problem = failure.problem(describe_operator(blamed, failure), told=not hidden)
     place, about = failure.place or blamed.declared_at, dict[str, Any](operator=blamed.id)
     arriving = batch.arriving(blamed)
     if len(arriving) != 1:
@@ -458,18 +473,18 @@ def _with_sample(batch: FailedBatch, blamed: Operator, failure: Failure, hidden:
     seen = [failure]
 
     def same(other: Exception) -> bool:
-        again = failure_in(other)
+        again = parse_failure(other)
         if again is None or not _is_alike(again, failure):
             return False
         seen.append(again)  # its words may quote a value: those of the record that is told
         return True
 
-    sample = sample_record(arriving[0], _compiled(batch, blamed), same)
+    sample = find_sample_record(arriving[0], _probe_operator(batch, blamed), same)
     if sample is None:
         return operator_failed_error(problem, place, None, hidden, **about)
     (source,) = blamed.inputs
     return operator_failed_error(
-        seen[-1].problem(what_of(blamed, failure), told=not hidden),
+        seen[-1].problem(describe_operator(blamed, failure), told=not hidden),
         place,
         sample.record,
         hidden,
@@ -481,7 +496,7 @@ def _with_sample(batch: FailedBatch, blamed: Operator, failure: Failure, hidden:
 
 
 # What changes nothing, and asks nobody outside.
-_HARMLESS = frozenset(
+_PROBE_ALLOWED = frozenset(
     {
         "app",
         "call",
@@ -509,7 +524,7 @@ class _Probe:
         self.sent: DataFrame | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _HARMLESS:
+        if name not in _PROBE_ALLOWED:
             raise AttributeError(f"no {name} while a record is looked for")
         return getattr(self._batch, name)
 

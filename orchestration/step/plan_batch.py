@@ -14,19 +14,19 @@ from dagster_adjunct.orchestration.batch_log.batch_log import Intent, Range
 from dagster_adjunct.orchestration.maintenance.discard import discard
 from dagster_adjunct.orchestration.operators.operator import BROADCAST
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
-from dagster_adjunct.orchestration.startpoints.coordinator import start_of_run
+from dagster_adjunct.orchestration.startpoints.coordinator import start_run
 from dagster_adjunct.orchestration.startpoints.positions import (
     check_open_batch,
     check_positions,
+    describe_loss,
     input_positions,
-    look_at_streams,
-    loss_in_words,
-    open_batch_past_the_end,
-    order_of_replay,
+    past_end_of_batch_error,
+    replay_order,
+    snapshot_streams,
 )
-from dagster_adjunct.orchestration.startpoints.recorded_replay import plans_of
+from dagster_adjunct.orchestration.startpoints.recorded_replay import load_plans
 from dagster_adjunct.orchestration.step.progress import StepEvent
-from dagster_adjunct.orchestration.step.versions import HeldBatch, served_now
+from dagster_adjunct.orchestration.step.versions import LeasedBatch, read_served_versions
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
@@ -36,29 +36,29 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
     from dagster_adjunct.orchestration.startpoints.positions import InputPositions, StreamSnapshot
     from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPiece, RecordedPlan
-    from dagster_adjunct.orchestration.step.context import OpenedStep, StepContext, StepRun
+    from dagster_adjunct.orchestration.step.context import StepContext, StepResources, StepState
     from dagster_adjunct.orchestration.step.versions import ServedVersions
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.system import StreamSystem
 
 
-def store_first_positions(step: OpenedStep, run: StepRun, seen: Seen) -> StepRun:
+def store_first_positions(step: StepResources, run: StepState, seen: BatchSnapshot) -> StepState:
     """Return the run with a position for each partition, stored before anything is read; as it is if it has started."""
     if seen.handed is None:
         return run
     context = step.context
     logged = run.logged
-    plans = plans_of(context.lake, context.app.name, seen.handed)
-    start = start_of_run(context.app, seen.streams, step.tasks, seen.handed, logged.state, context.lake.now(), plans)
+    plans = load_plans(context.lake, context.app.name, seen.handed)
+    start = start_run(context.app, seen.streams, step.tasks, seen.handed, logged.state, context.lake.now(), plans)
     if start.state != logged.state:
-        logged = step.log.move(logged, start.state, by=context.run, note="; ".join(start.carried) or None)
+        logged = step.log.store_positions(logged, start.state, by=context.run, note="; ".join(start.carried) or None)
     if start.done:
         step.startpoints.remove_fan_outs(start.done)
-    return replace(run, logged=logged, held=start.held).told(context, start.told)
+    return replace(run, logged=logged, held=start.held).with_messages(context, start.messages)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class BatchSnapshot:
     """The dataset versions that are served, and the input streams as they stand, by name.
 
     `handed` is what was fanned out for this run and is still there at its start; None once it has started.
@@ -74,25 +74,25 @@ class Seen:
         return {name: snapshot.info.schema for name, snapshot in self.streams.items()}
 
 
-def look(step: OpenedStep, run: StepRun) -> Seen:
+def snapshot_inputs(step: StepResources, run: StepState) -> BatchSnapshot:
     """Return what the next batch is planned over.
 
     Raises NoSealedVersionError for a dataset that holds its application back and has no version.
     """
     context = step.context
-    served = served_now(step)  # before anything is stored: without a version, no position is taken either
+    served = read_served_versions(step)  # before anything is stored: without a version, no position is taken either
     handed = context.fan_out.without_taken_back(step.startpoints.get_fan_outs()) if run.held is None else None
-    return Seen(served, handed, look_at_streams(context.systems, context.app.inputs))
+    return BatchSnapshot(served, handed, snapshot_streams(context.systems, context.app.inputs))
 
 
-def tend_own_tables(step: OpenedStep, run: StepRun) -> None:
+def maintain_local_tables(step: StepResources, run: StepState) -> None:
     """Take out what a batch that was given up has written, and keep the tables of state small."""
     if run.logged.state.given_up is not None:
-        undo_given_up(step, run.logged.state.given_up)
-    tend_states(step)
+        undo_abandoned_batch(step, run.logged.state.given_up)
+    maintain_state_tables(step)
 
 
-def undo_given_up(step: OpenedStep, batch: int) -> None:
+def undo_abandoned_batch(step: StepResources, batch: int) -> None:
     """Take what a batch that was given up has written out of the application's tables, once.
 
     A table of state is begun before the first batch that writes it: where there is none, no batch has.
@@ -105,7 +105,7 @@ def undo_given_up(step: OpenedStep, batch: int) -> None:
         undo_batch(runtime, name, step.context.writer, batch)
 
 
-def tend_states(step: OpenedStep) -> None:
+def maintain_state_tables(step: StepResources) -> None:
     """Merge small generations of the tables of state where there are many, and delete what nobody reads."""
     for name in step.states:
         if maintain_state(step.context.runtime, name):
@@ -135,19 +135,19 @@ class NothingToRead:
     losses: Sequence[str]
 
 
-def plan_batch(step: OpenedStep, run: StepRun, seen: Seen) -> PlannedBatch | NothingToRead:
+def plan_batch(step: StepResources, run: StepState, seen: BatchSnapshot) -> PlannedBatch | NothingToRead:
     """Return what the next batch is to do, over what was seen; commit nothing."""
     context, state = step.context, run.logged.state
     positions = input_positions(context.app, seen.streams, state, run.held or ())
     losses = check_positions(context.app, seen.streams, state.offsets, positions)
-    intent = _replay_batch(context, state, positions, step.versions.plan_of)
+    intent = _plan_replay_batch(context, state, positions, step.versions.plan_of)
     if intent is not None:
         return PlannedBatch(intent)
-    intent = _main_batch(context, state, positions)
+    intent = _plan_main_batch(context, state, positions)
     return NothingToRead(positions, losses) if intent is None else PlannedBatch(intent, losses)
 
 
-def _replay_batch(
+def _plan_replay_batch(
     context: StepContext,
     state: ApplicationState,
     positions: InputPositions,
@@ -163,16 +163,16 @@ def _replay_batch(
         return None
     systems = context.systems
     just = state.last is not None and state.last.intent.replays and state.last.intent.batch == state.batch
-    if just and not _all_empty(systems, positions.unread):
+    if just and not _are_all_empty(systems, positions.unread):
         return None
-    first = min(replays.values(), key=order_of_replay)
+    first = min(replays.values(), key=replay_order)
     if first.recorded is not None:
-        return _recorded_batch(context, state, replays, plan_of(first))
+        return _plan_recorded_batch(context, state, replays, plan_of(first))
     reading = first.versions
     replays = {ssp: replay for ssp, replay in replays.items() if replay.recorded is None and replay.versions == reading}
-    shared = _shared(context, {ssp: OffsetRange(replay.next, replay.until) for ssp, replay in replays.items()})
-    read = {ssp: replay for ssp, replay in replays.items() if not _all_empty(systems, {ssp: shared[ssp]})}
-    return _intent(
+    shared = _limit_ranges(context, {ssp: OffsetRange(replay.next, replay.until) for ssp, replay in replays.items()})
+    read = {ssp: replay for ssp, replay in replays.items() if not _are_all_empty(systems, {ssp: shared[ssp]})}
+    return _new_intent(
         context,
         state,
         {ssp: shared[ssp] for ssp in read},
@@ -182,7 +182,7 @@ def _replay_batch(
     )
 
 
-def _recorded_batch(
+def _plan_recorded_batch(
     context: StepContext,
     state: ApplicationState,
     replays: Mapping[SystemStreamPartition, Replay],
@@ -200,7 +200,7 @@ def _recorded_batch(
     pieces = {ssp: piece for ssp, replay in ours.items() if (piece := piece_of(replay)) is not None}
     number = min(piece.batch for piece in pieces.values())
     read = {ssp: piece for ssp, piece in pieces.items() if piece.batch == number}
-    return _intent(
+    return _new_intent(
         context,
         state,
         {ssp: OffsetRange(ours[ssp].next, piece.end) for ssp, piece in read.items()},
@@ -212,25 +212,25 @@ def _recorded_batch(
     )
 
 
-def _main_batch(context: StepContext, state: ApplicationState, positions: InputPositions) -> Intent | None:
+def _plan_main_batch(context: StepContext, state: ApplicationState, positions: InputPositions) -> Intent | None:
     """Return a batch of the main input, which applies the startpoints there; None where there is nothing to read."""
-    shared = _shared(context, {ssp: positions.unread[ssp] for ssp in sorted(positions.unread)})
-    if _all_empty(context.systems, shared):
+    shared = _limit_ranges(context, {ssp: positions.unread[ssp] for ssp in sorted(positions.unread)})
+    if _are_all_empty(context.systems, shared):
         return None
     offsets, startpoints = state.offsets, positions.startpoints
     epochs = {ssp: offsets.next_epoch(ssp) if ssp in startpoints else offsets.epochs.get(ssp, 0) for ssp in shared}
-    return _intent(
+    return _new_intent(
         context,
         state,
         shared,
         startpoints={ssp: start.id for ssp, start in startpoints.items()},
         epochs={ssp: epoch for ssp, epoch in epochs.items() if epoch},
         lost={ssp: Range(start=span.start, end=span.end) for ssp, span in positions.lost.items()},
-        waiting=_waiting(context, positions.unread, shared),
+        waiting=_find_waiting_partitions(context, positions.unread, shared),
     )
 
 
-def spread(lags: Mapping[K, int], limit: int) -> dict[K, int]:
+def share_by_lag(lags: Mapping[K, int], limit: int) -> dict[K, int]:
     """Share `limit` records among partitions in proportion to their lags; exact, never above a lag.
 
     Largest remainders get what rounding leaves, so that the sum is min(limit, all lags).
@@ -246,7 +246,7 @@ def spread(lags: Mapping[K, int], limit: int) -> dict[K, int]:
     return shares
 
 
-def _intent(context: StepContext, state: ApplicationState, ranges: Spans, **more: Any) -> Intent:
+def _new_intent(context: StepContext, state: ApplicationState, ranges: Spans, **more: Any) -> Intent:
     broadcast = any(operator.spec.role in BROADCAST for operator in context.app.operators)
     return Intent(
         batch=state.batch + 1,
@@ -258,11 +258,11 @@ def _intent(context: StepContext, state: ApplicationState, ranges: Spans, **more
     )
 
 
-def _shared(context: StepContext, spans: Spans) -> dict[SystemStreamPartition, OffsetRange]:
+def _limit_ranges(context: StepContext, spans: Spans) -> dict[SystemStreamPartition, OffsetRange]:
     """Return this batch's part of these offsets: at most the application's records a batch, shared by lag."""
     systems = context.systems
     lags = {ssp: systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans.items()}
-    shares = spread(lags, context.app.max_batch_records)
+    shares = share_by_lag(lags, context.app.max_batch_records)
     return {
         # The end itself, not its own way of writing it: a replay has ended when it is there.
         ssp: span
@@ -272,7 +272,7 @@ def _shared(context: StepContext, spans: Spans) -> dict[SystemStreamPartition, O
     }
 
 
-def _waiting(context: StepContext, unread: Spans, shared: Spans) -> tuple[SystemStreamPartition, ...]:
+def _find_waiting_partitions(context: StepContext, unread: Spans, shared: Spans) -> tuple[SystemStreamPartition, ...]:
     """Return the partitions that could become idle, and have records that are not in this batch's part."""
     sources = context.app.inputs.values()
     timed = {
@@ -287,7 +287,7 @@ def _waiting(context: StepContext, unread: Spans, shared: Spans) -> tuple[System
     )
 
 
-def _all_empty(systems: Mapping[str, StreamSystem], spans: Spans) -> bool:
+def _are_all_empty(systems: Mapping[str, StreamSystem], spans: Spans) -> bool:
     """Whether nothing lies in any of them: only its system can tell whether two offsets are one."""
     return all(systems[ssp.system].compare(span.start, span.end) == 0 for ssp, span in spans.items())
 
@@ -297,7 +297,7 @@ def _all_empty(systems: Mapping[str, StreamSystem], spans: Spans) -> bool:
 # Where retention has taken records of it meanwhile, it is run with what is left, if its inputs say so.
 
 
-def take_over(step: OpenedStep, run: StepRun, left_open: Intent) -> HeldBatch:
+def resume_open_batch(step: StepResources, run: StepState, left_open: Intent) -> LeasedBatch:
     """Return somebody's crashed batch, to be run again in the name of this run.
 
     Streams that the application does not read any more are left where they were. Raises OffsetOutOfRangeError where a
@@ -307,22 +307,22 @@ def take_over(step: OpenedStep, run: StepRun, left_open: Intent) -> HeldBatch:
     ranges = {ssp: span for ssp, span in left_open.ranges.items() if ssp.qualified_stream in context.app.inputs}
     left_open = left_open.model_copy(update={"ranges": ranges, "run": context.run})
     _check_same_streams(context, run, left_open)
-    gone = lost_ranges(context, left_open)
+    gone = find_lost_ranges(context, left_open)
     if gone:
         resolved = run.logged.state.offsets.resolved
         oldest = {ssp for ssp in left_open.startpoints if ssp in resolved and resolved[ssp].position == "oldest"}
         lost = {ssp: span for ssp, span in gone.items() if ssp not in oldest}  # the oldest is what is left
         check_open_batch(context.app, left_open, lost)
-        left_open = _cut(context, left_open, gone, lost)
+        left_open = _truncate_batch(context, left_open, gone, lost)
     step.leases.take(left_open.versions, left_open.over_time, reopened=True)
     records = {
         name: context.systems[split_stream_name(name)[0]].info(split_stream_name(name)[1]).schema
         for name in context.app.inputs
     }
-    return HeldBatch(left_open, records)
+    return LeasedBatch(left_open, records)
 
 
-def lost_ranges(context: StepContext, intent: Intent) -> dict[SystemStreamPartition, OffsetRange]:
+def find_lost_ranges(context: StepContext, intent: Intent) -> dict[SystemStreamPartition, OffsetRange]:
     """Return the offsets that the batch is to read and its streams have no more: [its start, the oldest left).
 
     Raises OffsetOutOfRangeError where a stream ends before the batch does.
@@ -334,13 +334,13 @@ def lost_ranges(context: StepContext, intent: Intent) -> dict[SystemStreamPartit
         oldest, upcoming = system.oldest(spans), system.upcoming(spans)
         for ssp, span in spans.items():
             if system.compare(span.end, upcoming[ssp]) > 0:
-                raise open_batch_past_the_end(context.app, intent.batch, ssp, span.end, upcoming[ssp])
+                raise past_end_of_batch_error(context.app, intent.batch, ssp, span.end, upcoming[ssp])
             if system.compare(span.start, oldest[ssp]) < 0:
                 lost[ssp] = OffsetRange(span.start, oldest[ssp])
     return lost
 
 
-def _cut(
+def _truncate_batch(
     context: StepContext,
     intent: Intent,
     gone: dict[SystemStreamPartition, OffsetRange],
@@ -354,12 +354,12 @@ def _cut(
         ranges[ssp] = Range(start=span.end, end=span.end if whole else end)
     for ssp, span in lost.items():
         counted[ssp] = Range(start=counted[ssp].start if ssp in counted else span.start, end=span.end)
-        text = loss_in_words(ssp, span, f"batch {intent.batch}, which was open, at ")
+        text = describe_loss(ssp, span, f"batch {intent.batch}, which was open, at ")
         context.on_event(StepEvent("lost", intent.batch, {"text": text}))
     return intent.model_copy(update={"ranges": ranges, "lost": counted, "cut": True})
 
 
-def _check_same_streams(context: StepContext, run: StepRun, left_open: Intent) -> None:
+def _check_same_streams(context: StepContext, run: StepState, left_open: Intent) -> None:
     before, app = run.logged.state.offsets.streams, context.app.name
     for name, ssp in sorted({ssp.qualified_stream: ssp for ssp in left_open.ranges}.items()):
         identity, info = before.get(name), context.systems[ssp.system].info(ssp.stream)

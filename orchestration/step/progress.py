@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.orchestration.batch_log.batch_log import PartitionTimes, TimeState
 from dagster_adjunct.orchestration.operators.stream_facts import watermark_inputs
-from dagster_adjunct.orchestration.startpoints.positions import default_offset
+from dagster_adjunct.orchestration.startpoints.positions import choose_default_offset
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.common import subtract_span as long_before
 from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError
@@ -40,20 +40,20 @@ class StreamProgress:
     due: str = ""
 
 
-def followed_state(app: Application, state: ApplicationState) -> ApplicationState:
+def ignore_disabled_startpoints(app: Application, state: ApplicationState) -> ApplicationState:
     """Return what a run follows of an application's state: without startpoints where they are switched off."""
     if app.startpoints:
         return state
     return state.model_copy(update={"offsets": state.offsets.model_copy(update={"resolved": {}, "replays": {}})})
 
 
-def looked_at(systems: Mapping[str, StreamSystem], stream: str) -> StreamSystem:
+def snapshot_system(systems: Mapping[str, StreamSystem], stream: str) -> StreamSystem:
     """Return the system of the stream "system.stream" as it answers questions about that stream now."""
     name, short = split_stream_name(stream)
     return systems[name].snapshot(short)
 
 
-def stream_progress(system: StreamSystem, source: Input, state: ApplicationState) -> StreamProgress:
+def measure_stream_progress(system: StreamSystem, source: Input, state: ApplicationState) -> StreamProgress:
     """Return how far the application has come in one input stream, which `system` has been opened for."""
     name, stream = split_stream_name(source.stream)
     try:
@@ -64,8 +64,8 @@ def stream_progress(system: StreamSystem, source: Input, state: ApplicationState
     upcoming = system.upcoming(ssps)
     starts = {ssp: start for ssp in ssps if (start := _next_offset(state, ssp)) is not None}
     fresh = [ssp for ssp in ssps if ssp not in starts]
-    due = _not_what_it_was(source, system, info, state, starts, upcoming)
-    if fresh and default_offset(source, info, system) == "upcoming":
+    due = _describe_mismatch(source, system, info, state, starts, upcoming)
+    if fresh and choose_default_offset(source, info, system) == "upcoming":
         due = due or f"{source.stream}: no position is stored yet"
     elif fresh:
         starts |= system.oldest(fresh)
@@ -75,7 +75,7 @@ def stream_progress(system: StreamSystem, source: Input, state: ApplicationState
     return StreamProgress(sum(lags.values()) + again, {ssp: starts[ssp] for ssp, lag in lags.items() if lag}, due)
 
 
-def position_of(app: Application, state: ApplicationState) -> dict[str, object]:
+def position_to_json(app: Application, state: ApplicationState) -> dict[str, object]:
     """Return where the application stands by its batch log, in JSON-able values.
 
     Another one after every batch, and after a startpoint also where it leads back to offsets that were passed before.
@@ -89,14 +89,14 @@ def position_of(app: Application, state: ApplicationState) -> dict[str, object]:
     }
 
 
-def unfinished(state: ApplicationState) -> tuple[str, ...]:
+def describe_unfinished(state: ApplicationState) -> tuple[str, ...]:
     """Return what of the application a run has begun and not finished, a text each."""
     open_batch = [f"batch {state.open.batch} is open"] if state.open is not None else []
     replays = sorted({str(replay.ssp) for replay in state.offsets.replays.values()})
     return (*open_batch, *([f"a replay is under way on {', '.join(replays[:3])}"] if replays else []))
 
 
-def delivered_to_all(
+def find_version_delivered_to_all(
     lake: Lake, systems: Mapping[str, StreamSystem], datasets: Sequence[AdjunctDataset]
 ) -> tuple[str | None, str]:
     """Return the version that a dataset, or all members of a version set, have next and whole; else what is awaited.
@@ -106,7 +106,7 @@ def delivered_to_all(
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
     from dagster_adjunct.assets.versions.manifest import as_bounded
 
-    delivered = {dataset.name: delivered_version(lake, systems, dataset) for dataset in datasets}
+    delivered = {dataset.name: find_delivered_version(lake, systems, dataset) for dataset in datasets}
     for version in dict.fromkeys(version for version, _ in delivered.values() if version is not None):
         without = [dataset for dataset in datasets if delivered[dataset.name][0] != version]
         manifests = [StoredVersions(lake, dataset).manifest() for dataset in without]
@@ -118,12 +118,12 @@ def delivered_to_all(
     return None, "; ".join(awaited)
 
 
-def feeding_streams(app: Application) -> tuple[str, ...]:
+def list_dataset_streams(app: Application) -> tuple[str, ...]:
     """Return the streams that the application's datasets are made from, each once."""
     return tuple(dict.fromkeys(dataset.stream for dataset in app.datasets if dataset.stream is not None))
 
 
-def stream_ends(system: StreamSystem, stream: str) -> dict[str, str]:
+def read_stream_ends(system: StreamSystem, stream: str) -> dict[str, str]:
     """Return the end of each partition of a stream, nothing where there is none of this name."""
     try:
         return {str(ssp): end for ssp, end in system.upcoming(system.partitions(split_stream_name(stream)[1])).items()}
@@ -131,7 +131,7 @@ def stream_ends(system: StreamSystem, stream: str) -> dict[str, str]:
         return {}
 
 
-def waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Application) -> tuple[str, ...]:
+def describe_waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Application) -> tuple[str, ...]:
     """Return, for each dataset that holds the input back and can't be made yet, what it waits for.
 
     A dataset that has a version, or whose first one is delivered, holds nothing back: a run seals it.
@@ -166,7 +166,7 @@ def waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Appli
     return tuple(waiting)
 
 
-def delivered_version(
+def find_delivered_version(
     lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset
 ) -> tuple[str | None, str]:
     """Return the next version of a bounded dataset that is delivered whole, else None and what it waits for."""
@@ -193,7 +193,7 @@ def _next_offset(state: ApplicationState, ssp: SystemStreamPartition) -> str | N
     return state.checkpoint.get(ssp) if resolved is None else resolved.offset
 
 
-def _not_what_it_was(
+def _describe_mismatch(
     source: Input,
     system: StreamSystem,
     info: StreamInfo,
@@ -256,7 +256,7 @@ class StepEvent:
         return f"batch {self.batch}: {words.format(**{'unit': 'records', **self.detail})}{more}"
 
 
-def planned_event(app: Application) -> StepEvent:
+def new_planned_event(app: Application) -> StepEvent:
     """Return the event of a plan without conflicts: how much of everything the application has."""
     kinds = {"input": app.inputs, "operator": app.operators, "output": app.outputs}
     kinds |= {"table": app.tables, "dataset": app.datasets}
@@ -316,18 +316,18 @@ class Measured:
     read_to: Mapping[int, int] = field(default_factory=dict)
 
 
-def event_times(app: Application) -> dict[str, EventTime]:
+def declared_event_times(app: Application) -> dict[str, EventTime]:
     """Return what is declared of the times of the input streams, of those that have any."""
     declared = {name: source.event_time for name, source in app.inputs.items()}
     return {name: time for name, time in declared.items() if time is not None}
 
 
-def begun_times(app: Application, state: ApplicationState, intent: Intent) -> TimeState:
+def times_at_batch_start(app: Application, state: ApplicationState, intent: Intent) -> TimeState:
     """Return the times that a batch begins with: those stored, and all source partitions that are known by now.
 
     Partitions whose records wait for a later batch are active: nobody takes them for idle while there is a backlog.
     """
-    declared, stood = event_times(app), state.times.partitions
+    declared, stood = declared_event_times(app), state.times.partitions
     known = {ssp for ssp in (*state.checkpoint, *intent.ranges) if ssp.qualified_stream in declared}
     changed = {ssp: PartitionTimes(active_at=intent.clock) for ssp in sorted(known - stood.keys())}
     changed |= {
@@ -338,7 +338,7 @@ def begun_times(app: Application, state: ApplicationState, intent: Intent) -> Ti
     return state.times.model_copy(update={"partitions": {**stood, **changed}})
 
 
-def moved_times(
+def times_after_batch(
     app: Application,
     times: TimeState,
     measured: Mapping[str, Measured],
@@ -349,11 +349,11 @@ def moved_times(
 
     `ranges` are the offsets that it read, [from, to), of the partitions whose offsets are numbers.
     """
-    declared, partitions = event_times(app), dict(times.partitions)
+    declared, partitions = declared_event_times(app), dict(times.partitions)
     for ssp, stood in times.partitions.items():
         read = measured.get(ssp.qualified_stream, Measured())
         if ssp.partition in read.read_to:
-            moved = _moved(stood, read, ssp.partition, declared[ssp.qualified_stream].delay, clock)
+            moved = _advance_times(stood, read, ssp.partition, declared[ssp.qualified_stream].delay, clock)
             span = (ranges or {}).get(ssp)
             partitions[ssp] = (
                 moved if span is None else moved.model_copy(update={"skipped": stood.skipped_after(*span)})
@@ -361,41 +361,41 @@ def moved_times(
     after = times.model_copy(update={"partitions": partitions})
     operators = dict(times.operators)
     for name in watermark_inputs(app.operators):
-        now = operator_watermark(app, after, name, clock)
+        now = compute_operator_watermark(app, after, name, clock)
         if now is not None:
             operators[name] = now
     return after.model_copy(update={"operators": operators})
 
 
-def operator_watermark(app: Application, times: TimeState, name: str, clock: datetime) -> datetime | None:
+def compute_operator_watermark(app: Application, times: TimeState, name: str, clock: datetime) -> datetime | None:
     """Return the watermark of the stateful operator `name` at these times of its sources; never below its own."""
-    stood, lowest = times.operators.get(name), lowest_source(app, times, name, clock)
+    stood, lowest = times.operators.get(name), find_holding_partition(app, times, name, clock)
     if lowest is None or lowest.watermark is None:
         return stood
     return lowest.watermark if stood is None else max(stood, lowest.watermark)
 
 
 @dataclass(frozen=True, slots=True)
-class Lowest:
+class HoldingPartition:
     """The source partition that an operator waits for, and the watermark that follows from it; None before any."""
 
     ssp: SystemStreamPartition
     watermark: datetime | None
 
 
-def lowest_source(app: Application, times: TimeState, name: str, clock: datetime) -> Lowest | None:
+def find_holding_partition(app: Application, times: TimeState, name: str, clock: datetime) -> HoldingPartition | None:
     """Return which source partition holds the watermark of a stateful operator back; None where all are idle."""
-    declared = event_times(app)
-    lowest: Lowest | None = None
+    declared = declared_event_times(app)
+    lowest: HoldingPartition | None = None
     for stream, span in watermark_inputs(app.operators)[name].items():
         for ssp, stood in sorted(times.partitions.items()):
             if ssp.qualified_stream != stream or is_idle(declared.get(stream), stood, clock):
                 continue
             mark = None if stood.watermark is None else long_before(stood.watermark, span)
             if mark is None:
-                return Lowest(ssp, None)
+                return HoldingPartition(ssp, None)
             if lowest is None or lowest.watermark is None or mark < lowest.watermark:
-                lowest = Lowest(ssp, mark)
+                lowest = HoldingPartition(ssp, mark)
     return lowest
 
 
@@ -406,7 +406,9 @@ def is_idle(declared: EventTime | None, times: PartitionTimes, clock: datetime) 
     return clock - times.active_at >= declared.idle_after
 
 
-def _moved(stood: PartitionTimes, read: Measured, partition: int, delay: timedelta, clock: datetime) -> PartitionTimes:
+def _advance_times(
+    stood: PartitionTimes, read: Measured, partition: int, delay: timedelta, clock: datetime
+) -> PartitionTimes:
     newest, watermark = stood.newest, stood.watermark
     if partition in read.newest:
         here = EPOCH + timedelta(microseconds=read.newest[partition])
@@ -447,7 +449,9 @@ class InputTimes:
         held = "" if self.held_by is None else f", held back by {self.held_by}"
         if self.watermark is None:
             return f"{self.stream}: no watermark yet{held}"
-        return f"{self.stream}: watermark {shown_time(self.watermark)}, {_rounded(self.lag)} behind the clock{held}"
+        return (
+            f"{self.stream}: watermark {format_time(self.watermark)}, {_round_seconds(self.lag)} behind the clock{held}"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON-able values; spans in seconds."""
@@ -460,19 +464,21 @@ class InputTimes:
 _SPANS, _TIMES = ("lag", "behind_newest"), ("watermark", "newest")
 
 
-def shown_time(moment: datetime | None) -> str:
+def format_time(moment: datetime | None) -> str:
     """Return a moment as tables show it."""
     return "-" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def input_times(app: Application, times: TimeState, clock: datetime) -> tuple[InputTimes, ...]:
+def measure_input_times(app: Application, times: TimeState, clock: datetime) -> tuple[InputTimes, ...]:
     """Return how far each input that says when its records happened has come, by this clock."""
-    return tuple(_of_input(name, declared, times, clock) for name, declared in event_times(app).items())
+    return tuple(_measure_input(name, declared, times, clock) for name, declared in declared_event_times(app).items())
 
 
-def waited_for(app: Application, times: TimeState, clock: datetime) -> dict[str, SystemStreamPartition | None]:
+def find_holding_partitions(
+    app: Application, times: TimeState, clock: datetime
+) -> dict[str, SystemStreamPartition | None]:
     """Return, by stateful operator, the source partition that holds its watermark back; None where all are idle."""
-    lowest = {name: lowest_source(app, times, name, clock) for name in watermark_inputs(app.operators)}
+    lowest = {name: find_holding_partition(app, times, name, clock) for name in watermark_inputs(app.operators)}
     return {name: None if lowest_mark is None else lowest_mark.ssp for name, lowest_mark in lowest.items()}
 
 
@@ -488,7 +494,7 @@ class StateSize:
     kept_for: str = ""
 
 
-def state_sizes(lake: Lake, names: Iterable[str]) -> dict[str, StateSize]:
+def measure_state_sizes(lake: Lake, names: Iterable[str]) -> dict[str, StateSize]:
     """Return how much these datasets hold, of those that are tables of state."""
     sizes = {}
     for name in names:
@@ -503,7 +509,7 @@ def state_sizes(lake: Lake, names: Iterable[str]) -> dict[str, StateSize]:
     return sizes
 
 
-def _of_input(name: str, declared: EventTime, times: TimeState, clock: datetime) -> InputTimes:
+def _measure_input(name: str, declared: EventTime, times: TimeState, clock: datetime) -> InputTimes:
     stood = {
         ssp: partition_times
         for ssp, partition_times in sorted(times.partitions.items())
@@ -534,5 +540,5 @@ def _newest(stood: Mapping[SystemStreamPartition, PartitionTimes]) -> datetime |
     )
 
 
-def _rounded(span: timedelta | None) -> timedelta:
+def _round_seconds(span: timedelta | None) -> timedelta:
     return timedelta(0) if span is None else timedelta(seconds=round(span.total_seconds()))

@@ -41,7 +41,7 @@ class Origin:
     made_of: str | None
 
 
-def origins(operators: Iterable[Operator]) -> dict[str, Origin]:
+def trace_origins(operators: Iterable[Operator]) -> dict[str, Origin]:
     """Return the origin of the records after each operator."""
     result: dict[str, Origin] = {}
     for operator in operators:
@@ -63,7 +63,7 @@ def origins(operators: Iterable[Operator]) -> dict[str, Origin]:
     return result
 
 
-def with_epochs(records: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
+def add_epochs(records: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
     """Return the records with the epoch of their partition's position added to their own.
 
     The sum, so that who reads the output of an application that read a replayed output can tell, too.
@@ -76,7 +76,7 @@ def with_epochs(records: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
     return records.withColumn(EPOCH, (F.col(EPOCH) + F.coalesce(here, F.lit(0))).cast("int"))
 
 
-def with_positions(records: DataFrame, sources: Sources | None) -> DataFrame:
+def add_positions(records: DataFrame, sources: Sources | None) -> DataFrame:
     """Return the records with the columns of POSITION, where their output keeps these, and else without.
 
     Records that come from an output of this batch have them already: the positions are in the application's input.
@@ -99,7 +99,7 @@ def with_positions(records: DataFrame, sources: Sources | None) -> DataFrame:
     )
 
 
-def as_branch(records: DataFrame, number: int, *, one_stream: bool, stream: str = "") -> DataFrame:
+def tag_branch(records: DataFrame, number: int, *, one_stream: bool, stream: str = "") -> DataFrame:
     """Return the records as input `number` of an operator with several, in whose records it is told again.
 
     Unless the positions of all inputs are in `one_stream`, the columns of POSITION go: the inputs differ in them. Then

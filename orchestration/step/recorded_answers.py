@@ -70,16 +70,16 @@ class SinkCall:
     cut: bool = False
 
 
-def handed(frame: DataFrame, call: SinkCall) -> dict[str, int]:
+def hand_to_function(frame: DataFrame, call: SinkCall) -> dict[str, int]:
     """Hand all records to the function; return how many records and calls there were."""
     from pyspark.sql import functions as F
 
-    done = map_in_arrow(_in_order(frame), _task(call, []), "rows bigint")
+    done = map_in_arrow(_sort_records(frame), _task(call, []), "rows bigint")
     rows, calls = done.agg(F.sum("rows"), F.count("*")).collect()[0]
     return {"rows": rows or 0, "calls": calls}
 
 
-def results(
+def call_or_replay(
     frame: DataFrame, call: SinkCall, record: RecordedAnswers, before_call: Callable[[], None]
 ) -> tuple[pa.Table, dict[str, int]]:
     """Return the results, and how many records and calls there were: as they are recorded, else of the function.
@@ -100,7 +100,7 @@ def results(
             )
         return recorded, {"rows": recorded.num_rows, "calls": 0}
     before_call()
-    answered = _called(frame, call).toArrow()
+    answered = _call_on_frame(frame, call).toArrow()
     calls = len({(place, number) for place, number in _calls(answered)})
     kept = record.keep(1, answered.drop_columns([_CALL]))
     first = kept if kept is not None else record.read(1)
@@ -114,17 +114,19 @@ def results(
     return first, {"rows": answered.num_rows, "calls": calls}
 
 
-def made_by(frame: DataFrame, call: SinkCall) -> DataFrame:
+def plan_results(frame: DataFrame, call: SinkCall) -> DataFrame:
     """Return the results as Spark would compute them, for what it says of them."""
-    return _called(frame, call).drop(PLACE, _CALL)
+    return _call_on_frame(frame, call).drop(PLACE, _CALL)
 
 
-def _called(frame: DataFrame, call: SinkCall) -> DataFrame:
+def _call_on_frame(frame: DataFrame, call: SinkCall) -> DataFrame:
     assert call.returns is not None
-    return map_in_arrow(_in_order(frame), _task(call, list_hidden_columns(frame)), _schema(frame, call.returns))
+    return map_in_arrow(
+        _sort_records(frame), _task(call, list_hidden_columns(frame)), _result_schema(frame, call.returns)
+    )
 
 
-def results_frame(spark: SparkSession, table: pa.Table, partitions: int | None) -> DataFrame:
+def frame_from_results(spark: SparkSession, table: pa.Table, partitions: int | None) -> DataFrame:
     """Return recorded results as a DataFrame; with `partitions`, in those that their records were in."""
     frame = spark.createDataFrame(table.replace_schema_metadata(None))
     if partitions is not None:
@@ -140,11 +142,11 @@ def _calls(answered: pa.Table) -> Iterator[tuple[int, int]]:
     return zip(counted[PLACE].to_pylist(), counted[_CALL].to_pylist(), strict=True)
 
 
-def _in_order(frame: DataFrame) -> DataFrame:
+def _sort_records(frame: DataFrame) -> DataFrame:
     return frame.sortWithinPartitions("__partition", "__offset", *tie_breakers(frame))
 
 
-def _schema(frame: DataFrame, returns: Schema) -> Any:
+def _result_schema(frame: DataFrame, returns: Schema) -> Any:
     from pyspark.sql.types import IntegerType, StructField, StructType
 
     made = cast("StructType", StructType.fromDDL(returns.ddl()))
@@ -154,19 +156,19 @@ def _schema(frame: DataFrame, returns: Schema) -> Any:
 
 def _task(call: SinkCall, kept: Sequence[str]) -> Callable[[Iterator[Any]], Iterator[Any]]:
     shipped = pickle_function(call.operator, call.function)
-    unshipped, name = replace(call, function=_not_here), function_label(call.function)
+    unshipped, name = replace(call, function=_placeholder), function_label(call.function)
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
-        yield from encode_task_errors(_handed(batches, shipped, unshipped, name, kept))
+        yield from encode_task_errors(_call_on_batches(batches, shipped, unshipped, name, kept))
 
     return task
 
 
-def _not_here(records: pa.RecordBatch, context: SinkContext) -> None:
+def _placeholder(records: pa.RecordBatch, context: SinkContext) -> None:
     """Stand for the function on its way to the tasks."""
 
 
-def _handed(
+def _call_on_batches(
     batches: Iterator[Any],
     shipped: PickledFunction,
     call: SinkCall,
@@ -188,10 +190,12 @@ def _handed(
             raise _failure(call, name, function, records, error) from (None if call.sensitive else error)
         if returns is None:
             if result is not None:
-                raise _wrong(operator, name, f"returned {type(result).__name__}, and the sink declares no returns=")
+                raise _result_error(
+                    operator, name, f"returned {type(result).__name__}, and the sink declares no returns="
+                )
             yield pa.RecordBatch.from_pydict({"rows": pa.array([records.num_rows], pa.int64())})
             continue
-        made = as_declared(operator, name, result, records.num_rows, returns, told=not call.sensitive)
+        made = cast_result(operator, name, result, records.num_rows, returns, told=not call.sensitive)
         count = records.num_rows
         own = [pa.array([partition] * count, pa.int32()), pa.array([number] * count, pa.int32())]
         yield pa.RecordBatch.from_arrays(
@@ -217,7 +221,7 @@ def _failure(
     )
 
 
-def as_declared(operator: str, name: str, result: Any, rows: int, returns: Schema, *, told: bool = True) -> list[Any]:
+def cast_result(operator: str, name: str, result: Any, rows: int, returns: Schema, *, told: bool = True) -> list[Any]:
     """Return the columns of what a function returned for so many records; OperatorFailedError for anything else.
 
     What Arrow says of a value in its own words is `told` or not.
@@ -227,31 +231,37 @@ def as_declared(operator: str, name: str, result: Any, rows: int, returns: Schem
     if isinstance(result, pa.Table):
         result = pa.RecordBatch.from_struct_array(result.to_struct_array().combine_chunks())
     if not isinstance(result, pa.RecordBatch):
-        raise _wrong(operator, name, f"returned {type(result).__name__}: expected a pyarrow Table or RecordBatch")
+        raise _result_error(
+            operator, name, f"returned {type(result).__name__}: expected a pyarrow Table or RecordBatch"
+        )
     if sorted(result.schema.names) != sorted(returns.names):
         names = ", ".join(result.schema.names) or "none"
-        raise _wrong(operator, name, f"returned the columns {names}: expected {', '.join(returns.names)}")
+        raise _result_error(operator, name, f"returned the columns {names}: expected {', '.join(returns.names)}")
     if result.num_rows != rows:
-        raise _wrong(operator, name, f"returned {result.num_rows} rows for {rows} records: expected one for each")
+        raise _result_error(
+            operator, name, f"returned {result.num_rows} rows for {rows} records: expected one for each"
+        )
     columns = []
     for each in returns.to_arrow():
         given = result.schema.field(each.name).type
         if pa.types.is_timestamp(each.type) and not same_family(given, each.type):
-            raise _wrong(operator, name, f"returned {each.name!r} as {given}, which is no timestamp with a zone")
+            raise _result_error(operator, name, f"returned {each.name!r} as {given}, which is no timestamp with a zone")
         try:
             columns.append(result.column(each.name).cast(each.type))
         except pa.ArrowException as error:
             kind = returns.field(each.name).type
             returned_type = result.schema.field(each.name).type
             reason = f": {error}" if told else ""
-            wrong = _wrong(operator, name, f"returned {each.name!r} as {returned_type}, which is no {kind}{reason}")
+            wrong = _result_error(
+                operator, name, f"returned {each.name!r} as {returned_type}, which is no {kind}{reason}"
+            )
             raise wrong from (error if told else None)
     if (found := first_unreadable(pa.table(columns, names=list(returns.names)))) is not None:
-        raise _wrong(operator, name, f"returned a result whose {found.problem(hidden=not told)}")
+        raise _result_error(operator, name, f"returned a result whose {found.problem(hidden=not told)}")
     return columns
 
 
-def _wrong(operator: str, name: str, what: str) -> OperatorFailedError:
+def _result_error(operator: str, name: str, what: str) -> OperatorFailedError:
     return OperatorFailedError(f"{operator}: {name} {what}.", "Correct the function, or returns=.", operator=operator)
 
 
@@ -293,9 +303,9 @@ class RecordedAnswers:
             ) from error
         if about != self._about:
             raise ConfigurationError(
-                f"{self.operator}: batch {self.batch} of application {self.application!r} was begun by another version "
-                f"of it, which asked for something else: {_shown(about)}; this one asks for {_shown(self._about)}.",
-                "Let that version end the batch, then deploy this one; or abandon it: adjunct checkpoint abandon.",
+                f"{self.operator}: batch {self.batch} of application {self.application!r} was started by another "
+                f"version of the code, which asked for {_describe(about)}; this one asks for {_describe(self._about)}.",
+                "Let that version finish the batch, then deploy this one; or abandon it: adjunct checkpoint abandon.",
                 application=self.application,
                 operator=self.operator,
             )
@@ -323,7 +333,7 @@ class RecordedAnswers:
         return f"{_prefix(self.lake, self.application)}{self.batch}/{self.operator}/{turn}.arrow"
 
 
-def forget_answers(lake: Lake, application: str, closed: int) -> None:
+def purge_answers(lake: Lake, application: str, closed: int) -> None:
     """Delete what batches up to this one have recorded: they are closed, and not run again."""
     prefix = _prefix(lake, application)
     batches = ((info.key, info.key.removeprefix(prefix).partition("/")[0]) for info in lake.store.list(prefix))
@@ -334,7 +344,7 @@ def _prefix(lake: Lake, application: str) -> str:
     return f"{lake.application_prefix(application)}/answers/"
 
 
-def _shown(about: dict[str, Any]) -> str:
+def _describe(about: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in about.items() if name != "format")
 
 
@@ -364,14 +374,14 @@ class OpenTables:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnsweredKeys:
     """Every key with its answer: columns `key_names(…)`, `__found`, and a column for each answer, by its place."""
 
     table: pa.Table
     metrics: TableMetrics
 
 
-def about(lookup: TableLookup, types: Mapping[str, str]) -> dict[str, Any]:
+def describe_lookup(lookup: TableLookup, types: Mapping[str, str]) -> dict[str, Any]:
     """Return what a lookup asks, as it is recorded; `types` are those of the stream's columns.
 
     Of arguments that are plain values a digest: they may be secret. Others can't be told from those of another process.
@@ -388,13 +398,13 @@ def about(lookup: TableLookup, types: Mapping[str, str]) -> dict[str, Any]:
     return asked
 
 
-def distinct_keys(operator: str, frame: DataFrame, lookup: TableLookup, *, sensitive: bool = False) -> pa.Table:
+def collect_distinct_keys(operator: str, frame: DataFrame, lookup: TableLookup, *, sensitive: bool = False) -> pa.Table:
     """Return the keys of the records, each once, without those that are null or null in a part."""
     import pyarrow as pa
 
-    keys = frame.select(*[column(name).alias(key) for name, key in zip(lookup.keys, key_names(lookup), strict=True)])
+    keys = frame.select(*[column(name).alias(key) for name, key in zip(lookup.keys, key_columns(lookup), strict=True)])
     # Brought here as they are: an exchange of the keys would take longer than the few bytes of those that come twice.
-    distinct = keys.dropna().toArrow().group_by(key_names(lookup)).aggregate([])
+    distinct = keys.dropna().toArrow().group_by(key_columns(lookup)).aggregate([])
     if (found := first_unreadable(distinct.rename_columns(list(lookup.keys)))) is not None:
         place = f"a record to look up in table {lookup.table}"
         raise found.error(operator, place, hidden=sensitive, operator=operator, table=lookup.table)
@@ -404,14 +414,16 @@ def distinct_keys(operator: str, frame: DataFrame, lookup: TableLookup, *, sensi
     return distinct.cast(pa.schema(list(zip(distinct.schema.names, fields, strict=True))))
 
 
-def answered(keys: pa.Table, lookup: TableLookup, record: RecordedAnswers, reader: BulkReader, tasks: int) -> Answered:
+def answer_keys(
+    keys: pa.Table, lookup: TableLookup, record: RecordedAnswers, reader: BulkReader, tasks: int
+) -> AnsweredKeys:
     """Return what is answered for these keys, each of which is there once: what is recorded, else what the table says.
 
     Of several runs of the batch, the first that records an answer decides it for all.
     """
     import pyarrow as pa
 
-    known, metrics, turn = [_nothing(keys, lookup)], TableMetrics(), 1
+    known, metrics, turn = [_empty_answers(keys, lookup)], TableMetrics(), 1
     while True:
         while (recorded := record.read(turn)) is not None:
             known.append(recorded.replace_schema_metadata(None).cast(known[0].schema))
@@ -419,25 +431,25 @@ def answered(keys: pa.Table, lookup: TableLookup, record: RecordedAnswers, reade
         there = {key for part in known for key in _as_keys(part, lookup)}
         asked = [place for place, key in enumerate(_as_keys(keys, lookup)) if key not in there]
         if not asked:
-            return Answered(pa.concat_tables(known), metrics)
+            return AnsweredKeys(pa.concat_tables(known), metrics)
         fresh = keys.take(asked)
         wanted = _as_keys(fresh, lookup)
         read = reader.read(wanted, lookup.args, tasks)
         metrics += read.metrics
-        kept = record.keep(turn, _answers(fresh, wanted, read.records, lookup))
+        kept = record.keep(turn, _build_answers(fresh, wanted, read.records, lookup))
         if kept is not None:
             known.append(kept.replace_schema_metadata(None))
             turn += 1
 
 
-def with_answers(operator: str, frame: DataFrame, lookup: TableLookup, answers: DataFrame) -> DataFrame:
+def join_answers(operator: str, frame: DataFrame, lookup: TableLookup, answers: DataFrame) -> DataFrame:
     """Return all records with their answers, and `__matched`, which is null where there is none.
 
     Fails over a record whose key was not asked for: the records are others than a moment ago.
     """
     from pyspark.sql import functions as F
 
-    names = key_names(lookup)
+    names = key_columns(lookup)
     side = F.broadcast(answers)
     condition: Column | None = None
     whole: Column | None = None
@@ -456,7 +468,7 @@ def with_answers(operator: str, frame: DataFrame, lookup: TableLookup, answers: 
     return frame.join(side, condition, "left").withColumn("__matched", matched).drop(*names, FOUND)
 
 
-def with_unknown(frame: DataFrame, lookup: TableLookup) -> DataFrame:
+def add_unknown_answers(frame: DataFrame, lookup: TableLookup) -> DataFrame:
     """Return the records with columns for their answers, and `__matched`, of which nothing is known but the types."""
     from pyspark.sql import functions as F
 
@@ -468,13 +480,13 @@ def with_unknown(frame: DataFrame, lookup: TableLookup) -> DataFrame:
     return frame.select("*", *answers, column_for("boolean").alias("__matched"))
 
 
-def answers_frame(spark: SparkSession, answers: pa.Table, lookup: TableLookup) -> DataFrame:
+def frame_from_answers(spark: SparkSession, answers: pa.Table, lookup: TableLookup) -> DataFrame:
     """Return answers as a DataFrame, with the names that they have in joined records."""
-    named = answers.rename_columns([*key_names(lookup), FOUND, *(answer.name for answer in lookup.answers)])
+    named = answers.rename_columns([*key_columns(lookup), FOUND, *(answer.name for answer in lookup.answers)])
     return spark.createDataFrame(named)
 
 
-def key_names(lookup: TableLookup) -> list[str]:
+def key_columns(lookup: TableLookup) -> list[str]:
     return [f"__key_{place}" for place in range(len(lookup.keys))]
 
 
@@ -484,7 +496,7 @@ def _as_keys(part: pa.Table, lookup: TableLookup) -> Sequence[Any]:
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
-def _answers(keys: pa.Table, wanted: Sequence[Any], records: Sequence[Any], lookup: TableLookup) -> pa.Table:
+def _build_answers(keys: pa.Table, wanted: Sequence[Any], records: Sequence[Any], lookup: TableLookup) -> pa.Table:
     from collections.abc import Mapping as AnyMapping
 
     import pyarrow as pa
@@ -500,12 +512,12 @@ def _answers(keys: pa.Table, wanted: Sequence[Any], records: Sequence[Any], look
     columns = [keys.column(place) for place in range(len(lookup.keys))]
     columns.append(pa.array([record is not None for record in records], pa.bool_()))
     columns += [arrow_column_from_records(what, wanted, records, one.column, one.type) for one in lookup.answers]
-    return pa.table(columns, names=_nothing(keys, lookup).schema.names)
+    return pa.table(columns, names=_empty_answers(keys, lookup).schema.names)
 
 
-def _nothing(keys: pa.Table, lookup: TableLookup) -> pa.Table:
+def _empty_answers(keys: pa.Table, lookup: TableLookup) -> pa.Table:
     import pyarrow as pa
 
     types = [*(part.type for part in keys.schema), pa.bool_(), *(to_arrow_type(one.type) for one in lookup.answers)]
-    names = [*key_names(lookup), FOUND, *(f"{place}:{one.column}" for place, one in enumerate(lookup.answers))]
+    names = [*key_columns(lookup), FOUND, *(f"{place}:{one.column}" for place, one in enumerate(lookup.answers))]
     return pa.schema(list(zip(names, types, strict=True))).empty_table()

@@ -17,15 +17,19 @@ from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stag
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.graph import DatasetGroup, group_datasets, is_advanced_by_runs
 from dagster_adjunct.orchestration.application.table_registry import register_tables
-from dagster_adjunct.orchestration.batch_log.run_lease import WAIT, Claim, RunLease, checked_wait
+from dagster_adjunct.orchestration.batch_log.run_lease import DEFAULT_WAIT, Claim, RunLease, validate_wait
 from dagster_adjunct.orchestration.planner.catalog import plan_application
 from dagster_adjunct.orchestration.planner.notes import note_table_order
-from dagster_adjunct.orchestration.startpoints.coordinator import DatasetOutcome, apply_dataset_startpoints, hand_out
+from dagster_adjunct.orchestration.startpoints.coordinator import (
+    DatasetOutcome,
+    apply_dataset_startpoints,
+    fan_out_for_run,
+)
 from dagster_adjunct.orchestration.startpoints.other_writers import check_first_run
-from dagster_adjunct.orchestration.startpoints.request import rewindable
-from dagster_adjunct.orchestration.startpoints.store import startpoints_of
+from dagster_adjunct.orchestration.startpoints.request import list_rewindable_datasets
+from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.context import StepContext
-from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, planned_event
+from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, new_planned_event
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.common import subtract_span
 from dagster_adjunct.resources.errors import CommitConflictError, raise_first
@@ -43,7 +47,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.system import StreamSystem
 
 # More at once would share the same cores, and hold more of the cluster's memory.
-_AT_ONCE = 4
+_MAX_PARALLEL = 4
 
 
 def advance_units(
@@ -71,11 +75,11 @@ def advance_units(
             on_stage(event)
 
     def advance(unit: DatasetGroup) -> list[AdvanceReport]:
-        return advance_together(replace(runtime, spark=spark), unit, on_stage=tell)
+        return advance_unit(replace(runtime, spark=spark), unit, on_stage=tell)
 
     reports: list[AdvanceReport] = []
     errors: list[Exception] = []
-    pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="adjunct-advance")
+    pool = ThreadPoolExecutor(_MAX_PARALLEL, thread_name_prefix="adjunct-advance")
     try:
         futures: list[Future[list[AdvanceReport]]] = [pool.submit(advance, unit) for unit in units]
         for future in futures:
@@ -94,7 +98,7 @@ def advance_units(
     return reports
 
 
-def follow_meanwhile(
+def advance_followed_datasets(
     runtime: Runtime,
     app: Application,
     *,
@@ -113,12 +117,12 @@ def follow_meanwhile(
         followed = not dataset.bootstrap or dataset.name in fed
         if dataset.follows_changes and followed and is_advanced_by_runs(dataset):
             with suppress(CommitConflictError):
-                for report in advance_together(runtime, [dataset], on_stage=on_stage):
+                for report in advance_unit(runtime, [dataset], on_stage=on_stage):
                     if report.changed:
                         on_report(report)
 
 
-def advance_together(
+def advance_unit(
     runtime: Runtime, unit: Sequence[AdjunctDataset], *, on_stage: OnStage = ignore_stage
 ) -> list[AdvanceReport]:
     """Bring one dataset, or the members of one version set, up to date with their input; a report for each.
@@ -133,23 +137,23 @@ def advance_together(
     else:
         reports = [advance_with_runtime(runtime, unit[0], on_stage=on_stage)]
     told = zip(unit, reports, strict=True)
-    return [discard_after(runtime.lake, dataset, report, runtime.by, on_stage) for dataset, report in told]
+    return [discard_retired(runtime.lake, dataset, report, runtime.by, on_stage) for dataset, report in told]
 
 
-def _may_go(lake: Lake, dataset: AdjunctDataset) -> bool:
+def _has_expired_files(lake: Lake, dataset: AdjunctDataset) -> bool:
     """Whether a compaction has retired something long ago: a commit of changes alone makes nothing needless."""
     manifest = DatasetLog(lake, dataset.name).read()[1]
     limit = subtract_span(lake.now(), dataset.discard.grace)
     return manifest is not None and any(retired.at <= limit for retired in manifest.retired)
 
 
-def discard_after(
+def discard_retired(
     lake: Lake, dataset: AdjunctDataset, report: AdvanceReport, by: str, on_stage: OnStage
 ) -> AdvanceReport:
     """Discard what a new version has made needless; return the report with the time that this took."""
     from dagster_adjunct.orchestration.maintenance.discard import discard_all
 
-    if not report.sealed or (dataset.follows_changes and not _may_go(lake, dataset)):
+    if not report.sealed or (dataset.follows_changes and not _has_expired_files(lake, dataset)):
         return report
     began = time.perf_counter()
     discard_all(lake, {dataset.name: dataset}, datasets=[dataset.name], by=by)
@@ -199,12 +203,12 @@ def apply_startpoints(
 
     `plan` is the application's, where its run has one already.
     """
-    startpoints = startpoints_of(runtime.lake, app)
-    if not rewindable(app, only) or not startpoints.has_any():
+    startpoints = open_startpoints(runtime.lake, app)
+    if not list_rewindable_datasets(app, only) or not startpoints.has_any():
         return DatasetOutcome()
     if plan is None and app.inputs:
         plan = plan_application(app, runtime.systems)
-    handed = hand_out(runtime, app, plan)
+    handed = fan_out_for_run(runtime, app, plan)
     if handed.left_alone:
         _log.warning("application %s: startpoints are switched off: %s wait", app.name, len(handed.left_alone))
     outcome = apply_dataset_startpoints(runtime, app, startpoints, handed, only=only, on_report=on_report)
@@ -242,7 +246,7 @@ def run_application(
     on_event: Callable[[StepEvent | AdvanceReport], None] = lambda event: None,
     on_stage: OnStage = ignore_stage,
     max_batches: int | None = None,
-    wait: timedelta | float = WAIT,
+    wait: timedelta | float = DEFAULT_WAIT,
     take_over: bool = False,
     adopt: bool = False,
 ) -> RunReport:
@@ -268,13 +272,13 @@ def run_application(
         _log.warning(text)
         on_event(StepEvent("lease", 0, {"text": text}))
 
-    claim = Claim(wait=checked_wait(wait), take_over=take_over, say=say)
+    claim = Claim(wait=validate_wait(wait), take_over=take_over, say=say)
     with RunLease(lake, app.name, run, claim) as lease:
         plan = plan_application(app, systems)  # over the streams as they are now, not before a wait
         check_first_run(lake, app, adopt=adopt)
         for note in note_table_order(plan.tables):
             _log.warning("application %s: %s", app.name, note)
-        on_event(planned_event(app))
+        on_event(new_planned_event(app))
         with register_tables(lake, app, by=run):
             advanced = advance_datasets(runtime, app, plan, on_report=on_event, on_stage=on_stage)
             datasets = [*advanced.reports]
@@ -284,10 +288,10 @@ def run_application(
                 datasets.append(report)
 
             def follow() -> None:
-                follow_meanwhile(runtime, app, on_report=heard, on_stage=on_stage)
+                advance_followed_datasets(runtime, app, on_report=heard, on_stage=on_stage)
 
             # Once a run: the datasets took theirs from it, where any could go back.
-            fan_out = hand_out(runtime, app, plan) if advanced.fan_out is None else advanced.fan_out
+            fan_out = fan_out_for_run(runtime, app, plan) if advanced.fan_out is None else advanced.fan_out
             context = StepContext(runtime, app, plan, fan_out, on_event, max_batches, follow, lease.check)
             step = run_step(context)
     return RunReport(tuple(datasets), step)

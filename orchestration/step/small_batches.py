@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.assets.unbounded.transient import TransientVersion
 
-ROWS = 300_000
+MAX_ROWS = 300_000
 """The rows of all partitioned datasets that one task reads, at most: some tenths of a second."""
-_BYTES = 64 * 1024 * 1024
+_MAX_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class VersionSize:
     broadcast: bool = False
 
 
-def size_of(view: VersionReader | TransientVersion | None, *, broadcast: bool = False) -> VersionSize:
+def measure_version(view: VersionReader | TransientVersion | None, *, broadcast: bool = False) -> VersionSize:
     """Return the size of a version, as its manifest has it."""
     sealed = getattr(view, "sealed", None)
     if sealed is None:
@@ -38,7 +38,7 @@ def size_of(view: VersionReader | TransientVersion | None, *, broadcast: bool = 
     return VersionSize(sum(part.rows for part in generations), sum(part.size for part in generations), broadcast)
 
 
-def are_few(records: int, tasks: int | None, limit: int, met: Iterable[VersionSize]) -> bool:
+def is_small_batch(records: int, tasks: int | None, limit: int, met: Iterable[VersionSize]) -> bool:
     """Whether a batch of so many records, joined with versions of these sizes, is for one task a stage.
 
     `limit` is how many records are few at most. `tasks` get each record of a broadcast input; None: there is none.
@@ -46,9 +46,9 @@ def are_few(records: int, tasks: int | None, limit: int, met: Iterable[VersionSi
     if records * (tasks or 1) > limit:
         return False
     read = [size for size in met if not size.broadcast]
-    return sum(size.rows for size in read) <= ROWS and sum(size.bytes for size in read) <= _BYTES
+    return sum(size.rows for size in read) <= MAX_ROWS and sum(size.bytes for size in read) <= _MAX_BYTES
 
 
-def are_interpreted(met: Iterable[VersionSize]) -> bool:
+def should_interpret(met: Iterable[VersionSize]) -> bool:
     """Whether Spark had better interpret than compile what few records do with these versions, broadcast or not."""
     return sum(size.rows for size in met) <= FEW_ROWS

@@ -38,7 +38,7 @@ Counters = dict[str, dict[str, int]]
 NEW = "__new"
 
 
-def states_of(context: StepContext) -> Iterator[str]:
+def iter_state_names(context: StepContext) -> Iterator[str]:
     """Yield the names of the datasets that the state of an application's operators is in."""
     for operator in context.app.operators:
         for name in operator.spec.states:
@@ -62,11 +62,11 @@ class StateTable:
 
     def frame(self) -> DataFrame:
         if self.spec.append_only:
-            return self._appended(sends=False).drop(NEW)
-        return self._standing(self.writes.reader(sends=False).frame(self.context.spark))
+            return self._scan_appended(sends=False).drop(NEW)
+        return self._keep_unexpired(self.writes.reader(sends=False).frame(self.context.spark))
 
     def with_written(self) -> DataFrame:
-        return self._appended(sends=True)
+        return self._scan_appended(sends=True)
 
     def write(self, rows: DataFrame, *, partitioned: bool = False) -> None:
         from pyspark.sql import functions as F
@@ -94,7 +94,7 @@ class StateTable:
         _, duplicate = self.writes.commit(self.watermarks.after)
         self.counted["duplicate_batches"] = int(duplicate)
 
-    def _appended(self, *, sends: bool) -> DataFrame:
+    def _scan_appended(self, *, sends: bool) -> DataFrame:
         """Return the rows as they are scanned: each key was written once."""
         from pyspark.sql import functions as F
 
@@ -103,9 +103,9 @@ class StateTable:
         rows = bucketed_frame(self.context.spark(), self.context.lake.store, what, sealed.layout, sealed.generations)
         # Not a literal: of rows that are none Spark forgets where they lie, and would move them.
         new = F.col(GENERATION).isin(*self.writes.sent) if self.writes.sent else F.col(GENERATION) < F.lit(0)
-        return self._standing(rows.select(*[column(name) for name in self.spec.schema.names], new.alias(NEW)))
+        return self._keep_unexpired(rows.select(*[column(name) for name in self.spec.schema.names], new.alias(NEW)))
 
-    def _standing(self, rows: DataFrame) -> DataFrame:
+    def _keep_unexpired(self, rows: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F
 
         before = self.watermarks.before
@@ -149,7 +149,7 @@ class StateTables:
         self._stack.close()
 
 
-class LeftOut:
+class LeftOutRecords:
     """The records left out, by the operator, and counts that Spark makes as records pass."""
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ class LeftOut:
         return counters
 
 
-class LocalSends:
+class LocalTableWrites:
     """The local tables of one batch. A bounded replay writes none: they have had its records, or get them in order.
 
     One of recorded versions has its joins meet what it would write all the same, and commits nothing of that.
@@ -220,7 +220,7 @@ class LocalSends:
             counted["replayed_batches"] = 1
             if self._inputs.reading != RECORDED or table not in self._context.plan.tables_met_after_sends():
                 return
-        rows, null_keys = kept_rows(frame, self._context.app.dataset(table).key, deleted, on_null_key)
+        rows, null_keys = prepare_table_rows(frame, self._context.app.dataset(table).key, deleted, on_null_key)
         names = columns_of_local_table(self._context.app.dataset(table)).names
         order = (PARTITION, OFFSET, *tie_breakers(frame))
         try:
@@ -231,7 +231,7 @@ class LocalSends:
             )
         except NullKeyError as error:
             key = self._context.app.dataset(table).key
-            raise _located(error, operator, rows, key, self._stream_of(operator)) from error
+            raise _locate_null_key(error, operator, rows, key, self._stream_of(operator)) from error
         if self._inputs.consumed is None:
             return
         if null_keys is not None:
@@ -265,7 +265,7 @@ class LocalSends:
         return self._writes[table]
 
 
-def kept_rows(
+def prepare_table_rows(
     frame: DataFrame, key: tuple[str, ...], deleted: str | None, on_null_key: OnNullKey
 ) -> tuple[DataFrame, Callable[[], int] | None]:
     """Return the records with `__tombstone` as it is for the table, and what tells how many were left out."""
@@ -278,21 +278,21 @@ def kept_rows(
         )
     if on_null_key == "fail":
         return frame, None  # the writer refuses them
-    lacks = _without_key(key)
+    lacks = _lacks_key(key)
     observed = Observation()
     watched = frame.observe(observed, F.coalesce(F.sum(lacks.cast("long")), F.lit(0)).alias("null_keys"))
     return watched.where(~lacks), lambda: int(observed.get["null_keys"])
 
 
-def _without_key(key: tuple[str, ...]) -> Column:
+def _lacks_key(key: tuple[str, ...]) -> Column:
     return reduce(or_, [column(name).isNull() for name in key])
 
 
-def _located(
+def _locate_null_key(
     error: NullKeyError, operator: str, rows: DataFrame, key: tuple[str, ...], stream: str | None
 ) -> NullKeyError:
     """Return the error with the operator, the first record without a key, and what may be done about such records."""
-    first = rows.where(_without_key(key)).select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET).first()
+    first = rows.where(_lacks_key(key)).select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET).first()
     where = f"{stream}." if stream is not None else "partition "
     place = "" if first is None else f"; the first is {where}{first[0]} at offset {first[1]}"
     return NullKeyError(

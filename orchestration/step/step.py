@@ -26,23 +26,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
-from dagster_adjunct.orchestration.startpoints.store import startpoints_of
-from dagster_adjunct.orchestration.step.commit import close_batch, commit_intent, run_outputs, settle
-from dagster_adjunct.orchestration.step.context import OpenedStep, StepRun
-from dagster_adjunct.orchestration.step.engine import BY_SPARK, BatchEngine
+from dagster_adjunct.orchestration.startpoints.store import open_startpoints
+from dagster_adjunct.orchestration.step.commit import close_batch, commit_intent, commit_positions, write_outputs
+from dagster_adjunct.orchestration.step.context import StepResources, StepState
+from dagster_adjunct.orchestration.step.engine import SPARK_ENGINE, BatchEngine
 from dagster_adjunct.orchestration.step.plan_batch import (
     NothingToRead,
-    look,
-    lost_ranges,
+    find_lost_ranges,
+    maintain_local_tables,
     plan_batch,
+    resume_open_batch,
+    snapshot_inputs,
     store_first_positions,
-    take_over,
-    tend_own_tables,
 )
 from dagster_adjunct.orchestration.step.progress import StepEvent
-from dagster_adjunct.orchestration.step.recorded_answers import OpenTables, forget_answers
-from dagster_adjunct.orchestration.step.state import states_of
-from dagster_adjunct.orchestration.step.versions import HeldBatch, OpenedVersions, VersionLeases, hold_versions
+from dagster_adjunct.orchestration.step.recorded_answers import OpenTables, purge_answers
+from dagster_adjunct.orchestration.step.state import iter_state_names
+from dagster_adjunct.orchestration.step.versions import LeasedBatch, VersionCache, VersionLeases, lease_versions
 from dagster_adjunct.resources.errors import CommitConflictError, OffsetOutOfRangeError, VersionDiscardedError
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
 
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.progress import StepReport
 
 # How often a run begins: another one that was taken over from may come in between, once.
-_BEGINNINGS = 3
+_MAX_STARTS = 3
 # How often all is looked at for one batch: whoever discards versions may be faster, now and then.
-_LOOKS = 6
+_MAX_SNAPSHOTS = 6
 
 
-def run_step(context: StepContext, engine: BatchEngine = BY_SPARK) -> StepReport:
+def run_step(context: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepReport:
     """Run batches until the inputs are read to the offsets that were upcoming, or the limit is met.
 
     A batch that a crash left open comes first. Then the startpoints that the tasks were handed are resolved, once a
@@ -67,27 +67,27 @@ def run_step(context: StepContext, engine: BatchEngine = BY_SPARK) -> StepReport
     application over. Who was taken over from may commit once more before it notices: who holds the lease then begins
     from that commit.
     """
-    for attempt in range(1, _BEGINNINGS + 1):
-        with _opened(context, engine) as (step, begun):
+    for attempt in range(1, _MAX_STARTS + 1):
+        with _open_step(context, engine) as (step, begun):
             run = begun
             try:
                 while context.max_batches is None or run.batches < context.max_batches:
                     began = time.monotonic()
-                    run, batch = _next_batch(step, run)
+                    run, batch = _prepare_batch(step, run)
                     if isinstance(batch, NothingToRead):
-                        return settle(step, run, batch).report(context, caught_up=True)
+                        return commit_positions(step, run, batch).report(context, caught_up=True)
                     opened = commit_intent(step, run, batch, began)
                     run = opened.run
                     try:
-                        written = run_outputs(step, opened)
+                        written = write_outputs(step, opened)
                     except OffsetOutOfRangeError:
-                        if not lost_ranges(context, opened.intent):
+                        if not find_lost_ranges(context, opened.intent):
                             raise
                         continue  # retention was faster: the batch is taken over as one that was left open
                     run = close_batch(step, written)
                 return run.report(context, caught_up=False)
             except CommitConflictError as conflict:
-                if run.logged.commit is not begun.logged.commit or context.still_ours is None or attempt == _BEGINNINGS:
+                if run.logged.commit is not begun.logged.commit or context.still_ours is None or attempt == _MAX_STARTS:
                     raise
                 context.check()
                 text = f"{conflict.problem} This run holds the lease, and begins again from that commit."
@@ -95,7 +95,7 @@ def run_step(context: StepContext, engine: BatchEngine = BY_SPARK) -> StepReport
     raise AssertionError("unreachable")
 
 
-def _next_batch(step: OpenedStep, run: StepRun) -> tuple[StepRun, HeldBatch | NothingToRead]:
+def _prepare_batch(step: StepResources, run: StepState) -> tuple[StepState, LeasedBatch | NothingToRead]:
     """Return what comes next, and the run, which has started: the batch that is open, else the one that is planned now.
 
     Of that one nothing is committed yet. Where a version is discarded between the look and its lease, all is looked at
@@ -103,46 +103,46 @@ def _next_batch(step: OpenedStep, run: StepRun) -> tuple[StepRun, HeldBatch | No
     """
     step.context.check()
     if run.logged.state.open is not None:
-        return run, take_over(step, run, run.logged.state.open)
+        return run, resume_open_batch(step, run, run.logged.state.open)
     if run.batches:
         step.context.between_batches()
-    tend_own_tables(step, run)
-    for attempt in range(1, _LOOKS + 1):
-        seen = look(step, run)
+    maintain_local_tables(step, run)
+    for attempt in range(1, _MAX_SNAPSHOTS + 1):
+        seen = snapshot_inputs(step, run)
         run = store_first_positions(step, run, seen)
         planned = plan_batch(step, run, seen)
         if isinstance(planned, NothingToRead):
             return run, planned
         try:
-            return run, hold_versions(step, run, planned, seen)
+            return run, lease_versions(step, run, planned, seen)
         except VersionDiscardedError:
-            if attempt == _LOOKS:
+            if attempt == _MAX_SNAPSHOTS:
                 raise
     raise AssertionError("unreachable")
 
 
 @contextmanager
-def _opened(context: StepContext, engine: BatchEngine) -> Iterator[tuple[OpenedStep, StepRun]]:
+def _open_step(context: StepContext, engine: BatchEngine) -> Iterator[tuple[StepResources, StepState]]:
     """Give what a run of the step works over, and the run at its beginning; let go of what was opened at the end."""
     app, log = context.app, BatchLog(context.lake, context.app.name)
-    run = StepRun(log.read())
+    run = StepState(log.read())
     context = replace(context, writes_as=run.logged.state.writes_as)
     # Of a batch that was abandoned, or by an operator that the application has no more.
-    forget_answers(context.lake, app.name, run.logged.state.batch)
+    purge_answers(context.lake, app.name, run.logged.state.batch)
     with (
         RunCredits(context.lake) as credits,
         closing(OpenTables()) as tables,
-        closing(OpenedVersions(context)) as versions,
+        closing(VersionCache(context)) as versions,
         closing(VersionLeases(context.lake, context.run)) as leases,
     ):
         context = replace(context, credits=credits, open_tables=tables)
-        step = OpenedStep(
+        step = StepResources(
             context=context,
             engine=engine,
             log=log,
-            startpoints=startpoints_of(context.lake, app),
+            startpoints=open_startpoints(context.lake, app),
             tasks=context.plan.partitions_by_task(),
-            states=tuple(states_of(context)),
+            states=tuple(iter_state_names(context)),
             versions=versions,
             leases=leases,
         )

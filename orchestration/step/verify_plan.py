@@ -19,11 +19,11 @@ from dagster_adjunct.orchestration.operators.functions import pickle_function
 from dagster_adjunct.orchestration.operators.table_updates import TableSink, check_sink_columns
 from dagster_adjunct.orchestration.planner.columns import check_fed_datasets
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.step.batch_outputs import sent_schema
-from dagster_adjunct.orchestration.step.compile_batch import CompilingBatch, compiled, known_batch
+from dagster_adjunct.orchestration.step.batch_outputs import output_schema
+from dagster_adjunct.orchestration.step.compile_batch import BatchCompiler, build_batch_graph, compile_operator
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
-from dagster_adjunct.orchestration.step.recorded_answers import SinkCall, made_by, with_unknown
-from dagster_adjunct.orchestration.step.state import kept_rows
+from dagster_adjunct.orchestration.step.recorded_answers import SinkCall, add_unknown_answers, plan_results
+from dagster_adjunct.orchestration.step.state import prepare_table_rows
 from dagster_adjunct.resources.bucketing.files import GENERATION, BucketLayout, bucketed_frame
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError, PlanningError
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.batch_context import SinkFunction, StateHandle, TableLookup, TableSend
     from dagster_adjunct.orchestration.operators.operator import Operator
     from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, PlannedOperator
-    from dagster_adjunct.orchestration.step.compile_batch import KnownBatch
+    from dagster_adjunct.orchestration.step.compile_batch import BatchGraph
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.system import AppendResult, SystemStreamPartition
     from dagster_adjunct.resources.tables.functions import TableFunction
@@ -90,7 +90,7 @@ class PhysicalProof:
     differences: tuple[Difference, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def tell(self) -> None:
+    def report_differences(self) -> None:
         """Warn of each difference; with ADJUNCT_STRICT_PLANS raise PlanningError for the first.
 
         The answer is right either way: what is lost is speed, and the promise that the planner made.
@@ -127,7 +127,7 @@ class PhysicalProof:
         return "\n".join(lines)
 
 
-class Proof:
+class ProofBuilder:
     """Collects the physical plans of an application, each operator once, and compares them with its plan."""
 
     def __init__(self, plan: ExecutionPlan) -> None:
@@ -166,7 +166,9 @@ class Proof:
         if join is None:
             return
         sides = Counter(exchange.side for exchange in spark_plan.exchanges if exchange.operator == operator)
-        self._joins.append(JoinProof(operator, dataset, _kind(join), _reads(join), sides["stream"], sides["dataset"]))
+        self._joins.append(
+            JoinProof(operator, dataset, _name_join(join), _describe_scan(join), sides["stream"], sides["dataset"])
+        )
 
     def _moved(self, operator: str, dataset: str | None, moved: Sequence[tuple[str, str | None]]) -> None:
         of_dataset = [where for where, side in moved if side == "dataset"]
@@ -193,7 +195,7 @@ class Proof:
         self._differences.append(Difference(operator, f"{problem}.", step, dataset))
 
 
-def check_written(operator: str, source: PlannedOperator, spark_plan: SparkPlan) -> str | None:
+def check_write_placement(operator: str, source: PlannedOperator, spark_plan: SparkPlan) -> str | None:
     """Return a note on records that are written where they lie, or None where Spark sees that they lie right.
 
     `source` is planned for the operator that they come from. Raises PlanningError where they certainly lie otherwise
@@ -217,12 +219,12 @@ def check_written(operator: str, source: PlannedOperator, spark_plan: SparkPlan)
     )
 
 
-def _kind(join: FoundJoin) -> str:
+def _name_join(join: SparkJoin) -> str:
     kinds = {"SortMergeJoin": "sort-merge join", "BroadcastHashJoin": "broadcast join"}
     return kinds.get(join.kind, join.kind)
 
 
-def _reads(join: FoundJoin) -> str:
+def _describe_scan(join: SparkJoin) -> str:
     if join.broadcast:
         return "all of it in every task"
     return f"a bucketed scan of {join.buckets}" if join.buckets is not None else "not by buckets"
@@ -241,7 +243,7 @@ _ATTRIBUTE = re.compile(r"#\d+L?")
 
 
 @dataclass(frozen=True, slots=True)
-class FoundExchange:
+class SparkExchange:
     """Records that Spark moves for an operator, into `partitioning` ("hashpartitioning(k, 4)"); of a join, a `side`."""
 
     operator: str
@@ -250,7 +252,7 @@ class FoundExchange:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundJoin:
+class SparkJoin:
     """How Spark joins for an operator ("SortMergeJoin"), and how it reads the dataset's side.
 
     `buckets` is the number of them that are read as they are stored, None where it is no bucketed scan; `broadcast`,
@@ -268,26 +270,26 @@ class SparkPlan:
     """What one physical plan does for these operators, and the partitioning of the records in the end."""
 
     operators: frozenset[str]
-    joins: Mapping[str, FoundJoin]
-    exchanges: tuple[FoundExchange, ...]
+    joins: Mapping[str, SparkJoin]
+    exchanges: tuple[SparkExchange, ...]
     partitioning: str
 
 
-def marked(operator: str, frame: DataFrame) -> DataFrame:
+def mark_operator(operator: str, frame: DataFrame) -> DataFrame:
     """Return the same records, with the operator's name in Spark's plans of them."""
     from pyspark.sql import functions as F
 
     return frame.observe(f"{_MARK}{operator}", F.count(F.lit(1)))
 
 
-def plan_of(operator: str, frame: DataFrame, joins: Collection[str]) -> SparkPlan:
+def inspect_spark_plan(operator: str, frame: DataFrame, joins: Collection[str]) -> SparkPlan:
     """Return what Spark plans for records that arrive at an operator, or are kept after it; no job is run.
 
     `joins` are the operators that join a dataset: of these, the topmost join is looked at.
     """
     top = frame._jdf.queryExecution().executedPlan()
-    joins_found: dict[str, FoundJoin] = {}
-    exchanges: list[FoundExchange] = []
+    joins_found: dict[str, SparkJoin] = {}
+    exchanges: list[SparkExchange] = []
     operators = {operator}
     waiting: list[tuple[Any, str, Side | None]] = [(top, operator, None)]
     while waiting:
@@ -300,12 +302,12 @@ def plan_of(operator: str, frame: DataFrame, joins: Collection[str]) -> SparkPla
                 operators.add(owner)
         elif name.startswith(("BroadcastExchange", "ReusedExchange")) and _is_broadcast(name, node):
             if side == "dataset" and owner in joins_found:
-                joins_found[owner] = _with(joins_found[owner], broadcast=True)
+                joins_found[owner] = _update_join(joins_found[owner], broadcast=True)
             continue
         elif name.startswith(("Exchange", "ShuffleExchange", "ReusedExchange")):
-            exchanges.append(FoundExchange(owner, _words(node.outputPartitioning()), side))
+            exchanges.append(SparkExchange(owner, _partitioning_text(node.outputPartitioning()), side))
         elif "Join" in name and owner in joins and owner not in joins_found:
-            joins_found[owner] = FoundJoin(owner, name.partition("(")[0])
+            joins_found[owner] = SparkJoin(owner, name.partition("(")[0])
             sides = ("stream", "dataset")
         elif (
             side == "dataset"
@@ -313,11 +315,11 @@ def plan_of(operator: str, frame: DataFrame, joins: Collection[str]) -> SparkPla
             and joins_found[owner].buckets is None
             and _is_bucketed(name, node)
         ):
-            joins_found[owner] = _with(joins_found[owner], buckets=node.outputPartitioning().numPartitions())
+            joins_found[owner] = _update_join(joins_found[owner], buckets=node.outputPartitioning().numPartitions())
         children = node.children()
         for index in range(children.size()):
             waiting.append((children.apply(index), owner, sides[min(index, len(sides) - 1)]))
-    return SparkPlan(frozenset(operators), joins_found, tuple(exchanges), _words(top.outputPartitioning()))
+    return SparkPlan(frozenset(operators), joins_found, tuple(exchanges), _partitioning_text(top.outputPartitioning()))
 
 
 def _is_broadcast(name: str, node: Any) -> bool:
@@ -330,17 +332,17 @@ def _is_bucketed(name: str, node: Any) -> bool:
     return bool(node.bucketedScan())
 
 
-def _with(join: FoundJoin, *, buckets: int | None = None, broadcast: bool = False) -> FoundJoin:
-    return FoundJoin(
+def _update_join(join: SparkJoin, *, buckets: int | None = None, broadcast: bool = False) -> SparkJoin:
+    return SparkJoin(
         join.operator, join.kind, join.buckets if buckets is None else buckets, join.broadcast or broadcast
     )
 
 
-def _words(partitioning: Any) -> str:
+def _partitioning_text(partitioning: Any) -> str:
     return _ATTRIBUTE.sub("", partitioning.toString())
 
 
-def rehearse(
+def analyze_batch(
     context: StepContext,
     views: Mapping[str, VersionReader | TransientVersion | None],
     starts: Mapping[SystemStreamPartition, str] | None = None,
@@ -354,20 +356,20 @@ def rehearse(
     `on_state` is told of each table of state that a batch writes.
     """
     ranges = {ssp: OffsetRange(start, start) for ssp, start in (starts or {}).items()}
-    rehearsal = Rehearsal(known_batch(context, BatchInputs(0, ranges, views)))
+    rehearsal = DryRunCompiler(build_batch_graph(context, BatchInputs(0, ranges, views)))
     rehearsal.run()
     for dataset in rehearsal.states:
         on_state(dataset)
     return rehearsal.proof.result()
 
 
-class Rehearsal(CompilingBatch):
+class DryRunCompiler(BatchCompiler):
     """A batch without records, which writes nothing and runs no Spark job."""
 
-    def __init__(self, known: KnownBatch) -> None:
-        super().__init__(known, lambda name: None)
-        self.proof = Proof(known.context.plan)
-        for operator in known.app.operators:
+    def __init__(self, graph: BatchGraph) -> None:
+        super().__init__(graph, lambda name: None)
+        self.proof = ProofBuilder(graph.context.plan)
+        for operator in graph.app.operators:
             self.proof.allow(operator.id, operator.spec.moves)
         self.states: list[AdjunctDataset] = []
         self._datasets: dict[str, str] = {}
@@ -377,7 +379,7 @@ class Rehearsal(CompilingBatch):
         """Compile all operators whose records are written, and look at what Spark makes of each output."""
         frames: dict[str, DataFrame] = {}
         try:
-            for operator in self.known.operators:
+            for operator in self.graph.operators:
                 compiled_frame = self._named(operator, [frames[source] for source in operator.inputs])
                 frames[operator.id] = self._handed_on(operator, compiled_frame)
         finally:
@@ -393,31 +395,31 @@ class Rehearsal(CompilingBatch):
             by = map(column, self.required_partitioning(operator.id))
             stored = frame.drop(*tie_breakers(frame), *BATCH_ONLY).repartition(self.partitions_at(operator.id), *by)
             return self._cut(operator.id, stored)
-        frame = marked(operator.id, frame)
-        return self.materialize(operator.id, frame) if self.known.several_take(operator) else frame
+        frame = mark_operator(operator.id, frame)
+        return self.materialize(operator.id, frame) if self.graph.is_shared(operator) else frame
 
     def _cut(self, operator: str, frame: DataFrame) -> DataFrame:
         """Return the same records, which Spark plans no more as part of others: kept, if anybody computed them."""
         return super().materialize(operator, frame)
 
     def _look(self, operator: str, frame: DataFrame) -> SparkPlan:
-        planned = plan_of(operator, frame, self._datasets)
+        planned = inspect_spark_plan(operator, frame, self._datasets)
         self.proof.add(planned, self._datasets)
         return planned
 
     def _written_as_they_lie(self, operator: str, frame: DataFrame) -> None:
         planned = self._look(operator, frame)
         (source,) = self.app.operator(operator).inputs
-        lay = self.known.planned[source]
-        if operator not in self.known.exchanges and lay.partitioned_by:
-            note = check_written(operator, lay, planned)
+        lay = self.graph.planned[source]
+        if operator not in self.graph.exchanges and lay.partitioned_by:
+            note = check_write_placement(operator, lay, planned)
             if note is not None:
                 self.proof.note(note)
 
     def _named(self, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
         """Return the operator's records; what is refused of them is told with its name."""
         try:
-            return compiled(self, operator, sources)
+            return compile_operator(self, operator, sources)
         except PermanentError as error:
             if getattr(error, "operator", None) is not None:
                 raise
@@ -438,8 +440,8 @@ class Rehearsal(CompilingBatch):
         if dataset.partitions is None or not set(dataset.partition_by) <= set(schema.names):
             return super()._no_entries(dataset, schema)
         layout = BucketLayout(schema, dataset.partition_by, dataset.partitions, dataset.key)
-        store = self.known.context.lake.store
-        return bucketed_frame(self.known.spark, store, dataset.name, layout, []).drop(GENERATION)
+        store = self.graph.context.lake.store
+        return bucketed_frame(self.graph.spark, store, dataset.name, layout, []).drop(GENERATION)
 
     def count_matches(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
         self._datasets[operator] = dataset
@@ -452,7 +454,7 @@ class Rehearsal(CompilingBatch):
         """Compare what is taken of the table's records with its columns, as its store has them; nothing is read."""
         table = self.app.tables[lookup.table]
         check_stored_columns(operator, table, lookup, self._stored(lookup.table, get_read_function(table)))
-        return with_unknown(self.materialize(operator, frame), lookup)
+        return add_unknown_answers(self.materialize(operator, frame), lookup)
 
     def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
         self._look(operator, frame)
@@ -462,7 +464,7 @@ class Rehearsal(CompilingBatch):
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> AppendResult | None:
         system, name = self.system_of(stream), split_stream_name(stream)[1]
-        sent = sent_schema(frame)
+        sent = output_schema(frame)
         system.check_create(name, schema=sent, key=key, partitions=partitions)
         if system.evolves and any(dataset.stream == stream for dataset in self.app.datasets):
             stored = system.info(name).schema
@@ -484,11 +486,11 @@ class Rehearsal(CompilingBatch):
         self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey
     ) -> None:
         self._written_as_they_lie(operator, frame)
-        kept_rows(frame, self.app.dataset(table).key, deleted, on_null_key)
+        prepare_table_rows(frame, self.app.dataset(table).key, deleted, on_null_key)
 
     def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateHandle:
-        self.states.append(declare_state_dataset(self.known.context.writer, name, spec))
-        validate_state(self.known.context.lake, self.states[-1])
+        self.states.append(declare_state_dataset(self.graph.context.writer, name, spec))
+        validate_state(self.graph.context.lake, self.states[-1])
         return super().state(name, spec, of=of)
 
     def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
@@ -496,7 +498,7 @@ class Rehearsal(CompilingBatch):
         table = self.app.tables[send.table]
         check_record_columns(frame.columns, table.name, table.key, updates=send.contract is not None, what=operator)
         sink = TableSink(table, send)
-        check_sink_columns(operator, sink, _types(frame), self._stored_types(sink))
+        check_sink_columns(operator, sink, _column_types(frame), self._stored_types(sink))
         self._written_as_they_lie(operator, frame)
 
     def _stored_types(self, sink: TableSink) -> dict[str, str] | None:
@@ -507,7 +509,7 @@ class Rehearsal(CompilingBatch):
             return None
         if table not in self._looked_at:
             try:
-                self._looked_at[table] = run_blocking(_asked(function))
+                self._looked_at[table] = run_blocking(_read_stored_types(function))
             except PermanentError:
                 raise
             except Exception as error:  # noqa: BLE001 - the table's own retries are for the batch, which tells what is wrong
@@ -523,7 +525,7 @@ class Rehearsal(CompilingBatch):
         self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema
     ) -> DataFrame:
         self._look(operator, frame)
-        made = made_by(frame, SinkCall(operator, function, self.app.name, self.number, returns))
+        made = plan_results(frame, SinkCall(operator, function, self.app.name, self.number, returns))
         by = self.required_partitioning(operator)
         if by:
             made = made.repartition(self.partitions_at(operator), *map(column, by))
@@ -533,17 +535,17 @@ class Rehearsal(CompilingBatch):
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
         name = split_stream_name(stream)[1]
-        self.system_of(stream).check_create(name, schema=sent_schema(frame), key=key, partitions=partitions)
+        self.system_of(stream).check_create(name, schema=output_schema(frame), key=key, partitions=partitions)
 
 
-async def _asked(function: TableFunction) -> dict[str, str] | None:
+async def _read_stored_types(function: TableFunction) -> dict[str, str] | None:
     try:
         return await function.stored_types()
     finally:
         await function.close()
 
 
-def _types(frame: DataFrame) -> dict[str, str | None]:
+def _column_types(frame: DataFrame) -> dict[str, str | None]:
     """Return the types of the records' columns, and of those in the structs of an update, by "update.name"."""
     from pyspark.sql.types import StructType
 
@@ -565,11 +567,11 @@ def verify_plan(runtime: Runtime, app: Application, plan: ExecutionPlan) -> Phys
     A dataset without a version is taken for an empty one in its buckets. Raises what a run raises before its first
     batch for mistakes in expressions and functions, which are called with no records.
     """
-    views = {dataset.name: _served(runtime, dataset) for dataset in app.datasets}
-    return rehearse(StepContext(runtime, app, plan, FanOut()), views)
+    views = {dataset.name: _find_served_version(runtime, dataset) for dataset in app.datasets}
+    return analyze_batch(StepContext(runtime, app, plan, FanOut()), views)
 
 
-def _served(runtime: Runtime, dataset: AdjunctDataset) -> VersionReader | None:
+def _find_served_version(runtime: Runtime, dataset: AdjunctDataset) -> VersionReader | None:
     if isinstance(dataset.input, OwnedBy) or not dataset.following.persistent or not runtime.lake.exists():
         return None
     return StoredVersions(runtime.lake, dataset).current()

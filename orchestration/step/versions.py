@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, Replay
     from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPlan
-    from dagster_adjunct.orchestration.step.context import OpenedStep, StepContext, StepRun
-    from dagster_adjunct.orchestration.step.plan_batch import PlannedBatch, Seen
+    from dagster_adjunct.orchestration.step.context import StepContext, StepResources, StepState
+    from dagster_adjunct.orchestration.step.plan_batch import BatchSnapshot, PlannedBatch
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.schemas.schema import Schema
 
 
 @dataclass(frozen=True, slots=True)
-class HeldBatch:
+class LeasedBatch:
     """A batch that can begin: what it is to do, and meets, under leases.
 
     `records` are the columns of its input streams; None where they are not known.
@@ -52,7 +52,7 @@ class HeldBatch:
     records: Mapping[str, Schema | None]
 
 
-def hold_versions(step: OpenedStep, run: StepRun, planned: PlannedBatch, seen: Seen) -> HeldBatch:
+def lease_versions(step: StepResources, run: StepState, planned: PlannedBatch, seen: BatchSnapshot) -> LeasedBatch:
     """Return the planned batch with the versions that it meets, leased: those that are served, or were recorded.
 
     Raises VersionDiscardedError where one is gone since the look, or since it was recorded; StaleDatasetError for a
@@ -60,29 +60,29 @@ def hold_versions(step: OpenedStep, run: StepRun, planned: PlannedBatch, seen: S
     meet.
     """
     if planned.intent.reading == RECORDED:
-        intent = _with_recorded(step, planned.intent, seen.served)
+        intent = _lease_recorded(step, planned.intent, seen.served)
     else:
-        intent = _with_served(step, run.logged.state, planned.intent, seen.served)
+        intent = _lease_served(step, run.logged.state, planned.intent, seen.served)
     for text in planned.losses:
         step.context.on_event(StepEvent("lost", intent.batch, {"text": text}))
-    return HeldBatch(intent, seen.schemas)
+    return LeasedBatch(intent, seen.schemas)
 
 
-def _with_served(step: OpenedStep, state: ApplicationState, intent: Intent, served: ServedVersions) -> Intent:
+def _lease_served(step: StepResources, state: ApplicationState, intent: Intent, served: ServedVersions) -> Intent:
     """Lease what is served; of bounded datasets that are joined by time, all other versions too."""
     app, ids = step.context.app, dict(served.ids)
-    _check_all_fresh(step.context, served)
-    joined = [name for name in _joined_by_time(app) if ids[name] is not None]
+    _check_freshness(step.context, served)
+    joined = [name for name in _find_as_of_datasets(app) if ids[name] is not None]
     retained = {name: step.versions.retained_over_time(name) for name in joined}
     step.leases.take(ids, retained)
     # Opened once they are held. Of versions that say one time only the one that was sealed last is met.
     over_time = {name: step.versions.over_time(name, versions).versions for name, versions in retained.items()}
-    ids |= _read_on(step, state)
+    ids |= _advance_transient_tables(step, state)
     names = (*(dataset.name for dataset in app.datasets), *step.states)
     return intent.model_copy(update={"versions": {name: ids[name] for name in names}, "over_time": over_time})
 
 
-def _check_all_fresh(context: StepContext, served: ServedVersions) -> None:
+def _check_freshness(context: StepContext, served: ServedVersions) -> None:
     """Refuse to begin a batch with a stored table that lacks something older than is allowed."""
     for name, manifest in served.limited.items():
         limit = context.app.max_staleness[name]
@@ -95,14 +95,14 @@ def _check_all_fresh(context: StepContext, served: ServedVersions) -> None:
         raise_if_stale(context.systems, context.app.dataset(name), as_unbounded(manifest), limit, context.lake.now())
 
 
-def _joined_by_time(app: Application) -> list[str]:
+def _find_as_of_datasets(app: Application) -> list[str]:
     """Return the bounded datasets that records are joined with as of their times."""
     matches = (operator.spec.match for operator in app.operators)
     names = {match.dataset for match in matches if match and match.dataset and match.as_of}
     return [name for name in sorted(names) if not app.dataset(name).follows_changes]
 
 
-def _read_on(step: OpenedStep, state: ApplicationState) -> dict[str, str | None]:
+def _advance_transient_tables(step: StepResources, state: ApplicationState) -> dict[str, str | None]:
     """Bring the datasets that live for one run up to date, and return their versions; tell what has changed.
 
     Before the intent, which then names what is known to be readable: a change that can't be applied would keep an
@@ -121,7 +121,7 @@ def _read_on(step: OpenedStep, state: ApplicationState) -> dict[str, str | None]
     return versions
 
 
-def _with_recorded(step: OpenedStep, intent: Intent, served: ServedVersions) -> Intent:
+def _lease_recorded(step: StepResources, intent: Intent, served: ServedVersions) -> Intent:
     """Lease the versions that recorded replays meet, named in the intent already; there is one for each dataset.
 
     Tables of state are as they are `served`: what has been read before is left out there.
@@ -154,7 +154,7 @@ def _with_recorded(step: OpenedStep, intent: Intent, served: ServedVersions) -> 
     return intent.model_copy(update={"versions": met | states})
 
 
-def check_bootstrapped(step: OpenedStep, unserved: Iterable[str]) -> None:
+def check_bootstrapped(step: StepResources, unserved: Iterable[str]) -> None:
     """Raise NoSealedVersionError for a dataset with `bootstrap` that serves nothing yet, saying what it lacks."""
     for name in unserved:
         if step.context.app.dataset(name).bootstrap:
@@ -173,7 +173,7 @@ class ServedVersions:
     limited: Mapping[str, DatasetManifest | None]
 
 
-def served_now(step: OpenedStep) -> ServedVersions:
+def read_served_versions(step: StepResources) -> ServedVersions:
     """Return the versions served now, those of a version set from one snapshot of it.
 
     Raises NoSealedVersionError for a dataset that holds its application back and has no version, saying what it waits
@@ -196,7 +196,7 @@ def served_now(step: OpenedStep) -> ServedVersions:
     return ServedVersions(ids, limited)
 
 
-class OpenedVersions:
+class VersionCache:
     """A cache: what is asked for is opened where it was not yet. Nothing is held by that (`VersionLeases`).
 
     `close` lets go of the tables that live for one run.

@@ -132,7 +132,7 @@ class RowCodec:
         changes = to_changes(update)
         sets = self._without_key(key, self._fields(changes.set), changes.set)
         add = {name: self._added(name, value) for name, value in changes.add.items() if value is not None}
-        append = {name: self._appended(name, value) for name, value in changes.append.items() if value is not None}
+        append = {name: self._scan_appended(name, value) for name, value in changes.append.items() if value is not None}
         removed: dict[str, Any] = dict.fromkeys(changes.remove)
         twice = len({*sets, *changes.add, *changes.append, *removed})
         if twice < len(sets) + len(changes.add) + len(changes.append) + len(removed):
@@ -228,7 +228,7 @@ class RowCodec:
             raise self._misfit(name, value, "only numbers, and members of json, can be added")
         return self.checked(name, value)
 
-    def _appended(self, name: str, value: Any) -> list[Any]:
+    def _scan_appended(self, name: str, value: Any) -> list[Any]:
         if self.column(name).kind is not Kind.LIST:
             raise self._misfit(name, value, "only a column of lists (array<type>) can be appended to")
         checked: list[Any] = self.checked(name, value)

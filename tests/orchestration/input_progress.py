@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.step.progress import (
-    feeding_streams,
-    followed_state,
-    looked_at,
-    position_of,
-    stream_ends,
-    stream_progress,
-    unfinished,
+    describe_unfinished,
+    ignore_disabled_startpoints,
+    list_dataset_streams,
+    measure_stream_progress,
+    position_to_json,
+    read_stream_ends,
+    snapshot_system,
 )
 
 if TYPE_CHECKING:
@@ -38,8 +38,10 @@ class InputProgress:
 
 def input_progress(lake: Lake, systems: Mapping[str, StreamSystem], app: Application) -> InputProgress:
     """Return how far the application has come; a stream that does not exist yet counts for nothing."""
-    state = followed_state(app, BatchLog(lake, app.name).read()[1])
-    inputs = [stream_progress(looked_at(systems, name), source, state) for name, source in app.inputs.items()]
-    ends = {name: stream_ends(looked_at(systems, name), name) for name in feeding_streams(app)}
-    due = (*unfinished(state), *(progress.due for progress in inputs if progress.due))
-    return InputProgress(sum(progress.lag for progress in inputs), {**position_of(app, state), "ends": ends}, due)
+    state = ignore_disabled_startpoints(app, BatchLog(lake, app.name).read()[1])
+    inputs = [
+        measure_stream_progress(snapshot_system(systems, name), source, state) for name, source in app.inputs.items()
+    ]
+    ends = {name: read_stream_ends(snapshot_system(systems, name), name) for name in list_dataset_streams(app)}
+    due = (*describe_unfinished(state), *(progress.due for progress in inputs if progress.due))
+    return InputProgress(sum(progress.lag for progress in inputs), {**position_to_json(app, state), "ends": ends}, due)

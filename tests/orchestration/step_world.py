@@ -17,12 +17,12 @@ from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.planner.catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.coordinator import hand_out
+from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_for_run
 from dagster_adjunct.orchestration.step.compile_batch import run_batch
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.orchestration.step.versions import OpenedVersions
+from dagster_adjunct.orchestration.step.versions import VersionCache
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -90,7 +90,7 @@ class StepWorld:
     ) -> StepContext:
         planned = plan_application(app, self.systems)
         runtime = Runtime(self.lake, self.systems, self.spark, by=run)
-        return StepContext(runtime, app, planned, hand_out(runtime, app, planned), on_event, max_batches)
+        return StepContext(runtime, app, planned, fan_out_for_run(runtime, app, planned), on_event, max_batches)
 
     def run(self, app: Application, **options: Any) -> StepReport:
         """Bring the application's datasets up to date and run its step."""
@@ -121,7 +121,7 @@ class StepWorld:
         ranges = {ssp: OffsetRange(span.start, span.end) for ssp, span in intent.ranges.items()}
         consumed = {ssp: span.end for ssp, span in intent.ranges.items()}
         context = self.context(app)
-        versions = OpenedVersions(context)
+        versions = VersionCache(context)
         views = {name: versions.view(name, version, state) for name, version in intent.versions.items()}
         inputs = BatchInputs(intent.batch, ranges, views, dict(intent.epochs), consumed, state.offsets.streams)
         run_batch(context, inputs, lambda output: None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dagster_adjunct.orchestration.step.compile_batch import Counted
+from dagster_adjunct.orchestration.step.compile_batch import BatchMetrics
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof
 
@@ -14,9 +14,9 @@ class StubEngine:
 
     rehearsed: Callable[[], object] = staticmethod(lambda: None)
 
-    def rehearse(self, *given: object) -> PhysicalProof:
+    def analyze(self, *given: object) -> PhysicalProof:
         self.rehearsed()
         return PhysicalProof()
 
-    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counted:
+    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
         raise NotImplementedError

@@ -32,7 +32,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 )
 from dagster_adjunct.orchestration.operators.windows.aggregates import Count, Tumbling
 from dagster_adjunct.orchestration.planner.planner import build_plan
-from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, joins_as_of, versions_met
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, choose_versions, find_as_of_joins
 from dagster_adjunct.orchestration.step.failures import sensitive_columns
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -219,8 +219,8 @@ def test_a_replay_of_one_that_looks_up_by_time_meets_what_was_valid_then() -> No
     request = StartpointRequest(
         ssp=ssp, startpoint=StartpointOldest(), by="ann", reason="again", until=StartpointUpcoming()
     )
-    assert (versions_met(timed, request), joins_as_of(timed)) == (AS_OF, ("sample-2",))
-    assert (versions_met(current, request), joins_as_of(current)) == (CURRENT, ())
+    assert (choose_versions(timed, request), find_as_of_joins(timed)) == (AS_OF, ("sample-2",))
+    assert (choose_versions(current, request), find_as_of_joins(current)) == (CURRENT, ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import group_datasets
 from dagster_adjunct.orchestration.planner.catalog import systems_for
-from dagster_adjunct.orchestration.step.progress import waiting_datasets
+from dagster_adjunct.orchestration.step.progress import describe_waiting_datasets
 from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import open_lake
@@ -88,10 +88,10 @@ def test_the_sensor_waits_for_completion_objects_and_for_first_partitions(world:
     (folder / "v1").mkdir(parents=True)
     (folder / "v1" / "part.csv").write_text("item,price\na,1\n", encoding="utf-8")
     systems = systems_for(app, world.lake)
-    waiting = waiting_datasets(world.lake, systems, app)
+    waiting = describe_waiting_datasets(world.lake, systems, app)
     assert len(waiting) == 2
     assert "dataset 'files' has no version to read yet" in waiting[0]
     assert f"{folder}/v1/_SUCCESS" in waiting[0]
     assert waiting[1].startswith("dataset 'first' has no version yet: materialise a partition")
     (folder / "v1" / "_SUCCESS").touch()
-    assert len(waiting_datasets(world.lake, systems, app)) == 1, "a run seals what is delivered"
+    assert len(describe_waiting_datasets(world.lake, systems, app)) == 1, "a run seals what is delivered"

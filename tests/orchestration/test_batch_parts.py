@@ -15,7 +15,12 @@ from dagster_adjunct.orchestration.operators.operator import Flow, PassThroughSp
 from dagster_adjunct.orchestration.planner.catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step import compile_batch as arriving_records
-from dagster_adjunct.orchestration.step.compile_batch import CompilingBatch, KnownBatch, compiled, known_batch
+from dagster_adjunct.orchestration.step.compile_batch import (
+    BatchCompiler,
+    BatchGraph,
+    build_batch_graph,
+    compile_operator,
+)
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -86,7 +91,7 @@ class LeftOver(Written):
         return ()
 
 
-def known_of(folder: Path, first: Spec, *others: Spec) -> KnownBatch:
+def known_of(folder: Path, first: Spec, *others: Spec) -> BatchGraph:
     """Return what is known of a batch of an application of these operators, one behind the other."""
     lake = open_lake(folder / "lake")
     streams = LakeStreams(lake)
@@ -97,15 +102,15 @@ def known_of(folder: Path, first: Spec, *others: Spec) -> KnownBatch:
         stream = stream.apply(spec)
     plan = plan_application(app, {"lake": streams})
     runtime = Runtime(lake, {"lake": streams}, lambda: None, by="test")  # type: ignore[arg-type, return-value]
-    return known_batch(StepContext(runtime, app, plan, FanOut()), BatchInputs(1, {}, {}))
+    return build_batch_graph(StepContext(runtime, app, plan, FanOut()), BatchInputs(1, {}, {}))
 
 
 def test_what_arrives_at_an_operator_is_made_once_however_often_it_is_asked_for(tmp_path: Path) -> None:
     written, entered = Written(), Records()
     known = known_of(tmp_path, written, LeftOver())
     assert [move.operator for move in known.moves("written-2")] == ["written-2"]
-    batch, operator = CompilingBatch(known, lambda name: None), known.app.operator("written-2")
-    leaving = cast("Any", compiled(batch, operator, [cast("Any", entered)]))
+    batch, operator = BatchCompiler(known, lambda name: None), known.app.operator("written-2")
+    leaving = cast("Any", compile_operator(batch, operator, [cast("Any", entered)]))
     (given,) = written.given
     assert isinstance(given, Records)
     assert given.moved_from is entered, "what is written has moved"
@@ -117,14 +122,14 @@ def test_what_arrives_at_an_operator_is_made_once_however_often_it_is_asked_for(
 def test_nothing_is_kept_of_records_that_do_not_go_on(tmp_path: Path) -> None:
     written, entered = Written(), Records()
     known = known_of(tmp_path, written)
-    compiled(CompilingBatch(known, lambda name: None), known.app.operator("written-2"), [cast("Any", entered)])
+    compile_operator(BatchCompiler(known, lambda name: None), known.app.operator("written-2"), [cast("Any", entered)])
     assert entered.kept == 0
 
 
 def test_what_an_operator_leaves_out_is_wanted_where_one_of_any_kind_takes_it(tmp_path: Path) -> None:
-    taken = CompilingBatch(known_of(tmp_path / "taken", Written(), LeftOver()), lambda name: None)
+    taken = BatchCompiler(known_of(tmp_path / "taken", Written(), LeftOver()), lambda name: None)
     assert [taken.has_late_consumer(operator.id) for operator in taken.app.operators] == [False, True, False]
-    passed = CompilingBatch(known_of(tmp_path / "passed", Written(), Written()), lambda name: None)
+    passed = BatchCompiler(known_of(tmp_path / "passed", Written(), Written()), lambda name: None)
     assert not any(passed.has_late_consumer(operator.id) for operator in passed.app.operators)
 
 

@@ -18,7 +18,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     add_counters,
     application_state,
 )
-from dagster_adjunct.orchestration.step.plan_batch import spread
+from dagster_adjunct.orchestration.step.plan_batch import share_by_lag
 from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
@@ -49,7 +49,7 @@ def test_an_application_that_never_ran_has_an_empty_state(lake: Lake) -> None:
 def test_a_closed_batch_moves_the_checkpoint_and_adds_up_its_counters(lake: Lake) -> None:
     log = BatchLog(lake, "app")
     moved = ApplicationState(checkpoint={TRIPS[0]: "5", TRIPS[1]: "7"})
-    logged = log.move(log.read(), moved, by="one", note="from the start")
+    logged = log.store_positions(log.read(), moved, by="one", note="from the start")
     assert logged == log.read()
     assert logged.state.note == "from the start"
     for number, (begin, end) in enumerate([(5, 8), (8, 9)], start=1):
@@ -72,11 +72,11 @@ def test_a_closed_batch_moves_the_checkpoint_and_adds_up_its_counters(lake: Lake
 def test_whoever_commits_second_is_fenced_and_told_by_whom(lake: Lake) -> None:
     log = BatchLog(lake, "app")
     mine = log.open(log.read(), intent(1, 0, 5, "first"))
-    log.hold(mine)
+    log.check_not_superseded(mine)
     taken = intent(1, 0, 5, "second")
     log.open(mine, taken)
     with pytest.raises(CommitConflictError, match=r"taken over by another run .*by second"):
-        log.hold(mine)
+        log.check_not_superseded(mine)
     with pytest.raises(CommitConflictError, match=r"taken over by another run .*by second"):
         log.close(mine, closed(intent(1, 0, 5, "first"), 5))
     assert log.read()[1].open == taken
@@ -118,7 +118,7 @@ lags = st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.integers(0,
 
 @given(lags, st.integers(1, 10**9))
 def test_shares_add_up_to_the_limit_and_never_exceed_a_lag(lags: dict[str, int], limit: int) -> None:
-    shares = spread(lags, limit)
+    shares = share_by_lag(lags, limit)
     assert shares.keys() == lags.keys()
     assert sum(shares.values()) == min(limit, sum(lags.values()))
     assert all(0 <= shares[ssp] <= lag for ssp, lag in lags.items())
@@ -128,13 +128,13 @@ def test_shares_add_up_to_the_limit_and_never_exceed_a_lag(lags: dict[str, int],
 def test_shares_follow_the_lags_to_within_one_record(lags: dict[str, int], limit: int) -> None:
     total = sum(lags.values())
     if total > limit:
-        assert all(abs(share - lags[ssp] * limit / total) < 1.001 for ssp, share in spread(lags, limit).items())
+        assert all(abs(share - lags[ssp] * limit / total) < 1.001 for ssp, share in share_by_lag(lags, limit).items())
 
 
 @given(lags, st.integers(1, 10**6))
 def test_every_partition_is_read_to_its_end_in_finitely_many_batches(lags: dict[str, int], limit: int) -> None:
     left = {ssp: lag % 50 for ssp, lag in lags.items()}
     for _ in range(sum(left.values()) + 1):
-        shares = spread(left, limit)
+        shares = share_by_lag(left, limit)
         left = {ssp: lag - shares[ssp] for ssp, lag in left.items()}
     assert not any(left.values())

@@ -15,9 +15,9 @@ from pyspark.sql.functions import unix_micros
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS, EventTime
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
-from dagster_adjunct.orchestration.startpoints.store import startpoints_of
+from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step import event_times as records_behind
-from dagster_adjunct.orchestration.step.event_times import times_of
+from dagster_adjunct.orchestration.step.event_times import extract_times
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
@@ -53,7 +53,11 @@ def test_each_record_is_behind_what_came_before_it_in_its_partition_however_batc
         for n in range(180)
     ]
     app = application(70, delay=timedelta(seconds=10))
-    for begin, few, looked_at in ((0, 5_000, records_behind.AT_ONCE), (60, 0, records_behind.AT_ONCE), (120, 0, 0)):
+    for begin, few, looked_at in (
+        (0, 5_000, records_behind.DRIVER_LIMIT),
+        (60, 0, records_behind.DRIVER_LIMIT),
+        (120, 0, 0),
+    ):
         app.few_records = few
         monkeypatch.setattr(records_behind, "AT_ONCE", looked_at)
         monkeypatch.setattr(records_behind, "BLOCK", 8)
@@ -93,7 +97,7 @@ def test_times_by_arrow_are_those_that_spark_makes_of_them(step_world: StepWorld
     assert time.column_name(dict(records.dtypes)) == "ts"
     made = records.withColumn("time", unix_micros(time.column("input clicks", records)))
     rows = made.select("__partition", "__offset", "k", "time").collect()
-    times = times_of(step_world.streams.read_arrow(ranges, ["ts"]), "ts").to_pylist()
+    times = extract_times(step_world.streams.read_arrow(ranges, ["ts"]), "ts").to_pylist()
     assert sorted(tuple(row.values()) for row in times) == sorted((row[0], row[1], row["time"]) for row in rows)
     kept = {f"k{number}": end for number, end in enumerate(ends)}
     assert all(row["time"] == kept[row["k"]] for row in rows)
@@ -175,7 +179,7 @@ def ask(world: StepWorld, app: Application, until: str | None = None) -> None:
     made = StartpointOldest(creation_timestamp_ms=round(world.lake.now().timestamp() * 1000))
     end = None if until is None else StartpointSpecific(until, creation_timestamp_ms=made.creation_timestamp_ms)
     request = StartpointRequest(ssp=clicks, startpoint=made, by="ann", reason="again", until=end, id=made.id)
-    startpoints_of(world.lake, app).write_startpoints([request])
+    open_startpoints(world.lake, app).write_startpoints([request])
 
 
 def test_records_that_are_read_again_say_so_and_move_no_time(step_world: StepWorld) -> None:
@@ -221,7 +225,7 @@ def test_records_that_were_passed_over_are_no_records_that_were_read_before(step
     clicks = SystemStreamPartition("lake", "clicks", 0)
     for starts, ended in (("7", 10), ("3", 10), (None, 12)):
         made = StartpointOldest() if starts is None else StartpointSpecific(starts)
-        startpoints_of(step_world.lake, app).write_startpoints(
+        open_startpoints(step_world.lake, app).write_startpoints(
             [StartpointRequest(ssp=clicks, startpoint=made, by="ann", reason="again", id=made.id)]
         )
         if starts is None:

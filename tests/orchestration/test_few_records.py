@@ -10,7 +10,13 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.small_batches import ROWS, VersionSize, are_few, are_interpreted, size_of
+from dagster_adjunct.orchestration.step.small_batches import (
+    MAX_ROWS,
+    VersionSize,
+    is_small_batch,
+    measure_version,
+    should_interpret,
+)
 from dagster_adjunct.resources.errors import ConfigurationError, ManifestMismatchError, OperatorFailedError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tuning import FEW_ROWS
@@ -124,23 +130,23 @@ def test_a_row_that_lies_elsewhere_than_promised_is_found_by_one_task_as_well(wo
 
 
 def test_few_are_bounded_by_records_and_by_the_rows_that_one_task_would_read() -> None:
-    met = [VersionSize(ROWS), VersionSize(10 * ROWS, broadcast=True)]
-    assert are_few(10, None, 10, met)
-    assert not are_few(11, None, 10, met)
-    assert not are_few(4, 3, 10, met)  # each of three tasks reads all of them
-    assert not are_few(10, None, 10, [VersionSize(ROWS + 1)])
-    assert not are_few(10, None, 10, [VersionSize(1, bytes=2**30)])
-    assert are_few(10, None, 10, [size_of(None)])
-    assert not are_few(1, None, 0, [])
-    assert size_of(View(7), broadcast=True) == VersionSize(7, 0, broadcast=True)  # type: ignore[arg-type]
+    met = [VersionSize(MAX_ROWS), VersionSize(10 * MAX_ROWS, broadcast=True)]
+    assert is_small_batch(10, None, 10, met)
+    assert not is_small_batch(11, None, 10, met)
+    assert not is_small_batch(4, 3, 10, met)  # each of three tasks reads all of them
+    assert not is_small_batch(10, None, 10, [VersionSize(MAX_ROWS + 1)])
+    assert not is_small_batch(10, None, 10, [VersionSize(1, bytes=2**30)])
+    assert is_small_batch(10, None, 10, [measure_version(None)])
+    assert not is_small_batch(1, None, 0, [])
+    assert measure_version(View(7), broadcast=True) == VersionSize(7, 0, broadcast=True)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="few_records is -1: expected 0 or more"):
         Application("app", few_records=-1)
 
 
 def test_few_rows_of_all_datasets_and_states_are_for_interpreted_plans() -> None:
     half = VersionSize(FEW_ROWS // 2)
-    assert are_interpreted([half, half, VersionSize(0)])
-    assert not are_interpreted([half, half, VersionSize(1, broadcast=True)])
+    assert should_interpret([half, half, VersionSize(0)])
+    assert not should_interpret([half, half, VersionSize(1, broadcast=True)])
 
 
 @pytest.mark.spark

@@ -15,8 +15,8 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.maintenance.discard import discard_all
 from dagster_adjunct.orchestration.planner.catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.coordinator import hand_out
-from dagster_adjunct.orchestration.step.compile_batch import Counted
+from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_for_run
+from dagster_adjunct.orchestration.step.compile_batch import BatchMetrics
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
@@ -46,12 +46,12 @@ class Reading(StubEngine):
 
     seen: list[list[int]] = field(default_factory=list)
 
-    def run(self, context: StepContext, inputs: Any, before_output: Callable[[str], None]) -> Counted:
+    def run(self, context: StepContext, inputs: Any, before_output: Callable[[str], None]) -> BatchMetrics:
         store, spans = context.lake.store, inputs.over_time["routes"].spans
         readers = [VersionReader(store, "routes", span.version) for span in spans]
         self.seen.append([entry["n"] for reader in readers for _, entry in reader.items()])
         before_output("out")
-        return Counted({}, {})
+        return BatchMetrics({}, {})
 
 
 def new_world() -> World:
@@ -75,7 +75,7 @@ def run(world: World, lake: Lake) -> list[list[int]]:
     joined.send_to(app.output_stream("lake.out", partitions=1, key="k"))
     planned = plan_application(app, world.systems)
     runtime = Runtime(lake, world.systems, IN_PROCESS, by="me")
-    run_step(StepContext(runtime, app, planned, hand_out(runtime, app, planned), lambda event: None), reading)
+    run_step(StepContext(runtime, app, planned, fan_out_for_run(runtime, app, planned), lambda event: None), reading)
     return reading.seen
 
 

@@ -14,7 +14,7 @@ from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
-from dagster_adjunct.orchestration.startpoints.store import startpoints_of
+from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.resources.errors import NullKeyError
@@ -180,7 +180,7 @@ def test_a_bounded_replay_leaves_state_alone_and_a_startpoint_that_goes_back_add
         request = StartpointRequest(
             ssp=ssp, startpoint=made[0], until=made[1] if until else None, by="me", reason="why"
         )
-        startpoints_of(step_world.lake, app).write_startpoints([request])
+        open_startpoints(step_world.lake, app).write_startpoints([request])
 
     ask("0", until="2")
     step_world.run(app)

@@ -10,7 +10,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step import verify_plan as rehearsal
-from dagster_adjunct.orchestration.step.verify_plan import SparkPlan, plan_of
+from dagster_adjunct.orchestration.step.verify_plan import SparkPlan, inspect_spark_plan
 from dagster_adjunct.resources.errors import PlanningError
 from tests.orchestration.step_world import StepWorld
 
@@ -41,7 +41,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     seen: list[set[str]] = []
 
     def counted(operator: str, frame: DataFrame, joins: Any) -> SparkPlan:
-        physical_plan = plan_of(operator, frame, joins)
+        physical_plan = inspect_spark_plan(operator, frame, joins)
         seen.append(set(physical_plan.joins))
         return physical_plan
 

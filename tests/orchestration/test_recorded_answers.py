@@ -9,7 +9,7 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.batch_context import TableLookup
-from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers, about, forget_answers
+from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers, describe_lookup, purge_answers
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import open_lake
 from tests.orchestration.step_world import StepWorld
@@ -35,7 +35,7 @@ def test_an_object_of_somebody_else_stays_and_keeps_no_answers_from_going(tmp_pa
     recorded.keep(1, pa.table({"k": ["a"]}))
     note = f"{lake.application_prefix('app')}/answers/README"
     lake.store.put_if_absent(note, b"kept")
-    forget_answers(lake, "app", 3)
+    purge_answers(lake, "app", 3)
     assert recorded.read(1) is None
     assert lake.store.get(note).data == b"kept"
 
@@ -44,7 +44,7 @@ def test_a_lookup_with_other_arguments_does_not_meet_the_answers_to_the_first_on
     lake = open_lake(str(tmp_path / "lake"))
 
     def recorded(*args: object) -> RecordedAnswers:
-        asked = about(TableLookup("prices", ("item",), (), args=args), {"item": "string"})
+        asked = describe_lookup(TableLookup("prices", ("item",), (), args=args), {"item": "string"})
         return RecordedAnswers(lake, "app", 1, "join-2-prices", asked)
 
     recorded("EUR").keep(1, pa.table({"k": ["a"]}))

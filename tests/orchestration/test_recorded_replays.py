@@ -20,14 +20,14 @@ from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, 
 from dagster_adjunct.orchestration.maintenance.discard import discard_all, needed_versions
 from dagster_adjunct.orchestration.planner.catalog import plan_application
 from dagster_adjunct.orchestration.startpoints import recorded_replay as plan_module
-from dagster_adjunct.orchestration.startpoints.coordinator import hand_out
+from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_for_run
 from dagster_adjunct.orchestration.startpoints.startpoints import (
     AskedStartpoints,
     Startpoints,
-    ask,
-    startpoint_requests,
+    build_requests,
+    request_startpoints,
 )
-from dagster_adjunct.orchestration.step.compile_batch import Counted
+from dagster_adjunct.orchestration.step.compile_batch import BatchMetrics
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import ConfigurationError, VersionDiscardedError
@@ -64,7 +64,7 @@ class Recording(StubEngine):
     batches: dict[int, dict[str, Any]] = field(default_factory=dict)
     meanwhile: Callable[[], object] = lambda: None
 
-    def run(self, context: StepContext, inputs: Any, before_output: Callable[[str], None]) -> Counted:
+    def run(self, context: StepContext, inputs: Any, before_output: Callable[[str], None]) -> BatchMetrics:
         (number,) = {entry["n"] for _, entry in inputs.views["planes"].items()}
         taken = {
             "main": inputs.consumed is not None,
@@ -78,7 +78,7 @@ class Recording(StubEngine):
         self.meanwhile()
         before_output("out")
         assert self.batches.setdefault(inputs.batch, taken) == taken, "a batch came again as another one"
-        return Counted({}, {})
+        return BatchMetrics({}, {})
 
 
 @dataclass
@@ -118,7 +118,7 @@ class Trips:
         app = self.app(limit)
         planned = plan_application(app, self.world.systems)
         runtime = Runtime(lake or self.lake, self.world.systems, IN_PROCESS, by="me")
-        run_step(StepContext(runtime, app, planned, hand_out(runtime, app, planned), **options), self.work)
+        run_step(StepContext(runtime, app, planned, fan_out_for_run(runtime, app, planned), **options), self.work)
 
     def discard(self) -> None:
         discard_all(self.lake, {"planes": PLANES}, by="test")
@@ -403,11 +403,11 @@ def test_without_an_end_versions_are_refused_with_the_reason(trips: Trips) -> No
 
 
 def test_a_request_that_was_written_without_looking_is_refused_at_the_start(trips: Trips) -> None:
-    from dagster_adjunct.orchestration.startpoints.store import startpoints_of
+    from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 
     trips.first_run()
     request = StartpointRequest(ssp=P0, startpoint=at(0), until=at(1), versions="recorded", **WHO)
-    startpoints_of(trips.lake, trips.app()).write_startpoints([request])
+    open_startpoints(trips.lake, trips.app()).write_startpoints([request])
     with pytest.raises(ConfigurationError, match="holds no recorded versions"):
         trips.run()
 
@@ -447,8 +447,8 @@ class Looked(LakeStreams):
 def test_recorded_versions_are_looked_for_in_the_streams_as_the_previews_saw_them(trips: Trips) -> None:
     trips.first_run()
     streams = Looked(trips.lake)
-    requests = startpoint_requests([P0, P1], at(0), at(3), versions="recorded", **WHO)
-    asked = ask(trips.lake, {"lake": streams}, trips.app(), requests, dry_run=True)
+    requests = build_requests([P0, P1], at(0), at(3), versions="recorded", **WHO)
+    asked = request_startpoints(trips.lake, {"lake": streams}, trips.app(), requests, dry_run=True)
     assert asked.notes[0].startswith("recorded: what ")
     assert streams.looks == ["trips"]
 

@@ -13,7 +13,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, Intent, OffsetState, Range
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.maintenance.repartition import repartition_stream
-from dagster_adjunct.orchestration.startpoints.positions import carried_over
+from dagster_adjunct.orchestration.startpoints.positions import carry_over_stream
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.startpoints.store import FAN_OUTS, settled_key
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, PlanningError, StillReadError
@@ -42,7 +42,7 @@ def at(lake: Lake, offsets: list[str], *, application: str = "app", open_over: s
     assert identity is not None
     known = OffsetState(streams={"lake.s": identity}, epochs={"lake.s.1": epochs} if epochs else {})
     checkpoint = {f"lake.s.{p}": offset for p, offset in enumerate(offsets)} | {"lake.other.0": "5"}
-    logged = log.move(log.read(), ApplicationState(checkpoint=checkpoint, offsets=known), by="run")
+    logged = log.store_positions(log.read(), ApplicationState(checkpoint=checkpoint, offsets=known), by="run")
     if open_over:
         intent = Intent(
             batch=1, run="run", clock=datetime.now(UTC), ranges={open_over: Range(start="0", end="1")}, versions={}
@@ -89,12 +89,12 @@ def test_one_that_is_carried_over_by_its_own_next_run_needs_no_command(lake: Lak
         repartition_stream(Lake(store, lake.id), "s", 5, **WHY)
     state = BatchLog(lake, "app").read()[1]
     assert "lake.s.4" not in texts(state.checkpoint)
-    after = carried_over(state, "lake.s", streams.info("s"))
+    after = carry_over_stream(state, "lake.s", streams.info("s"))
     assert after is not None
     assert [texts(after.checkpoint)[f"lake.s.{p}"] for p in range(5)] == ends(streams)
-    assert carried_over(after, "lake.s", streams.info("s")) is None
+    assert carry_over_stream(after, "lake.s", streams.info("s")) is None
     behind = state.model_copy(update={"checkpoint": state.checkpoint | {SystemStreamPartition("lake", "s", 0): "0"}})
-    assert carried_over(behind, "lake.s", streams.info("s")) is None
+    assert carry_over_stream(behind, "lake.s", streams.info("s")) is None
 
 
 def test_who_has_not_read_all_or_is_at_it_refuses_the_rewriting(lake: Lake) -> None:

@@ -21,10 +21,10 @@ from dagster_adjunct.orchestration.batch_log.run_lease import (
     Process,
     RunLease,
     StoredLease,
-    over,
+    describe_end,
+    describe_runner,
     read_lease,
     this_process,
-    who_runs,
 )
 from dagster_adjunct.resources.errors import ApplicationBusyError, ConfigurationError, RunLeaseLostError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
@@ -70,7 +70,7 @@ def holder(process: Process, **more: object) -> Holder:
 
 def why_over(held_by: Holder | None, seconds: float, *ended: str) -> str:
     """Return why a lease is over that was written so many seconds ago, by the store's clock."""
-    return over(
+    return describe_end(
         StoredLease(KEY, "e", BEGAN, held_by), lambda: BEGAN + timedelta(seconds=seconds), lambda run: run in ended
     )
 
@@ -175,7 +175,7 @@ def test_what_is_alive_is_taken_over_only_when_told_and_stops_at_its_next_check(
             first.check()
         second.check()
         first.__exit__(None, None, None)
-        assert "run second" in who_runs(lake, "delays"), "who was taken over from does not end the other's lease"
+        assert "run second" in describe_runner(lake, "delays"), "who was taken over from does not end the other's lease"
 
 
 def test_who_was_taken_over_from_knows_it_at_its_next_check_not_at_its_next_renewal(lake: Lake) -> None:
@@ -200,8 +200,8 @@ def test_a_lease_of_another_host_is_taken_over_when_it_has_expired(lake: Lake) -
     old = time.time() - 121
     os.utime(Path(lake.url) / KEY, (old, old))
     with lease(lake):
-        assert "run mine" in who_runs(lake, "delays")
-    assert who_runs(lake, "delays") == ""
+        assert "run mine" in describe_runner(lake, "delays")
+    assert describe_runner(lake, "delays") == ""
 
 
 def test_a_lease_that_was_not_renewed_in_time_is_lost(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,4 +255,4 @@ def test_of_many_that_want_to_run_one_runs_at_a_time(lake: Lake) -> None:
 @pytest.mark.parametrize("wait", [-1, True, float("nan")])
 def test_a_wait_that_is_no_time_is_refused(wait: float) -> None:
     with pytest.raises(ConfigurationError, match="is no time to wait"):
-        module.checked_wait(wait)
+        module.validate_wait(wait)

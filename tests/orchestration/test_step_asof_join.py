@@ -18,7 +18,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.maintenance.discard import discard
 from dagster_adjunct.orchestration.planner.catalog import plan_application
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.orchestration.step.verify_plan import rehearse
+from dagster_adjunct.orchestration.step.verify_plan import analyze_batch
 from dagster_adjunct.resources.errors import OperatorFailedError, StreamNotFoundError
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.orchestration.step_world import StepWorld
@@ -142,7 +142,7 @@ def test_no_exchange_is_on_the_datasets_side_and_the_plan_tells_of_times(world: 
     advance(world, PRICES)
     app = application(PRICES, before_history="oldest")
     context = world.context(app)
-    proof = rehearse(context, {"prices": StoredVersions(world.lake, PRICES).current()})
+    proof = analyze_batch(context, {"prices": StoredVersions(world.lake, PRICES).current()})
     (join,) = proof.joins
     assert (join.kind, join.stream_exchanges, join.dataset_exchanges) == ("sort-merge join", 0, 0)
     plan = plan_application(app, world.systems)

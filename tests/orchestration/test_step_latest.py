@@ -11,7 +11,7 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
-from dagster_adjunct.orchestration.startpoints.store import startpoints_of
+from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.streams.startpoint import Startpoint, StartpointOldest, StartpointSpecific
 from dagster_adjunct.resources.streams.system import POSITION, SystemStreamPartition
@@ -52,7 +52,7 @@ def ask(
 ) -> None:
     ssp = SystemStreamPartition("lake", stream, partition)
     request = StartpointRequest(ssp=ssp, startpoint=start, by="ada", reason="a test", until=until)
-    startpoints_of(world.lake, app).write_startpoints([request])
+    open_startpoints(world.lake, app).write_startpoints([request])
 
 
 def latest(world: StepWorld, stream: str) -> Counter[int]:

@@ -20,9 +20,9 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.maintenance.discard import discard_all
 from dagster_adjunct.orchestration.planner.catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.coordinator import hand_out
+from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_for_run
 from dagster_adjunct.orchestration.step import commit as outputs_module
-from dagster_adjunct.orchestration.step.compile_batch import Counted
+from dagster_adjunct.orchestration.step.compile_batch import BatchMetrics
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
@@ -69,13 +69,13 @@ class Reading(StubEngine):
     seen: list[dict[str, int]] = field(default_factory=list)
     meanwhile: Callable[[], object] = lambda: None
 
-    def run(self, context: StepContext, inputs: Any, before_output: Callable[[str], None]) -> Counted:
+    def run(self, context: StepContext, inputs: Any, before_output: Callable[[str], None]) -> BatchMetrics:
         self.meanwhile()
         met = {name: {entry["n"] for _, entry in view.items()} for name, view in inputs.views.items()}
         assert all(len(numbers) == 1 for numbers in met.values()), f"not whole: {met}"
         self.seen.append({name: numbers.pop() for name, numbers in met.items()})
         before_output("out")
-        return Counted({}, {})
+        return BatchMetrics({}, {})
 
 
 @dataclass
@@ -111,7 +111,7 @@ class Trips:
             self.events.append(event.what)
 
         runtime = Runtime(lake or self.world.lake, self.world.systems, IN_PROCESS, by="me")
-        context = StepContext(runtime, app, planned, hand_out(runtime, app, planned), heard)
+        context = StepContext(runtime, app, planned, fan_out_for_run(runtime, app, planned), heard)
         return run_step(dataclasses.replace(context, still_ours=still_ours), self.reading)
 
     def held(self) -> set[tuple[str, str]]:

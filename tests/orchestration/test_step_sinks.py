@@ -16,7 +16,7 @@ import pytest
 from dagster_adjunct import SinkContext
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.batch_context import SinkFunction
-from dagster_adjunct.orchestration.step.recorded_answers import as_declared
+from dagster_adjunct.orchestration.step.recorded_answers import cast_result
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.faulty_store import Fault
@@ -138,7 +138,7 @@ def fails(records: Any, context: SinkContext) -> Any:
 )
 def test_results_that_are_not_as_declared_are_told_with_the_functions_name(result: Any, problem: str) -> None:
     with pytest.raises(OperatorFailedError) as caught:
-        as_declared("sink-2", "score()", result, 2, SCORES)
+        cast_result("sink-2", "score()", result, 2, SCORES)
     assert caught.value.problem.startswith(f"sink-2: score() {problem}")
 
 
@@ -154,17 +154,17 @@ def test_results_that_are_not_as_declared_are_told_with_the_functions_name(resul
 def test_results_that_name_no_moment_are_refused(returned: pa.Array, problem: str) -> None:
     seen = Schema.of(k="string", at="timestamp")
     with pytest.raises(OperatorFailedError) as caught:
-        as_declared("sink-2", "seen()", pa.table({"k": ["a"], "at": returned}), 1, seen)
+        cast_result("sink-2", "seen()", pa.table({"k": ["a"], "at": returned}), 1, seen)
     assert caught.value.operator == "sink-2"
     assert problem in caught.value.problem
     good = pa.table({"k": ["a"], "at": pa.array([datetime(2026, 1, 1, tzinfo=UTC)])})
-    assert as_declared("sink-2", "seen()", good, 1, seen)[1].to_pylist() == [datetime(2026, 1, 1, tzinfo=UTC)]
+    assert cast_result("sink-2", "seen()", good, 1, seen)[1].to_pylist() == [datetime(2026, 1, 1, tzinfo=UTC)]
 
 
 def test_values_that_are_not_as_declared_are_not_told_where_columns_are_sensitive() -> None:
     value = "x" * 9
     with pytest.raises(OperatorFailedError) as caught:
-        as_declared("sink-2", "score()", pa.table({"k": ["a"], "score": [value]}), 1, SCORES, told=False)
+        cast_result("sink-2", "score()", pa.table({"k": ["a"], "score": [value]}), 1, SCORES, told=False)
     assert value not in "".join(traceback.format_exception(caught.value))
     assert caught.value.problem == "sink-2: score() returned 'score' as string, which is no bigint."
 

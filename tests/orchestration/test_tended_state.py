@@ -18,7 +18,7 @@ from dagster_adjunct.assets.unbounded.local_table import (
 )
 from dagster_adjunct.assets.writing.generation import ARROW, Runtime
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent
-from dagster_adjunct.orchestration.step.plan_batch import tend_states
+from dagster_adjunct.orchestration.step.plan_batch import maintain_state_tables
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -62,7 +62,7 @@ class World:
     def tend(self) -> None:
         context = SimpleNamespace(lake=self.lake, run="run", runtime=Runtime(self.lake, {}, IN_PROCESS, "run"))
         step: Any = SimpleNamespace(states=("app-seen",), context=context)
-        tend_states(step)
+        maintain_state_tables(step)
 
     def held(self, version: str) -> list[Any]:
         return [key for key, _ in StoredVersions(self.lake, "app-seen").version(version).items()]

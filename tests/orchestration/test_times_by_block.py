@@ -8,7 +8,13 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.orchestration.step.event_times import COLUMNS, NEVER, BlocksOfTimes, Stood, put_together
+from dagster_adjunct.orchestration.step.event_times import (
+    BLOCK_COLUMNS,
+    NEVER,
+    PriorTimes,
+    TimeBlockMapper,
+    merge_blocks,
+)
 from dagster_adjunct.resources.common import to_microseconds
 
 Record = tuple[int, int, int | None]  # partition, offset, time
@@ -33,9 +39,9 @@ def batch(records: list[Record]) -> pa.RecordBatch:
     return pa.record_batch(columns, names=["p", "o", "t"])
 
 
-def told(tasks: list[list[list[Record]]], stood: dict[int, Stood], delay: int) -> pa.Table:
-    look = BlocksOfTimes(stood, delay, LENGTH)
-    schema = pa.schema([(name, pa.int32() if name == "partition" else pa.int64()) for name in COLUMNS])
+def told(tasks: list[list[list[Record]]], stood: dict[int, PriorTimes], delay: int) -> pa.Table:
+    look = TimeBlockMapper(stood, delay, LENGTH)
+    schema = pa.schema([(name, pa.int32() if name == "partition" else pa.int64()) for name in BLOCK_COLUMNS])
     parts = [part for task in tasks for part in look(iter([batch(records) for records in task]))]
     return pa.Table.from_batches(parts, schema)
 
@@ -67,7 +73,7 @@ def test_whoever_reads_which_records_in_whatever_order_the_same_are_behind(
     drawn: random.Random,
     lying: str,
 ) -> None:
-    stood = {number: Stood(*times) for number, times in enumerate(before)}
+    stood = {number: PriorTimes(*times) for number, times in enumerate(before)}
     floors = [(NEVER if new is None else new, NEVER if mark is None else mark) for new, mark in before]
     expected = {}
     for number, records in enumerate(made):
@@ -84,7 +90,7 @@ def test_whoever_reads_which_records_in_whatever_order_the_same_are_behind(
         drawn.shuffle(parts)
         tasks = [parts[::2], parts[1::2]]
 
-    looked = put_together(told(tasks, stood, delay), stood, delay, LENGTH)
+    looked = merge_blocks(told(tasks, stood, delay), stood, delay, LENGTH)
     behind = {
         (row["__partition"], row["__offset"]): to_microseconds(row["__behind"]) for row in looked.behind.to_pylist()
     }

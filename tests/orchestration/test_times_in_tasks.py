@@ -7,7 +7,7 @@ import pickle
 import pyarrow as pa
 
 from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS
-from dagster_adjunct.orchestration.step.event_times import TimesInTasks
+from dagster_adjunct.orchestration.step.event_times import TaskTimeReader
 from dagster_adjunct.resources.streams.system import OffsetRange
 from dagster_adjunct.streams import ARRIVAL
 from tests.orchestration.step_world import StepWorld
@@ -29,7 +29,7 @@ def test_tasks_read_the_times_of_exactly_the_records_that_are_asked_for(step_wor
     rows = step_world.streams.read_arrow(whole, ["k"]).to_pylist()
     for name in ("ts", ARRIVAL):
         reads = step_world.streams.task_reads(asked, [] if name == ARRIVAL else [name])
-        times: TimesInTasks = pickle.loads(pickle.dumps(TimesInTasks(reads, [0, 1], name)))
+        times: TaskTimeReader = pickle.loads(pickle.dumps(TaskTimeReader(reads, [0, 1], name)))
         for ssp, span in asked.items():
             rows_read = [tuple(row.values()) for part in times.of(ssp.partition) for row in part.to_pylist()]
             offsets = range(int(span.start), int(span.end))

@@ -20,13 +20,13 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     watermark_inputs,
 )
 from dagster_adjunct.orchestration.planner.planner import build_plan
-from dagster_adjunct.orchestration.step.event_times import Stood, look_at_each
+from dagster_adjunct.orchestration.step.event_times import PriorTimes, find_late_in_memory
 from dagster_adjunct.orchestration.step.progress import (
-    begun_times,
-    input_times,
-    moved_times,
-    operator_watermark,
-    waited_for,
+    compute_operator_watermark,
+    find_holding_partitions,
+    measure_input_times,
+    times_after_batch,
+    times_at_batch_start,
 )
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -53,12 +53,12 @@ def intent(number: int, clock: datetime, *partitions: SystemStreamPartition) -> 
     return Intent(batch=number, run="r", clock=clock, ranges=ranges, versions={})
 
 
-def stood(times: TimeState) -> dict[int, Stood]:
+def stood(times: TimeState) -> dict[int, PriorTimes]:
     def micros(moment: datetime | None) -> int | None:
         return None if moment is None else to_microseconds(moment)
 
     return {
-        one.partition: Stood(micros(partition_times.newest), micros(partition_times.watermark))
+        one.partition: PriorTimes(micros(partition_times.newest), micros(partition_times.watermark))
         for one, partition_times in times.partitions.items()
     }
 
@@ -90,7 +90,7 @@ def test_any_split_into_batches_finds_the_same_behind_and_ends_with_the_same_wat
     behind: dict[tuple[int, int], datetime] = {}
     read = [0] * len(partitions)
     for batch, takes in enumerate([*cuts, [100, 100, 100]], 1):
-        times = begun_times(app, state, intent(batch, at(batch), *everything))
+        times = times_at_batch_start(app, state, intent(batch, at(batch), *everything))
         rows = []
         for number, records in enumerate(partitions):
             rows += [(number, *record) for record in records[read[number] : read[number] + takes[number]]]
@@ -105,11 +105,11 @@ def test_any_split_into_batches_finds_the_same_behind_and_ends_with_the_same_wat
                 ),
             }
         )
-        looked = look_at_each(table, stood(times), delay * 1_000_000)
+        looked = find_late_in_memory(table, stood(times), delay * 1_000_000)
         for row in looked.behind.to_pylist() if looked.behind is not None else ():
             behind[row["__partition"], row["__offset"]] = row["__behind"]
-        moved = moved_times(app, times, {"lake.clicks": looked.measured}, at(batch))
-        assert moved == moved_times(app, times, {"lake.clicks": looked.measured}, at(batch))
+        moved = times_after_batch(app, times, {"lake.clicks": looked.measured}, at(batch))
+        assert moved == times_after_batch(app, times, {"lake.clicks": looked.measured}, at(batch))
         state = state.model_copy(update={"times": moved})
 
     expected: dict[tuple[int, int], datetime] = {}
@@ -143,27 +143,27 @@ def state_of(times: Mapping[int, PartitionTimes], operators: Mapping[str, dateti
 def test_a_partition_without_records_holds_back_until_it_is_idle_and_nothing_goes_back() -> None:
     times = state_of({0: partition(10, 100), 1: partition(0)})
     patient, hasty = application(), application(idle_after=30 * SECOND)
-    assert operator_watermark(patient, times, "seen", at(10_000)) is None
-    assert operator_watermark(hasty, times, "seen", at(29)) is None
-    assert operator_watermark(hasty, times, "seen", at(30)) == at(100)
+    assert compute_operator_watermark(patient, times, "seen", at(10_000)) is None
+    assert compute_operator_watermark(hasty, times, "seen", at(29)) is None
+    assert compute_operator_watermark(hasty, times, "seen", at(30)) == at(100)
     # All idle: it stays. The one that was idle has a record again, which is older.
     left = state_of({0: partition(10, 100), 1: partition(0)}, {"seen": at(100)})
-    assert operator_watermark(hasty, left, "seen", at(10_000)) == at(100)
+    assert compute_operator_watermark(hasty, left, "seen", at(10_000)) == at(100)
     woken = state_of({0: partition(10, 100), 1: partition(50, 70)}, {"seen": at(100)})
-    assert operator_watermark(hasty, woken, "seen", at(51)) == at(100)
+    assert compute_operator_watermark(hasty, woken, "seen", at(51)) == at(100)
 
 
 def test_a_partition_whose_records_wait_for_a_later_batch_is_not_idle() -> None:
     app = application(idle_after=30 * SECOND)
     state = ApplicationState(times=state_of({0: partition(10, 100), 1: partition(10, 40)}))
     late = intent(2, at(1_000), ssp(0), ssp(1))
-    read = moved_times(app, begun_times(app, state, late), {}, at(1_000))
+    read = times_after_batch(app, times_at_batch_start(app, state, late), {}, at(1_000))
     assert read.operators == {}  # both are idle
     late = late.model_copy(update={"waiting": (ssp(1),)})
-    waits = begun_times(app, state, late)
+    waits = times_at_batch_start(app, state, late)
     assert waits.partitions[ssp(1)] == partition(1_000, 40)
-    assert operator_watermark(app, waits, "seen", at(1_000)) == at(40)
-    assert begun_times(app, state, late) == waits
+    assert compute_operator_watermark(app, waits, "seen", at(1_000)) == at(40)
+    assert times_at_batch_start(app, state, late) == waits
 
 
 def test_what_operators_hold_back_adds_up_along_the_longest_way() -> None:
@@ -179,7 +179,7 @@ def test_what_operators_hold_back_adds_up_along_the_longest_way() -> None:
         "third": 7 * SECOND,
     }
     times = state_of({0: partition(0, 100)})
-    assert operator_watermark(app, times, "third", at(0)) == at(93)
+    assert compute_operator_watermark(app, times, "third", at(0)) == at(93)
 
 
 def test_how_long_records_are_needed_adds_up_along_the_longest_way() -> None:
@@ -204,8 +204,8 @@ def test_a_stream_that_was_made_anew_begins_anew_and_one_in_other_partitions_goe
         },
         operators={"seen": at(40)},
     )
-    assert times.without(["lake.clicks"]).partitions.keys() == {ssp(0, "orders")}
-    carried = times.carried("lake.clicks", {ssp(number): str(4 + number) for number in range(3)})
+    assert times.without_streams(["lake.clicks"]).partitions.keys() == {ssp(0, "orders")}
+    carried = times.carry_over("lake.clicks", {ssp(number): str(4 + number) for number in range(3)})
     assert carried.operators == times.operators
     assert carried.partitions.keys() == {*(ssp(number) for number in range(3)), ssp(0, "orders")}
     assert carried.partitions[ssp(2)] == PartitionTimes(active_at=at(6), newest=at(50), watermark=at(40), read_to=6)
@@ -214,13 +214,13 @@ def test_a_stream_that_was_made_anew_begins_anew_and_one_in_other_partitions_goe
 def test_the_input_that_lags_is_told_with_the_partition_that_holds_it_back() -> None:
     app = application(idle_after=60 * SECOND, max_watermark_lag=30 * SECOND)
     times = state_of({0: partition(90, 80), 1: partition(90, 60), 2: partition(0, 5)})
-    (told,) = input_times(app, times, at(100))
+    (told,) = measure_input_times(app, times, at(100))
     assert (told.watermark, told.held_by, told.idle) == (at(60), "lake.clicks.1", ("lake.clicks.2",))
     assert (told.lag, told.behind_newest, told.exceeds) == (40 * SECOND, 20 * SECOND, True)
     assert told.to_json()["lag"] == 40.0
     assert "held back by lake.clicks.1" in told.words()
-    assert waited_for(app, times, at(100)) == {"seen": ssp(1)}
-    (empty,) = input_times(app, state_of({0: partition(90, 80), 1: partition(90)}), at(100))
+    assert find_holding_partitions(app, times, at(100)) == {"seen": ssp(1)}
+    (empty,) = measure_input_times(app, state_of({0: partition(90, 80), 1: partition(90)}), at(100))
     assert (empty.watermark, empty.held_by, empty.exceeds) == (None, "lake.clicks.1", True)
 
 

@@ -19,7 +19,7 @@ from dagster_adjunct.assets.sources.opened_stream import offsets_by_partition
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.versions.reports import AdvanceReport, StageEvent
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.progress import waiting_datasets
+from dagster_adjunct.orchestration.step.progress import describe_waiting_datasets
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
@@ -516,7 +516,7 @@ def test_a_damaged_manifest_does_not_keep_the_sensor_from_the_run_that_mends_it(
     damage_the_manifest(table)
     app = Application("transfers")
     app.table(table.spec)
-    assert waiting_datasets(world.lake, {"lake": table.streams}, app) == ()
+    assert describe_waiting_datasets(world.lake, {"lake": table.streams}, app) == ()
 
 
 def test_a_damaged_manifest_of_an_unmarked_table_goes_on_from_the_newest_readable_offset(world: World) -> None:

@@ -11,7 +11,7 @@ import pytest
 from dagster import DagsterInstance, DagsterRun, ExecuteInProcessResult
 
 from dagster_adjunct import Application, Lake, build_definitions, open_lake
-from dagster_adjunct.orchestration.batch_log.run_lease import Claim, Holder, Process, RunLease, who_runs
+from dagster_adjunct.orchestration.batch_log.run_lease import Claim, Holder, Process, RunLease, describe_runner
 from tests.orchestration.dagster import small
 
 
@@ -38,7 +38,7 @@ def test_a_second_run_fails_and_says_who_runs_and_takes_over_when_told(lake: Lak
         assert "'copy' is being run by run by-hand on host" in str(failure.description)
         assert failure.metadata["permanent"].value is False
         assert run(lake, instance, {"take_over": True}).success
-    assert who_runs(lake, "copy") == ""
+    assert describe_runner(lake, "copy") == ""
     assert run(lake, instance, {"wait_seconds": 0}).success
 
 

@@ -9,7 +9,7 @@ from dagster import AssetKey
 
 from dagster_adjunct import Application, build_definitions
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, PartitionTimes, TimeState
-from dagster_adjunct.orchestration.step.progress import StateSize, StepReport, input_times
+from dagster_adjunct.orchestration.step.progress import StateSize, StepReport, measure_input_times
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.orchestration.dagster.lab import NO_SPARK, SCHEMA, FinishedRun, running_lab, steps_run_by
 
@@ -33,7 +33,7 @@ def test_a_watermark_that_is_too_far_behind_is_warned_of(tmp_path: Path) -> None
             for number, mark in marks.items()
         }
         state = ApplicationState(batch=1, times=TimeState(partitions=partitions, operators={"views": NOW - slowest}))
-        inputs = input_times(app, state.times, NOW)
+        inputs = measure_input_times(app, state.times, NOW)
         sizes = {"shop-views": StateSize(7, 900, "within 1:00:00")}
         return StepReport(1, True, {}, {}, {}, state, watermarks=inputs, state_sizes=sizes)
 

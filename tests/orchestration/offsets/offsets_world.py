@@ -15,10 +15,10 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.planner.catalog import plan_application
 from dagster_adjunct.orchestration.planner.plan import Task
-from dagster_adjunct.orchestration.startpoints.coordinator import hand_out
+from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_for_run
 from dagster_adjunct.orchestration.startpoints.request import OnUnresolved, StartpointRequest
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
-from dagster_adjunct.orchestration.step.compile_batch import Counted
+from dagster_adjunct.orchestration.step.compile_batch import BatchMetrics
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
@@ -64,7 +64,7 @@ class Output(StubEngine):
     batches: dict[int, Batch] = field(default_factory=dict)
     before: Callable[[Batch], None] = lambda batch: None
 
-    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counted:
+    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
         batch = Batch(
             inputs.batch,
             {ssp: (span.start, span.end) for ssp, span in inputs.ranges.items()},
@@ -75,7 +75,7 @@ class Output(StubEngine):
         before_output("output")
         self.before(batch)
         assert self.batches.setdefault(batch.number, batch) == batch, "a batch came again as another one"
-        return Counted({}, {})
+        return BatchMetrics({}, {})
 
 
 def no_spark() -> SparkSession:
@@ -196,7 +196,7 @@ class OffsetsWorld:
         lake = self.faulty(faults)
         self.store = cast(FaultyStore, lake.store)
         runtime = Runtime(lake, self.systems(lake), no_spark, by=f"run-{self.runs}")
-        return StepContext(runtime, app, plan, hand_out(runtime, app, plan), on_event, max_batches)
+        return StepContext(runtime, app, plan, fan_out_for_run(runtime, app, plan), on_event, max_batches)
 
     def run(self, app: Application, **options: Any) -> StepReport:
         context = self.context(app, **options)

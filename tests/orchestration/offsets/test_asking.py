@@ -15,7 +15,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import application_state
 from dagster_adjunct.orchestration.startpoints.preview import Preview
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, expand_partitions, parse_position
-from dagster_adjunct.orchestration.startpoints.startpoints import ask, startpoint_requests
+from dagster_adjunct.orchestration.startpoints.startpoints import build_requests, request_startpoints
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, InvalidNameError, StreamNotFoundError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import (
@@ -52,7 +52,7 @@ def app() -> Application:
 def preview(
     lake: Lake, systems: Mapping[str, StreamSystem], app: Application, requests: Sequence[StartpointRequest]
 ) -> list[Preview]:
-    return list(ask(lake, systems, app, requests, dry_run=True).previews)
+    return list(request_startpoints(lake, systems, app, requests, dry_run=True).previews)
 
 
 def ssps(stream: str, *numbers: int) -> list[SystemStreamPartition]:
@@ -61,7 +61,7 @@ def ssps(stream: str, *numbers: int) -> list[SystemStreamPartition]:
 
 
 def asked(position: Startpoint, *numbers: int, until: Startpoint | None = None, **more: Any) -> list[Any]:
-    return startpoint_requests(ssps("fake.s", *numbers), position, until, **WHO, **more)
+    return build_requests(ssps("fake.s", *numbers), position, until, **WHO, **more)
 
 
 def previewed(world: OffsetsWorld, app: Application, requests: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -250,7 +250,7 @@ def test_a_preview_writes_nothing_and_looks_once_at_a_stream(world: OffsetsWorld
     world.run(app)
     before = {item.key for item in world.lake.store.list("")}
     lake = world.faulty([])
-    requests = startpoint_requests(ssps("lake.many", *range(300)), StartpointOldest(), **WHO)
+    requests = build_requests(ssps("lake.many", *range(300)), StartpointOldest(), **WHO)
     assert len(preview(lake, world.systems(lake), app, requests)) == 300
     assert {item.key for item in world.lake.store.list("")} == before
     assert len(lake.store.requests) < 20  # type: ignore[attr-defined]
@@ -305,10 +305,10 @@ def test_a_stream_that_is_an_input_and_a_datasets_is_the_datasets_only_by_name(
     app.table(unbounded_dataset("prices", input="lake.changes", key="k", partitions=2))
     both, changes = ssps("lake.both", 1), ssps("lake.changes", 1)
     requests = [
-        *startpoint_requests(both, StartpointOldest(), **WHO),
-        *startpoint_requests(both, StartpointOldest(), task="dataset rates", **WHO),
-        *startpoint_requests(changes, StartpointOldest(), **WHO),
-        *startpoint_requests(changes, StartpointOldest(), task="Partition 1", **WHO),
+        *build_requests(both, StartpointOldest(), **WHO),
+        *build_requests(both, StartpointOldest(), task="dataset rates", **WHO),
+        *build_requests(changes, StartpointOldest(), **WHO),
+        *build_requests(changes, StartpointOldest(), task="Partition 1", **WHO),
     ]
     previews = preview(world.lake, world.systems(), app, requests)
     assert [shown.tasks for shown in previews] == [("Partition 1",), ("dataset rates",), ("dataset prices",), ()]
@@ -320,7 +320,7 @@ def test_an_application_of_datasets_only_has_previews(world: OffsetsWorld) -> No
     world.stream("changes", 2)
     app = Application("tables")
     app.table(unbounded_dataset("rates", input="lake.changes", key="k", partitions=2))
-    whole = startpoint_requests(ssps("lake.changes", 0, 1), StartpointOldest(), **WHO)
+    whole = build_requests(ssps("lake.changes", 0, 1), StartpointOldest(), **WHO)
     previews = preview(world.lake, world.systems(), app, whole)
     assert {(shown.tasks, shown.error) for shown in previews} == {(("dataset rates",), None)}
     (part,) = preview(world.lake, world.systems(), app, whole[:1])

@@ -19,7 +19,12 @@ from dagster_adjunct.orchestration.startpoints.coordinator import (
     fan_out_requests,
 )
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, dataset_task, dataset_tasks, named_only
+from dagster_adjunct.orchestration.startpoints.request import (
+    StartpointRequest,
+    dataset_task_name,
+    partitions_by_dataset_task,
+    tasks_addressed_by_name,
+)
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.resources.errors import DatasetError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore
@@ -84,7 +89,8 @@ def ask(world: World, app: Application, *requests: StartpointRequest) -> Startpo
     startpoints = manager(world)
     startpoints.write_startpoints(requests)
     startpoints.fan_out(
-        {"Partition 0": [ssp("main", 0)], **dataset_tasks(app, world.systems)}, named_only=named_only(app)
+        {"Partition 0": [ssp("main", 0)], **partitions_by_dataset_task(app, world.systems)},
+        named_only=tasks_addressed_by_name(app),
     )
     return startpoints
 
@@ -126,8 +132,12 @@ def test_unbounded_datasets_have_a_task_and_those_of_an_input_only_by_name(world
         bounded_dataset("versions", input="lake.two", key="k", broadcast=True),
     )
     one, main = (frozenset(ssp(stream, number) for number in (0, 1)) for stream in ("one", "main"))
-    assert dataset_tasks(app, world.systems) == {"dataset one": one, "dataset again": one, "dataset beside": main}
-    assert named_only(app) == {"dataset beside"}
+    assert partitions_by_dataset_task(app, world.systems) == {
+        "dataset one": one,
+        "dataset again": one,
+        "dataset beside": main,
+    }
+    assert tasks_addressed_by_name(app) == {"dataset beside"}
 
 
 def test_a_request_for_all_is_not_for_a_dataset_beside_the_application(world: World) -> None:
@@ -138,7 +148,7 @@ def test_a_request_for_all_is_not_for_a_dataset_beside_the_application(world: Wo
         app,
         request("main", 0, for_all),
         request("one", 1, for_one),
-        request("main", 1, named, task=dataset_task("beside")),
+        request("main", 1, named, task=dataset_task_name("beside")),
     )
     pending = {
         t: {at: handed.startpoint for at, handed in held.items()} for t, held in startpoints.get_fan_outs().items()
@@ -149,7 +159,9 @@ def test_a_request_for_all_is_not_for_a_dataset_beside_the_application(world: Wo
         "dataset again": {ssp("one", 1): for_one},
         "dataset beside": {ssp("main", 1): named},
     }
-    report = startpoints.fan_out(dataset_tasks(app, world.systems), named_only=named_only(app))
+    report = startpoints.fan_out(
+        partitions_by_dataset_task(app, world.systems), named_only=tasks_addressed_by_name(app)
+    )
     left = {task: [handed.startpoint for handed in held.values()] for task, held in report.stranded.items()}
     assert left == {"Partition 0": [for_all]}, "nor what a task that is gone has left"
     assert report.tasks.keys() == pending.keys() - {"Partition 0"}
@@ -278,7 +290,9 @@ def test_a_dataset_that_was_handed_what_can_not_be_read_fails_alone_and_stays_as
     namespace.transact(lambda _: ({'["task","dataset one"]': newer}, None), by="newer")
     startpoints = manager(world)
     startpoints.write_startpoints([request("two", 0, StartpointSpecific(offset="0"))])
-    handed = startpoints.fan_out(dataset_tasks(app, world.systems), named_only=named_only(app))
+    handed = startpoints.fan_out(
+        partitions_by_dataset_task(app, world.systems), named_only=tasks_addressed_by_name(app)
+    )
     runtime = Runtime(world.lake, world.systems, IN_PROCESS, by="run 1")
     outcome = apply_dataset_startpoints(runtime, app, startpoints, handed)
     assert [report.dataset for report in outcome.reports] == ["two"]

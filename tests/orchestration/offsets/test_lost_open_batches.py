@@ -6,7 +6,7 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
-from dagster_adjunct.orchestration.startpoints.startpoints import take_back
+from dagster_adjunct.orchestration.startpoints.startpoints import take_back_startpoints
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointUpcoming
@@ -167,7 +167,7 @@ def test_an_open_batch_of_a_replay_that_retention_has_passed_ends_by_the_advice(
     assert "adjunct checkpoint abandon app --reason …" in refused.value.next_step
     assert "adjunct startpoint clear MODULE:APP fake.s.0 --reason …" in refused.value.next_step
     BatchLog(world.lake, "app").abandon(reason="ticket 7", by="ada", skip=False)
-    take_back(world.lake, app, [S0], by="ada", reason="ticket 7")
+    take_back_startpoints(world.lake, app, [S0], by="ada", reason="ticket 7")
     world.fake.write("s", 1, 4)
     assert world.reads(app) == [{S1: ("@3", "@4")}]
 

@@ -12,12 +12,12 @@ from dagster_adjunct.orchestration.planner.catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.startpoints import (
     AskedStartpoints,
     TakenBack,
-    ask,
-    list_startpoints,
-    startpoint_requests,
-    take_back,
+    build_requests,
+    collect_startpoints,
+    request_startpoints,
+    take_back_startpoints,
 )
-from dagster_adjunct.orchestration.startpoints.store import startpoints_of
+from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.streams.startpoint import (
@@ -65,12 +65,12 @@ def asked(
     task: str | None = None,
     **how: Any,
 ) -> AskedStartpoints:
-    requests = startpoint_requests(at(*numbers), position, until, task=task, **{**WHO, **how.pop("who", {})})
-    return ask(world.lake, world.systems(), app, requests, **how)
+    requests = build_requests(at(*numbers), position, until, task=task, **{**WHO, **how.pop("who", {})})
+    return request_startpoints(world.lake, world.systems(), app, requests, **how)
 
 
 def back(world: OffsetsWorld, app: Application, *numbers: int, task: str | None = None) -> TakenBack:
-    return take_back(world.lake, app, at(*numbers) or None, task=task, **WHO)
+    return take_back_startpoints(world.lake, app, at(*numbers) or None, task=task, **WHO)
 
 
 def waiting(world: OffsetsWorld, app: Application) -> dict[str, str]:
@@ -184,10 +184,10 @@ def test_one_for_a_dataset_and_one_for_the_tasks_of_its_stream_leave_each_other_
     app.input_stream("lake.both")
     app.table(unbounded_dataset("rates", input="lake.both", key="k", partitions=1))
     ssp = [SystemStreamPartition("lake", "both", 0)]
-    every, table = (startpoint_requests(ssp, StartpointOldest(), task=task, **WHO) for task in (None, "dataset rates"))
+    every, table = (build_requests(ssp, StartpointOldest(), task=task, **WHO) for task in (None, "dataset rates"))
     for first, second in ((every, table), (table, every)):
         world.startpoints(app).write_startpoints(first)
-        assert ask(world.lake, world.systems(), app, second, dry_run=True).replaced == ()
+        assert request_startpoints(world.lake, world.systems(), app, second, dry_run=True).replaced == ()
         back(world, app)
 
 
@@ -290,7 +290,7 @@ def test_replays_stop_where_they_are_but_not_in_the_middle_of_a_batch(world: Off
 def test_what_a_fan_out_hands_out_meanwhile_is_taken_back_too(world: OffsetsWorld, app: Application) -> None:
     asked(world, app, StartpointOldest(), 0)
     first = Fault("put_if_absent", 1, "meanwhile", lambda: fan_out(world, app))
-    done = take_back(world.faulty([first]), app, at(0), **WHO)
+    done = take_back_startpoints(world.faulty([first]), app, at(0), **WHO)
     assert "handed to Partition 0" in done.startpoints[-1].summary()
     assert (waiting(world, app), world.fanned_out(app)) == ({}, {})
 
@@ -299,7 +299,9 @@ def test_what_a_run_applies_meanwhile_is_not_called_taken_back(world: OffsetsWor
     world.run(app)
     asked(world, app, StartpointSpecific(offset="@7"), 0)
     fan_out(world, app)
-    done = take_back(world.faulty([Fault("put_if_match", 1, "meanwhile", lambda: world.run(app))]), app, at(0), **WHO)
+    done = take_back_startpoints(
+        world.faulty([Fault("put_if_match", 1, "meanwhile", lambda: world.run(app))]), app, at(0), **WHO
+    )
     assert done.startpoints == ()
     assert done.left == ("fake.s.0: offset @7, handed to Partition 0 (ada: ticket 7): a batch has begun there",)
     assert world.state(app).offsets.applied[S[0]].offset == "@7"
@@ -312,7 +314,7 @@ def test_what_a_crash_left_handed_out_after_it_was_applied_is_not_there_to_be_re
     world.die_before_the_removal(app)
     assert set(world.fanned_out(app)) == {("Partition 1", S[1])}
     assert asked(world, app, StartpointOldest(), 1, dry_run=True).replaced == ()
-    assert list_startpoints(world.lake, world.systems(), app, world.now)["handed"] == []
+    assert collect_startpoints(world.lake, world.systems(), app, world.now)["handed"] == []
     (text,) = back(world, app, 1).left
     assert "offset @8 (ada: ticket 7) was applied at" in text
 
@@ -323,14 +325,16 @@ def test_what_is_taken_back_while_a_coordinator_decides_is_not_handed_out(
     for step in range(1, 12):  # whichever request of the fan-out the clearing falls into
         asked(world, app, StartpointOldest(), 0)
         done: list[TakenBack] = []
-        clear = Fault("*", step, "meanwhile", lambda done=done: done.append(take_back(world.lake, app, at(0), **WHO)))
+        clear = Fault(
+            "*", step, "meanwhile", lambda done=done: done.append(take_back_startpoints(world.lake, app, at(0), **WHO))
+        )
         lake = world.faulty([clear])
-        handed = startpoints_of(lake, app).fan_out({"Partition 0": at(0)}).tasks
+        handed = open_startpoints(lake, app).fan_out({"Partition 0": at(0)}).tasks
         if done:
             assert len(done[0].startpoints) == 1
-            later = startpoints_of(world.lake, app).fan_out({"Partition 0": at(0)}).tasks
+            later = open_startpoints(world.lake, app).fan_out({"Partition 0": at(0)}).tasks
             assert later == {}, (step, handed)
-        take_back(world.lake, app, **WHO)
+        take_back_startpoints(world.lake, app, **WHO)
 
 
 def test_a_replay_of_nothing_is_refused(world: OffsetsWorld, app: Application) -> None:

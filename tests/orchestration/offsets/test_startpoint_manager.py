@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.startpoints.fan_out import FanOut, gone_in_words, left_in_words
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut, describe_dropped, describe_unapplied
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
-from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints, list_startpoints
+from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints, collect_startpoints
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.metadata import MetadataStore
@@ -195,7 +195,7 @@ def test_fan_outs_of_tasks_that_are_gone_go_to_who_reads_the_partition_now_or_st
     report = manager.fan_out({T1: [S0, S1]})
     assert pending(manager) == {T1: {S0: broadcast}, T0: {S1: specific}}
     assert (set(report.tasks), stranded(report)) == ({T1}, {T0: {S1: specific}})
-    (text,) = left_in_words(report)
+    (text,) = describe_unapplied(report)
     assert "lake.s.1: a startpoint (ada: ticket 7), handed to 'Partition 0', waits, and no task reads" in text
     report = manager.fan_out({T1: [S1]})  # nobody reads S0
     assert stranded(report) == {T0: {S1: specific}, T1: {S0: broadcast}}
@@ -203,7 +203,7 @@ def test_fan_outs_of_tasks_that_are_gone_go_to_who_reads_the_partition_now_or_st
     clock.now += timedelta(days=30)
     report = manager.fan_out({"new": [S0], T0: [S1]})
     assert pending(manager) == {"new": {S0: broadcast}, T0: {S1: specific}}
-    assert (set(report.tasks), report.stranded, left_in_words(report)) == ({"new", T0}, {}, [])
+    assert (set(report.tasks), report.stranded, describe_unapplied(report)) == ({"new", T0}, {}, [])
 
 
 def test_what_a_task_has_applied_does_not_come_back_from_a_task_that_is_gone(
@@ -388,7 +388,7 @@ def test_expired_requests_are_shown_until_they_are_deleted_and_that_is_told(
     assert manager.read().expired == []
     clock.now += timedelta(hours=12)
     assert [request.ssp for request in manager.read().expired] == [S0]
-    assert gone_in_words(manager.fan_out({T0: [S0]})) == [
+    assert describe_dropped(manager.fan_out({T0: [S0]})) == [
         "lake.s.0: a startpoint (ada: ticket 7) has expired: no run has taken it up in time"
     ]
     assert manager.read().expired == []
@@ -418,7 +418,7 @@ def test_a_request_that_is_written_again_is_applied_once_and_that_is_told(
     report = manager.fan_out({T0: [S0]}, taken=lambda task, handed: handed.id == request.id)
     assert report.tasks == {}, "a commit has taken it in"
     assert [passed.id for passed in report.again] == [request.id]
-    assert "had been applied already" in gone_in_words(report)[0]
+    assert "had been applied already" in describe_dropped(report)[0]
     assert manager.read().waiting == []
 
 
@@ -428,7 +428,7 @@ def test_one_that_loses_to_a_later_one_at_its_task_is_told(manager: StartpointMa
     write_startpoint(manager, S0, made(clock, hours=1), task=T0, **WHO)
     report = manager.fan_out({T0: [S0]})
     assert [request.task for request in report.passed_over] == [T0]
-    assert "is passed over: one that was asked for later waits there" in gone_in_words(report)[0]
+    assert "is passed over: one that was asked for later waits there" in describe_dropped(report)[0]
 
 
 def test_what_was_applied_and_not_removed_does_not_count_against_one_whose_clock_is_behind(
@@ -455,7 +455,9 @@ def test_no_expiry_and_no_time_of_creation_is_too_long_to_be_counted(lake: Lake,
         ssp = SystemStreamPartition("lake", "s", number)
         write_startpoint(manager, ssp, StartpointOldest(creation_timestamp_ms=creation), **WHO)
     assert len(manager.read().waiting) == 2
-    rows = list_startpoints(lake, {}, Application("app", startpoints_expire_after=timedelta.max), clock.now)["waiting"]
+    rows = collect_startpoints(lake, {}, Application("app", startpoints_expire_after=timedelta.max), clock.now)[
+        "waiting"
+    ]
     assert all("days" in row["age"] or "days" in row["expires_in"] for row in rows)
 
 

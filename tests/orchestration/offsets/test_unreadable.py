@@ -10,10 +10,10 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.startpoints import (
     TakenBack,
-    ask,
-    list_startpoints,
-    startpoint_requests,
-    take_back,
+    build_requests,
+    collect_startpoints,
+    request_startpoints,
+    take_back_startpoints,
 )
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.metadata import MetadataStore
@@ -54,11 +54,11 @@ def put(world: OffsetsWorld, namespace: str, key: str, value: object) -> None:
 
 
 def shown(world: OffsetsWorld, app: Application) -> list[dict[str, Any]]:
-    return list_startpoints(world.lake, world.systems(), app, world.now)["unreadable"]
+    return collect_startpoints(world.lake, world.systems(), app, world.now)["unreadable"]
 
 
 def cleared(world: OffsetsWorld, app: Application, *ssps: SystemStreamPartition, task: str | None = None) -> TakenBack:
-    return take_back(world.lake, app, ssps or None, task=task, **WHO)
+    return take_back_startpoints(world.lake, app, ssps or None, task=task, **WHO)
 
 
 NEWER = {"version": 2, "ssp": "fake.s.1", "where": "the middle"}
@@ -140,13 +140,13 @@ def test_no_request_takes_the_place_of_one_that_can_not_be_read(world: OffsetsWo
     told = r"(?s)nothing is written.*would be lost.*version 2.*clear"
     with pytest.raises(ConfigurationError, match=told):
         write_startpoint(world.startpoints(app), S1, StartpointOldest(), **WHO)
-    (shown_before,) = ask(
-        world.lake, world.systems(), app, startpoint_requests([S1], StartpointOldest(), **WHO), dry_run=True
+    (shown_before,) = request_startpoints(
+        world.lake, world.systems(), app, build_requests([S1], StartpointOldest(), **WHO), dry_run=True
     ).previews
     assert f"{S1}: waiting, and can't be read" in str(shown_before.error)
     told = r"(?s)nothing is written.*waiting, and can't be read.*version 2.*clear MODULE:APP fake.s.1"
     with pytest.raises(ConfigurationError, match=told):
-        ask(world.lake, world.systems(), app, startpoint_requests([S1], StartpointOldest(), **WHO))
+        request_startpoints(world.lake, world.systems(), app, build_requests([S1], StartpointOldest(), **WHO))
     assert shown(world, app)[0]["partition"] == str(S1)
     cleared(world, app, S1)
     write_startpoint(world.startpoints(app), S1, StartpointOldest(), **WHO)
@@ -191,7 +191,7 @@ def test_a_partition_whose_startpoint_was_handed_out_and_can_not_be_read_is_not_
     with pytest.raises(
         ConfigurationError, match=r"(?s)nothing is written.*handed to Partition 1, and.*startpoint clear"
     ):
-        ask(world.lake, world.systems(), app, startpoint_requests([S1], StartpointOldest(), **WHO))
+        request_startpoints(world.lake, world.systems(), app, build_requests([S1], StartpointOldest(), **WHO))
     (unread,) = cleared(world, app, S1).unreadable
     assert unread.summary().startswith("fake.s.1: handed to Partition 1, and can't be read")
     assert world.reads(app) == [{S1: ("@3", "@4")}]
