@@ -6,7 +6,6 @@ from dagster_adjunct._arguments import guard
 from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
 from dagster_adjunct.resources.streams.checksum import records_checksum
 from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy, Retention
-from dagster_adjunct.resources.streams.lake.readers import NewRecords, ReaderInfo, forget_reader, list_readers, read_new
 from dagster_adjunct.resources.streams.registry import open_system
 from dagster_adjunct.resources.streams.system import (
     RECORD_META,
@@ -27,19 +26,14 @@ __all__ = [
     "AppendResult",
     "CompactionPolicy",
     "Marker",
-    "NewRecords",
     "NewStreams",
     "OffsetRange",
-    "ReaderInfo",
     "Retention",
     "SourceRange",
     "Sources",
     "StreamInfo",
     "StreamSystem",
-    "forget_reader",
-    "list_readers",
     "open_system",
-    "read_new",
     "records_checksum",
     "register_system",
 ]

@@ -10,7 +10,6 @@ from dagster_adjunct.resources.backends.http import HttpExtra, HttpTable
 from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.backends.redis import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
-from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.batching import Batch, BatchHandler, BatchLayer, BatchProcessor, BatchProvider
 from dagster_adjunct.resources.tables.cache import Cache, CacheLayer
@@ -62,7 +61,6 @@ __all__ = [
     "FunctionLayer",
     "HttpExtra",
     "HttpTable",
-    "KeyValueRows",
     "Layer",
     "LayerAsFunction",
     "Mark",

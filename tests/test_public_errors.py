@@ -40,9 +40,10 @@ from dagster_adjunct.errors import (
     StreamNotFoundError,
 )
 from dagster_adjunct.kafka import KafkaSettings
+from dagster_adjunct.maintenance import delete_dataset, delete_stream
+from dagster_adjunct.repartitioning import repartition_stream
 from dagster_adjunct.startpoints import StartpointSpecific, resolve_startpoint_to_offset
 from dagster_adjunct.streams import Retention, open_system
-from dagster_adjunct.upkeep import delete_dataset, delete_stream, repartition_stream
 
 ROOT = Path(__file__).parent.parent
 SCHEMA = Schema.of(k="string", n="int")

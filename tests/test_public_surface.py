@@ -52,7 +52,7 @@ def test_a_name_is_imported_from_where_it_is_and_from_nowhere_else() -> None:
             assert getattr(import_module(module), name) is getattr(contents, name)
     with pytest.raises(ImportError):
         from dagster_adjunct import discard  # noqa: F401
-    assert dagster_adjunct.upkeep.discard is import_module("dagster_adjunct.upkeep").discard
+    assert dagster_adjunct.maintenance.discard is import_module("dagster_adjunct.maintenance").discard
 
 
 def test_every_error_is_public() -> None:

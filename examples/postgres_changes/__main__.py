@@ -25,8 +25,8 @@ from dagster_adjunct import (
 from dagster_adjunct.changes import DebeziumEnvelope
 from dagster_adjunct.examples.postgres_changes.capture import TableCapture
 from dagster_adjunct.examples.postgres_changes.slot import Slot
+from dagster_adjunct.maintenance import rebuild_dataset
 from dagster_adjunct.sources import ParquetSnapshot
-from dagster_adjunct.upkeep import rebuild_dataset
 
 COLUMNS = "id BIGINT, owner STRING, balance BIGINT"
 SNAPSHOT = Path("accounts-snapshot")

@@ -144,11 +144,11 @@ def maintain(names: tuple[str, ...], lake_url: str | None) -> None:
 @lake_url
 def remove_reader(name: str, reader: str, lake_url: str | None) -> None:
     """Remove a named reader; if it reads again, it begins as a new one."""
-    from dagster_adjunct.resources.streams.lake.readers import forget_reader, list_readers
+    from dagster_adjunct.resources.streams.lake.readers import list_readers, remove_reader
 
     lake = _streams(lake_url).lake
     there = [known.name for known in list_readers(lake, _lake_stream(name))]
-    if not forget_reader(lake, _lake_stream(name), reader):
+    if not remove_reader(lake, _lake_stream(name), reader):
         raise ConfigurationError(
             f"stream {name!r} has no reader {reader!r}: there are {', '.join(there) or 'none'}.",
             "Check the name.",

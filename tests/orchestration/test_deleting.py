@@ -27,7 +27,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.lake.readers import forget_reader, read_new
+from dagster_adjunct.resources.streams.lake.readers import read_new, remove_reader
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.assets.conftest import World
@@ -204,7 +204,7 @@ def test_a_stream_with_a_named_reader_is_deleted_by_force_and_the_reader_is_told
     # To begin anew by itself would be to number its batches from 1 again, over those that it has made.
     with pytest.raises(OffsetOutOfRangeError, match=r"deleted and made anew .*forget-reader s report"):
         read_new(lake, "s", reader="report")
-    assert forget_reader(lake, "s", "report")
+    assert remove_reader(lake, "s", "report")
     assert sorted(read_new(lake, "s", reader="report").table()["v"].to_pylist()) == [2, 3]
 
 

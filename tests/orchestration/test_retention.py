@@ -11,6 +11,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.maintenance import DiscardReport, discard, discard_all
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
@@ -22,7 +23,6 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
 from dagster_adjunct.orchestration.maintenance.discard import versions_in_open_batches
 from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
-from dagster_adjunct.upkeep import DiscardReport, discard, discard_all
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, PLANES, content, planes_in, publish, served, whole
 from tests.faulty_store import Fault, FaultyStore

@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from dagster_adjunct import Application, advance_dataset, bounded_dataset, open_dataset, unbounded_dataset
+from dagster_adjunct.maintenance import compact_dataset
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.resources.errors import AdjunctError, DatasetNotFoundError, OperatorFailedError
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointUpcoming
-from dagster_adjunct.upkeep import compact_dataset
 from dagster_adjunct.windows import Count, Max, Session, Sliding, Sum, Tumbling
 from tests.orchestration.step_world import StepWorld
 

@@ -26,6 +26,8 @@ from dagster_adjunct import (
     open_lake,
     unbounded_dataset,
 )
+from dagster_adjunct.maintenance import compact_dataset, forget, rebuild_dataset
+from dagster_adjunct.repartitioning import repartition_dataset, repartition_stream
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -39,7 +41,6 @@ from dagster_adjunct.resources.files.tree import FoundFile, open_tree
 from dagster_adjunct.resources.spark.errors import find_adjunct_error
 from dagster_adjunct.resources.streams.lake.export import export_records
 from dagster_adjunct.sources import FileSource
-from dagster_adjunct.upkeep import compact_dataset, forget, rebuild_dataset, repartition_dataset, repartition_stream
 from tests.resources.backends.every_type import blocking
 
 SCHEMA = Schema.of(k="string", n="bigint")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dagster_adjunct import Application, bounded_dataset, no_such_name, open_lake  # type: ignore[attr-defined]
 from dagster_adjunct import discard as not_there  # type: ignore[attr-defined]
 from dagster_adjunct.errors import ConfigurationError, OffsetOutOfRangeError
+from dagster_adjunct.maintenance import discard
 from dagster_adjunct.streams import open_lake as elsewhere  # type: ignore[attr-defined]
-from dagster_adjunct.upkeep import discard
 
 open_lake(5)  # type: ignore[arg-type]
 bounded_dataset("items", input="lake.items", key="item", partition=2)  # type: ignore[call-arg]

@@ -35,12 +35,12 @@ from dagster_adjunct.key_value import (
     TableKey,
     TextSerializer,
 )
+from dagster_adjunct.maintenance import DiscardReport, discard
 from dagster_adjunct.reading import Dataset, VersionDiff
 from dagster_adjunct.sources import FileSource
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints
 from dagster_adjunct.streams import AppendResult, OffsetRange, StreamSystem, open_system, register_system
 from dagster_adjunct.tables import TableReadFunction, TableWriteFunction
-from dagster_adjunct.upkeep import DiscardReport, discard
 from dagster_adjunct.validators import Candidate, Finding, custom, min_rows, no_nulls
 
 lake = open_lake("memory://typed")

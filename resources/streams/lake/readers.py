@@ -241,7 +241,7 @@ def list_readers(lake: Lake, stream: str) -> list[ReaderInfo]:
     return readers
 
 
-def forget_reader(lake: Lake, stream: str, reader: str) -> bool:
+def remove_reader(lake: Lake, stream: str, reader: str) -> bool:
     """Remove a named reader and its history; return whether it was there. A batch of it that is open can't commit."""
     stream = unqualify_stream_name(LAKE, stream)
     log = _reader_log(lake, stream, reader)

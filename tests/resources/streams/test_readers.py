@@ -17,7 +17,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy, Retention
-from dagster_adjunct.resources.streams.lake.readers import NewRecords, forget_reader, list_readers, read_new
+from dagster_adjunct.resources.streams.lake.readers import NewRecords, list_readers, read_new, remove_reader
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import SourceRange, Sources
 from tests.clocks import Clock, on_clock
@@ -41,7 +41,7 @@ def test_a_stream_of_another_system_has_no_readers_here(lake: Lake, s: LakeStrea
     for ask in (
         lambda: read_new(lake, "kafka.s", reader="report"),
         lambda: list_readers(lake, "kafka.s"),
-        lambda: forget_reader(lake, "kafka.s", "report"),
+        lambda: remove_reader(lake, "kafka.s", "report"),
     ):
         with pytest.raises(ConfigurationError, match=r"'kafka\.s' is a stream of the system 'kafka': expected one of"):
             ask()
@@ -136,8 +136,8 @@ def test_a_stream_made_anew_is_refused_until_the_reader_is_forgotten(lake: Lake,
     with pytest.raises(OffsetOutOfRangeError, match=r"deleted and made anew .*forget-reader s report"):
         read_new(lake, "s", reader="report")
     assert "made anew" in list_readers(lake, "s")[0].problem
-    assert forget_reader(lake, "lake.s", "report")
-    assert not forget_reader(lake, "s", "report")
+    assert remove_reader(lake, "lake.s", "report")
+    assert not remove_reader(lake, "s", "report")
     assert list_readers(lake, "s") == []
     assert read_new(lake, "s", reader="report").number == 1
 
@@ -145,7 +145,7 @@ def test_a_stream_made_anew_is_refused_until_the_reader_is_forgotten(lake: Lake,
 def test_a_batch_of_a_reader_that_was_forgotten_can_t_commit(lake: Lake, s: LakeStreams) -> None:
     read_new(lake, "s", reader="report", max_records=2).commit()
     batch = read_new(lake, "s", reader="report")
-    forget_reader(lake, "s", "report")
+    remove_reader(lake, "s", "report")
     with pytest.raises(CommitConflictError, match="it was forgotten"):
         batch.commit()
 

@@ -1,10 +1,9 @@
-"""What operators do to stored data: compact, discard, erase, rebuild, rewind, repartition, rename, delete."""
+"""What operators do to stored data: compact, discard, erase, rebuild, rewind, rename, delete."""
 
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
 from dagster_adjunct.assets.bounded.advance import abandon_version
-from dagster_adjunct.assets.rebucketing.rebucketing import RebucketReport
 from dagster_adjunct.assets.retention.discard import DiscardReport
 from dagster_adjunct.assets.retention.erasure import ErasureReport, find_keys, forget
 from dagster_adjunct.assets.retention.key_search import KeySearch
@@ -14,11 +13,6 @@ from dagster_adjunct.assets.unbounded.rewind import RewindPlan, plan_rewind, rew
 from dagster_adjunct.orchestration.maintenance.delete import DeletionReport, delete_dataset, delete_stream
 from dagster_adjunct.orchestration.maintenance.discard import discard, discard_all
 from dagster_adjunct.orchestration.maintenance.rename import RenameReport, rename_application
-from dagster_adjunct.orchestration.maintenance.repartition import (
-    RepartitionReport,
-    repartition_dataset,
-    repartition_stream,
-)
 
 __all__ = [
     "CompactionReport",
@@ -26,9 +20,7 @@ __all__ = [
     "DiscardReport",
     "ErasureReport",
     "KeySearch",
-    "RebucketReport",
     "RenameReport",
-    "RepartitionReport",
     "RewindPlan",
     "abandon_version",
     "compact_dataset",
@@ -41,8 +33,6 @@ __all__ = [
     "plan_rewind",
     "rebuild_dataset",
     "rename_application",
-    "repartition_dataset",
-    "repartition_stream",
     "rewind_dataset",
 ]
 
