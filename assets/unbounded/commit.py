@@ -1,8 +1,9 @@
-"""What there is: an unbounded dataset's table and its stream at one moment, and whether the table can be continued.
+"""Inspects an unbounded dataset's table and its stream, and commits the table during an advance.
 
-A table is valid when its manifest and objects are whole, its stream has the same partitions, its offsets are still on
-the stream, and it is younger than `max_age` since it was last confirmed caught up. One that is being built goes on,
-unless its stream or its columns are others by now.
+A table is valid if its manifest and objects are complete, its stream has the same partitions and still holds its
+offsets, and it was confirmed caught up within `max_age`. A bootstrap continues unless its stream or its columns have
+changed. Each commit holds data and offsets together, so one commit is one consistent cut across all partitions; it is
+retried where another writer only compacted or discarded.
 """
 
 from __future__ import annotations
@@ -62,13 +63,13 @@ ADVANCE_AGAIN = "Nothing of this attempt is visible. Advance again: it goes on f
 
 @dataclass(frozen=True, slots=True)
 class TableSnapshot:
-    """A table and its stream, as one look at `at` finds them; no file is read, and nothing is changed.
+    """A table and its stream at the moment `at`.
 
-    `commit` is the current one, None before the first. `manifest` is None where there is no table. Where `damage` says
-    why the current one can't be read, it is the newest that can be; where `carried`, it is not committed yet, and goes
-    on in the stream as that was repartitioned. `oldest` and `ends` are the first offset that the stream holds, and the
-    next that it gives, by partition. `missing` are objects of the table that are not there in full. `refusal` is set
-    where what was seen is nothing to go by: its pointer is lost, or another writer committed meanwhile.
+    `commit` is the current one, None before the first. `manifest` is None without a table; where `damage` says why the
+    current manifest can't be read, it is the newest readable one; if `carried`, it is not committed yet and continues
+    in the repartitioned stream. `oldest` and `ends` are, by partition, the first offset that the stream holds and the
+    next one to come. `missing` are objects of the table that are missing or truncated. `refusal` is the error where
+    nothing can be decided: the pointer is lost, or another writer committed meanwhile.
     """
 
     source: OpenedStream
@@ -89,7 +90,7 @@ class TableSnapshot:
 
     @property
     def tells_all(self) -> bool:
-        """Whether the stream, read from its oldest offset, tells of every key that it ever held."""
+        """Whether the stream, read from its oldest offset, holds a record of every key that was ever in it."""
         return self.source.info.tells_all(self.oldest)
 
 
@@ -97,8 +98,8 @@ class TableSnapshot:
 class TableContinuity:
     """Whether a table can be continued.
 
-    `problem` says why it is not valid, `lost` that the stream has dropped what comes next, `building` that it was not
-    finished. `refusal` is set where nothing can be decided at all: the stream is another one under the same name.
+    `problem` says why it is not valid, `lost` that retention has deleted the changes that come next, `building` that
+    its bootstrap is not finished. `refusal` is the error where nothing can be decided: the stream was recreated.
     """
 
     store: Literal["none", "building", "invalid", "valid"]
@@ -109,10 +110,10 @@ class TableContinuity:
 
 
 def inspect_table(context: Runtime, spec: AdjunctDataset) -> TableSnapshot:
-    """Return what is there now.
+    """Return the table and its stream as they are now; reads no data files and changes nothing.
 
-    Raises DatasetError for an input that can't make this dataset, and for another key, spread or input than the table
-    was declared with; the columns are a matter of what is done with it.
+    Raises DatasetError for an input that does not fit this dataset, and for another key, partitioning or input than the
+    table was declared with. Columns are checked later.
     """
     source = OpenedStream.of(context.systems, spec)
     log = context.log(spec.name)
@@ -140,9 +141,9 @@ def inspect_table(context: Runtime, spec: AdjunctDataset) -> TableSnapshot:
 
 
 def require_matching_manifest(stored: DatasetManifest, declared: DatasetDeclaration) -> UnboundedManifest:
-    """Return the stored manifest of a table that is declared so now; DatasetError where another would be.
+    """Return the stored manifest; raise DatasetError where its declaration does not match the declared one.
 
-    How many partitions its input has is no matter of the declaration: it is found by looking.
+    The number of input partitions is not compared: `assess_continuity` does that.
     """
     partitions = {"input_partitions": stored.declaration.input_partitions}
     check_declaration(stored.name, stored.declaration, declared.model_copy(update=partitions))
@@ -150,7 +151,7 @@ def require_matching_manifest(stored: DatasetManifest, declared: DatasetDeclarat
 
 
 def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
-    """Return whether the table that was seen can be continued."""
+    """Return whether the table can be continued, and if not, why."""
     source, manifest = snapshot.source, snapshot.manifest
     if snapshot.damage:
         return TableContinuity("invalid", f"its manifest is damaged ({snapshot.damage})")
@@ -199,7 +200,7 @@ def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
 
 
 def effective_max_age(source: OpenedStream) -> timedelta | None:
-    """Return how long a table that is behind stays valid: as declared, else as long as the stream keeps tombstones."""
+    """Return how long a table that is behind stays valid: the declared `max_age`, else the retention of tombstones."""
     return source.spec.following.max_age or source.info.tombstones_kept
 
 
@@ -215,7 +216,7 @@ def _missing_objects(log: DatasetLog, manifest: UnboundedManifest) -> tuple[str,
 
 
 def _lost_pointer_error(log: DatasetLog) -> CommitConflictError | MalformedDocumentError | None:
-    """Refuse to begin at number 1 where a pointer was lost: the commits that it led to would be passed over."""
+    """Return the error for a log with commits and no pointer; starting again at number 1 would hide these commits."""
     if is_deletion_commit(log.log.current()):
         return None
     newest = next(log.log.commits_before(sys.maxsize), None)
@@ -223,26 +224,27 @@ def _lost_pointer_error(log: DatasetLog) -> CommitConflictError | MalformedDocum
         return None
     if log.log.head() is not None:
         return CommitConflictError(
-            f"dataset {log.name!r}: another writer committed first, while this one looked.",
+            f"dataset {log.name!r}: another writer committed first, while this one read the table.",
             ADVANCE_AGAIN,
             dataset=log.name,
         )
     return MalformedDocumentError(
-        f"dataset {log.name!r} has no {log.log.pointer_key} in {log.lake.url}, and has had {newest.number} commits.",
-        "Restore that object from a backup or an older object version; the manifests are intact. To build the "
-        "dataset anew, declare it under a new name.",
+        f"dataset {log.name!r} has {newest.number} commits, and its pointer {log.log.pointer_key} is missing in "
+        f"{log.lake.url}.",
+        "Restore that object from a backup or an older object version; the manifests are intact. To start over, "
+        "declare the dataset under a new name.",
         dataset=log.name,
         document=log.log.pointer_key,
     )
 
 
 def _concurrent_commit_error(log: DatasetLog, commit: Commit | None) -> CommitConflictError | None:
-    """Refuse to go by a table that was compacted, and whose files were discarded, while it was looked at."""
+    """Return the error where another writer committed while the table was inspected, and may have removed its files."""
     head = log.log.head()
     if commit is None or head is None or head.id == commit.id:
         return None
     return CommitConflictError(
-        f"dataset {log.name!r}: another writer committed first, while this one looked at the table "
+        f"dataset {log.name!r}: another writer committed first, while this one read the table "
         f"(number {head.number}, after {commit.number}).",
         ADVANCE_AGAIN,
         dataset=log.name,
@@ -250,18 +252,18 @@ def _concurrent_commit_error(log: DatasetLog, commit: Commit | None) -> CommitCo
 
 
 def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedStream, now: datetime) -> str:
-    """Return why a bootstrap that was begun can't go on, "" where it can."""
+    """Return why a running bootstrap can't be continued, "" if it can."""
     bootstrap, kept = manifest.bootstrap, source.info.tombstones_kept
     if bootstrap.columns is not None and bootstrap.columns != source.schema:
-        return f"other columns are declared since it began ({bootstrap.columns.difference(source.schema)})"
+        return f"the declared columns have changed since it began ({bootstrap.columns.difference(source.schema)})"
     before, after = manifest.declaration, source.declaration
     if (before.order_by, before.position_type) != (after.order_by, after.position_type):
         was, wanted = order_in_words(before.order_by), order_in_words(after.order_by)
-        return f"it is ordered by {wanted} since it began, and was by {was}"
+        return f"the declared order has changed since it began, from {was} to {wanted}"
     if kept is not None and now - bootstrap.started_at > kept:
         return (
-            f"it began {bootstrap.started_at:%Y-%m-%d %H:%M} UTC, and its stream keeps deletions for {kept} only: some "
-            "may be gone that it has not read"
+            f"it began {bootstrap.started_at:%Y-%m-%d %H:%M} UTC, and its stream keeps deletions for {kept} only: it "
+            "may have missed some"
         )
     return ""
 
@@ -273,18 +275,12 @@ def _partition_changes(source: OpenedStream, offsets: Offsets) -> str:
     return f"the partitions of its stream have changed ({'; '.join(changes)})" if changes else ""
 
 
-# Commits of one advance: what is current, and deciding again where somebody else only compacted or discarded.
-#
-# Each commit holds data and offsets together, so there is no second place to disagree with, and one commit is one
-# consistent cut across all partitions.
-
-
 _TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What stays the same during one advance: what was seen before it, and what was decided on that."""
+    """The facts that stay the same during one advance: the table before it, and the decision made on that."""
 
     context: Runtime
     snapshot: TableSnapshot
@@ -293,7 +289,7 @@ class Advance:
 
     @property
     def source(self) -> OpenedStream:
-        """The input stream, as it was opened."""
+        """The opened input stream."""
         return self.snapshot.source
 
     @property
@@ -311,8 +307,8 @@ class Advance:
 class AdvanceProgress:
     """How far an advance has come.
 
-    `commit` and `manifest` are current, as far as it knows; `ends` is how far the stream is read. `sealed` are the
-    versions that it has made, oldest first, and `counters` what it has counted.
+    `commit` and `manifest` are the last known ones; the stream is read up to `ends`. `sealed` are the ids of the
+    versions committed so far, oldest first.
     """
 
     commit: Commit | None
@@ -323,16 +319,16 @@ class AdvanceProgress:
 
     @property
     def bootstrap(self) -> Bootstrap:
-        """Its bootstrap: the one under way, or the last one."""
+        """The bootstrap that is running, or the last one."""
         return self.manifest.bootstrap
 
     @property
     def running(self) -> bool:
-        """Whether the bootstrap is under way."""
+        """Whether the bootstrap is running."""
         return self.bootstrap.state == "running"
 
     def after(self, commit: Commit, manifest: UnboundedManifest) -> AdvanceProgress:
-        """Return it after this commit."""
+        """Return the progress after this commit."""
         version = manifest.version
         made = (version.id,) if version is not None and version is not self.manifest.version else ()
         return replace(self, commit=commit, manifest=manifest, sealed=(*self.sealed, *made))
@@ -341,7 +337,7 @@ class AdvanceProgress:
 def commit_manifest(
     advance: Advance, progress: AdvanceProgress, manifest: UnboundedManifest, *, commit_id: str | None = None
 ) -> AdvanceProgress:
-    """Make `manifest` current. Raises CommitConflictError, and then nothing is visible."""
+    """Commit `manifest`. Raises CommitConflictError, and then nothing is visible."""
     commit = advance.log.commit(progress.commit, manifest, by=advance.context.by, commit_id=commit_id)
     return progress.after(commit, manifest)
 
@@ -353,10 +349,10 @@ def commit_with_retries(
     *,
     commit_id: str | None = None,
 ) -> AdvanceProgress:
-    """Commit what is decided on what is current, again where somebody else only compacted or discarded.
+    """Commit what `decide` makes of the current progress; retry where another writer only compacted or discarded.
 
-    Raises CommitConflictError where another writer has read on, or begun anew, or has erased keys whose values our
-    changes may have kept.
+    Raises CommitConflictError where another writer has read further, has started the table again, or has erased keys
+    from whose rows our changes may have been completed.
     """
 
     def catch_up(seen: AdvanceProgress) -> AdvanceProgress | None:
@@ -377,12 +373,12 @@ def commit_with_retries(
 
 
 def commit_fields(advance: Advance, progress: AdvanceProgress, **changes: Any) -> AdvanceProgress:
-    """Commit something beside data and offsets."""
+    """Commit new values of these manifest fields, without data and offsets."""
     return commit_with_retries(advance, progress, lambda current: current.manifest.after(**changes))
 
 
 def commit_decision(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
-    """Commit the decision, unless the same one stands there."""
+    """Commit the decision unless the same one is stored."""
     stored, made = progress.manifest.decision, advance.decision
     if stored is not None and (stored.action, stored.reason) == (made.action, made.reason):
         return progress
@@ -390,23 +386,23 @@ def commit_decision(advance: Advance, progress: AdvanceProgress) -> AdvanceProgr
 
 
 def confirm_caught_up(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
-    """Commit that the table was found caught up, where its age counts, and not at each look."""
+    """Commit that the table is caught up if its age is limited; at most once in a tenth of the limit."""
     limit, confirmed, now = effective_max_age(advance.source), progress.manifest.confirmed_at, advance.snapshot.at
     if progress.manifest.offsets != offsets_to_json(progress.ends):
-        return progress  # changes of a transaction that has not ended wait
+        return progress  # changes of an unfinished transaction are waiting
     if limit is None or (confirmed is not None and now - confirmed < limit / 10):
         return progress
     try:
         return commit_fields(
             advance, progress, confirmed_at=now, decision=advance.decision, change=Change(action="confirm")
         )
-    except CommitConflictError:  # somebody else was here, and saw the same
+    except CommitConflictError:  # another writer found the same
         commit, fresh = advance.log.read()
         return replace(progress, commit=commit, manifest=as_unbounded(fresh or progress.manifest))
 
 
 def change_from_decision(decision: Decision) -> Change:
-    """Return what the commit that follows a decision says of itself."""
+    """Return the description of a commit that follows this decision."""
     return Change(action=decision.action, reason=decision.reason)
 
 
@@ -417,11 +413,11 @@ def _was_erased_since(log: DatasetLog, commit: Commit | None) -> bool:
 
 
 def _has_same_progress(before: UnboundedManifest, fresh: UnboundedManifest) -> bool:
-    """Whether nobody else has read on, or begun anew: then our changes still follow what is there."""
+    """Whether no other writer has read further or started the table again, so that our changes still apply."""
 
     def facts(manifest: UnboundedManifest) -> tuple[object, ...]:
         running = manifest.bootstrap.state == "running"
-        horizon = None if running else manifest.horizon  # what was late must be looked at again where it moved
+        horizon = None if running else manifest.horizon  # where it moved, late changes must be decided again
         return (
             manifest.offsets,
             manifest.bootstrap,
@@ -436,7 +432,7 @@ def _has_same_progress(before: UnboundedManifest, fresh: UnboundedManifest) -> b
 
 
 MAX_FOOTER_BYTES = 256 * 1024
-"""More bytes of footers than these are left out of a commit: every one after it would repeat them."""
+"""Commits leave out larger footers, which every later commit would repeat."""
 
 
 def manifest_with_version(
@@ -447,9 +443,9 @@ def manifest_with_version(
     generations: tuple[Generation, ...],
     counters: Mapping[str, int],
 ) -> UnboundedManifest:
-    """Return the manifest serving a version of these generations, read as far as its offsets; retires what it replaces.
+    """Return the manifest with a new version of these generations served; retires the generations that it replaces.
 
-    `parent` is the commit before the one that makes the version.
+    `parent` is the commit before the one that creates the version.
     """
     number, spec, now = (parent.number if parent else 0) + 1, advance.spec, advance.context.now()
     version = build_table_version(
@@ -469,7 +465,7 @@ def manifest_with_version(
 
 
 def switch_version(manifest: UnboundedManifest, version: SealedVersion, now: datetime) -> UnboundedManifest:
-    """Return the manifest serving `version`; what only earlier versions read stays for these until it is discarded."""
+    """Return the manifest with `version` served; generations that only earlier versions read are retired."""
     before = manifest.version.generations if manifest.version else ()
     needed = {generation.folder for generation in version.generations}
     gone = [generation for generation in before if generation.folder not in needed and generation.files]
@@ -480,12 +476,12 @@ def switch_version(manifest: UnboundedManifest, version: SealedVersion, now: dat
 
 
 def strip_large_footers(generation: Generation) -> Generation:
-    """Return a generation as commits keep it."""
+    """Return the generation, without footers where these are too large for a commit."""
     return generation.without_footers() if generation.footer_size > MAX_FOOTER_BYTES else generation
 
 
 def table_layout(source: OpenedStream) -> BucketLayout:
-    """Return how the rows of a table lie in files, by its declaration of now."""
+    """Return the layout of a table's files by its current declaration."""
     spec = source.spec
     over_time = spec.following.history is not None
     schema = source.schema.with_sensitive(*(name for name in spec.sensitive if name in source.schema))
@@ -501,7 +497,7 @@ def table_layout(source: OpenedStream) -> BucketLayout:
 
 
 def _count_entries(spec: AdjunctDataset, generations: tuple[Generation, ...]) -> int | None:
-    """Return how many entries these generations come to, None where they have to be merged to know."""
+    """Return how many entries these generations have, None if that needs a merge."""
     if len(generations) > 1:
         return None
     if spec.following.history is not None:
@@ -513,7 +509,7 @@ def _count_entries(spec: AdjunctDataset, generations: tuple[Generation, ...]) ->
 def _declared_history(
     spec: AdjunctDataset, manifest: UnboundedManifest, generations: tuple[Generation, ...]
 ) -> KeptHistory | None:
-    """Return the history as declared, with what was pruned of the rows that are still served."""
+    """Return the declared history, keeping the pruned edge where rows of the served version remain."""
     history, before = history_from_spec(spec), manifest.version
     if history is None or before is None or before.history is None:
         return history
@@ -522,17 +518,14 @@ def _declared_history(
     return history.after(pruned=before.history.pruned) if goes_on else history
 
 
-# How the columns of an unbounded dataset, and the length of its history, may change without building it anew.
-#
-# Rows that are there are not written again: what is added is null in them, what is widened is cast when they are read,
-# by Spark and by key. The next major compaction writes them in the new columns, and goes by the new history: so this is
-# committed though no change has come, or it would drop what is to be kept now.
-
-
 def evolve_table(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
-    """Commit that the columns and the history are served that are declared now; the rows there stay as they are."""
+    """Commit a version with the declared columns and length of history; stored rows are not rewritten.
+
+    Added columns are null in them, widened ones are cast on read. The next major compaction rewrites them, and prunes
+    by the new history: that is why this is committed even without changes.
+    """
     manifest, version, source = progress.manifest, progress.manifest.version, advance.source
-    assert version is not None, "there is nothing whose columns could change"
+    assert version is not None, "only a served version evolves"
     history, declared = (
         describe_history_length(version.history),
         describe_history_length(history_from_spec(advance.spec)),
@@ -550,11 +543,11 @@ def evolve_table(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress
 
 
 def next_ranges(advance: Advance, progress: AdvanceProgress) -> tuple[Ranges, bool]:
-    """Return the next ranges to read, about a chunk, and whether there is nothing more to read now.
+    """Return the next ranges to read, about one chunk, and whether they are the last ones for now.
 
-    Ranges that were read before for their dead letters are read again as they were. Where transactions are kept whole,
-    the ranges end before the first that is not all there, and a chunk that holds no whole one is made larger. A
-    bootstrap then reads on behind its target: there a transaction may end.
+    Ranges whose dead letters were being sent are read again unchanged. Where transactions are kept whole, the ranges
+    end before the first incomplete one, and a chunk without a complete one is enlarged. A bootstrap then reads beyond
+    its target to the end of the transaction.
     """
     system, form = advance.source.system, advance.spec.following.changes
     starts = offsets_by_partition(progress.manifest.offsets)
@@ -582,18 +575,18 @@ def next_ranges(advance: Advance, progress: AdvanceProgress) -> tuple[Ranges, bo
 
 
 def reaches_target(advance: Advance, progress: AdvanceProgress, ranges: Ranges) -> bool:
-    """Whether all of the bootstrap's target is in the table once these ranges are."""
+    """Whether the table has reached the bootstrap's target once these ranges are applied."""
     at, target = offsets_after(progress, ranges), offsets_by_partition(progress.bootstrap.target)
     return all(advance.source.system.compare(at[ssp], end) >= 0 for ssp, end in target.items())
 
 
 def offsets_after(progress: AdvanceProgress, ranges: Ranges) -> Offsets:
-    """Return the next offsets to read once these ranges are in the table."""
+    """Return the next offsets to read once these ranges are applied."""
     return {**offsets_by_partition(progress.manifest.offsets), **{ssp: end for ssp, (_, end) in ranges.items()}}
 
 
 def _chunk_share(most: int, lag: int, chunk: int) -> int:
-    """Return how many of a partition's `most` offsets belong to a chunk of all that is behind."""
+    """Return how many of a partition's `most` unread offsets belong to the next chunk."""
     return most if lag <= chunk else min(most, -(-most * chunk // lag))
 
 

@@ -1,16 +1,16 @@
-"""Changes that leave out columns, completed as they are written: from the changes before them, and from stored rows.
+"""Completes changes that leave out columns, from the changes before them and from stored rows.
 
-The rows of one bucket come in the order of their keys, those of a key in the order of their positions:
+The rows of one bucket are ordered by key and position:
 
     key  a      b      a change that
     k    1      2      is a whole row
     k    3      -      leaves out b: becomes 3, 2
     k    -      4      leaves out a: becomes 3, 4
     k    gone          deletes
-    k    5      -      leaves out b: incomplete, for there is no row to keep it of
+    k    5      -      leaves out b: incomplete, because there is no row to take b from
 
-What comes before the first change of a key is the newest row of it in the generations of the table. Only rows of keys
-that need one are read, and of these only the columns that are left out.
+The row before the first change of a key is its newest row in the generations of the table. Rows are read only for keys
+that need one, and of these only the missing columns.
 """
 
 from __future__ import annotations
@@ -44,12 +44,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RowCompletion:
-    """How the changes of a dataset are completed: from the newest rows of these generations, oldest first.
+    """How the changes of a dataset are completed from the newest rows of its generations, which are oldest first.
 
-    Positions are offsets where that is `by_offset`, else rows of snapshots are below those of streamed changes.
-    Incomplete changes are told in the stats of their file where they are `set_aside`, else they are BadChangeErrors.
-    With `again` changes are applied that the generations hold already: whether one was complete is known only of those
-    that count in the end.
+    With `by_offset` positions are offsets; else rows of snapshots have positions below streamed changes. Incomplete
+    changes are listed in the stats of their file if `set_aside`, else they raise BadChangeError. With `again` the
+    generations hold the changes already, and only changes that are not superseded must be complete.
     """
 
     dataset: str
@@ -61,26 +60,26 @@ class RowCompletion:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What it needs of rows beside the layout's columns."""
+        """The columns that rows need in addition to the layout's."""
         return KEPT, OFFSET, PARTITION
 
     def of_bucket(self, store: ObjectStore, bucket: int) -> BucketCompletion:
-        """Return what completes the rows of one bucket."""
+        """Return the completion of one bucket's rows."""
         return BucketCompletion(self, store, bucket)
 
 
 class BucketCompletion:
-    """Takes the changes of one bucket batch by batch, in order; gives them completed, and without incomplete ones."""
+    """Completes the ordered changes of one bucket batch by batch, and leaves out incomplete ones."""
 
     def __init__(self, declared: RowCompletion, store: ObjectStore | None, bucket: int) -> None:
         self._declared, self._store, self._bucket = declared, store, bucket
         self._layout, self._key = declared.layout, list(declared.layout.key)
         self._waiting: list[pa.Table] = []
         self.incomplete: list[tuple[int, int, str]] = []
-        """Partition, offset and reason of the changes that are set aside."""
+        """Partition, offset and reason of each incomplete change."""
 
     def take(self, batch: pa.Table) -> pa.Table:
-        """Return the rows that are done: once there are many, those of all keys but the last one."""
+        """Add a batch; return completed rows: none until there are many, then those of all keys but the last."""
         import numpy as np
         import pyarrow as pa
 
@@ -94,7 +93,7 @@ class BucketCompletion:
         return self._complete(rows.slice(0, last), new[:last])
 
     def rest(self) -> pa.Table | None:
-        """Return the rows that wait, None where there are none."""
+        """Return the remaining rows, completed; None without any."""
         import numpy as np
         import pyarrow as pa
 
@@ -104,7 +103,7 @@ class BucketCompletion:
         return self._complete(rows, np.append(True, self._key_changes(rows)))
 
     def _key_changes(self, rows: pa.Table) -> Any:
-        """Return for each row but the first whether its key is another one than that of the row before."""
+        """Return for each row but the first whether its key differs from that of the row before."""
         import numpy as np
         import pyarrow.compute as pc
 
@@ -116,7 +115,7 @@ class BucketCompletion:
         return differs
 
     def _complete(self, rows: pa.Table, new: Any) -> pa.Table:
-        """Return the rows of these keys; `new` says which one is the first of its key."""
+        """Return the completed rows; `new` marks the first row of each key."""
         import numpy as np
 
         deleted = rows.column(TOMBSTONE).to_numpy()
@@ -125,7 +124,7 @@ class BucketCompletion:
         if not kept.any():
             return rows
         key = np.cumsum(new) - 1
-        # Snapshots' rows are below all streamed changes, wherever they came.
+        # Rows of snapshots are below all streamed changes, wherever they were read.
         places = np.lexsort((rows.column(OFFSET).to_numpy(), key))
         back = np.argsort(places)
         done, stays = self._complete_in_order(
@@ -134,7 +133,7 @@ class BucketCompletion:
         return done.take(back[stays[back]])
 
     def _complete_in_order(self, rows: pa.Table, key: Any, first: Any, deleted: Any, kept: Any) -> tuple[pa.Table, Any]:
-        """Return the rows, completed in the order in which they came, and which of them can be applied."""
+        """Return the rows, completed in stream order, and a mask of those that can be applied."""
         import numpy as np
         import pyarrow as pa
 
@@ -144,8 +143,8 @@ class BucketCompletion:
         stored, lowest, values = self._read_stored(rows, key, first, some, [names[index] for index in columns])
         below, follows = position < lowest[key], _stream_order(position) >= _stream_order(lowest)[key]
         late = below
-        while True:  # once, but for rows of a snapshot among streamed changes
-            # Whether there is a row before this one: what the last whole row or deletion says, or what is stored.
+        while True:  # once, except for snapshot rows among streamed changes
+            # Whether there is a row before this one: by the last whole row or deletion, or by the stored rows.
             before = _last_marked_before(~some & ~late)
             there = np.where(before >= begins, ~deleted[before], (stored[key] >= 0) & follows)
             incomplete = some & ~late & ~there
@@ -166,7 +165,7 @@ class BucketCompletion:
         return pa.table(completed), ~incomplete
 
     def _is_effective(self, whole: Any, first: Any, key: Any) -> Any:
-        """Return which rows say something of their key that no later whole row or deletion takes the place of."""
+        """Return which rows are not superseded by a later whole row or deletion of their key."""
         import numpy as np
 
         if not self._declared.again:
@@ -175,14 +174,14 @@ class BucketCompletion:
         return _last_marked(whole)[last][key] < np.arange(len(whole))
 
     def _report_incomplete(self, rows: Any, places: pa.Table, kept: Any) -> None:
-        """Set these changes aside, or raise BadChangeError for the first."""
+        """Record these changes as incomplete, or raise BadChangeError for the first."""
         import numpy as np
 
         names = np.array(self._layout.schema.names, object)
         for row in np.flatnonzero(rows).tolist():
             offset, partition = (places.column(name)[row].as_py() for name in (OFFSET, PARTITION))
             told = ", ".join(map(repr, names[kept[row]].tolist()))
-            reason = f"it does not tell {told}, and the dataset has no row of its key to keep that of"
+            reason = f"it leaves out {told}, and the dataset has no row of its key to take the value from"
             if not self._declared.set_aside:
                 raise bad_change_error(self._declared.dataset, offset, partition, reason)
             self.incomplete.append((partition, offset, reason))
@@ -192,9 +191,9 @@ class BucketCompletion:
     def _read_stored(
         self, rows: pa.Table, key: Any, first: Any, some: Any, columns: Sequence[str]
     ) -> tuple[Any, Any, pa.Table]:
-        """Return what is stored of the keys whose rows leave out columns.
+        """Return the stored rows of the keys whose changes leave out columns.
 
-        By key: the place of its row in a table, -1 where there is none; its position, also of a deletion. And the
+        By key: the index of its row in the table, -1 without one; the highest position, also of a deletion. Then the
         table, with these columns.
         """
         import numpy as np
@@ -204,7 +203,7 @@ class BucketCompletion:
         schema = pa.schema(list(types.items()))
         stored, highest = np.full(len(first), -1), np.full(len(first), np.iinfo(np.int64).min)
         tables, count = [schema.empty_table()], 0
-        # By offset nothing is asked of a key whose first row is whole, or a deletion.
+        # By offset, a key whose first change is a whole row or a deletion needs no stored row.
         asked = np.flatnonzero(some[first]) if self._declared.by_offset else np.unique(key[some])
         keys = rows.select(self._key).take(first)
         for generation in reversed(self._declared.generations):
@@ -220,18 +219,20 @@ class BucketCompletion:
                 stored[of[newer]], highest[of[newer]] = at[newer], position[newer]
                 tables.append(found.select(schema.names))
                 count += len(of)
-                if self._declared.by_offset:  # what comes later is newer
+                if self._declared.by_offset:  # later generations are newer
                     asked = np.delete(asked, places)
         return stored, highest, pa.concat_tables(tables)
 
     def _find_in_file(self, stored: StoredFile, keys: pa.Table, schema: pa.Schema) -> tuple[Any, pa.Table]:
-        """Return which of the keys a file has; and their rows, with these columns, the position and the mark."""
+        """Return which of the keys a file has, and their rows with these columns, position and tombstone."""
         import numpy as np
         import pyarrow as pa
 
         file = _open_file(stored)
         whole = pa.schema([(POSITION, pa.int64()), (TOMBSTONE, pa.bool_()), *schema])
-        told = {POSITION: 0} if self._declared.by_offset else {}  # later generations are newer, whatever they say
+        told = (
+            {POSITION: 0} if self._declared.by_offset else {}
+        )  # later generations are newer, whatever their positions
         told |= {} if stored.file.stats.get("tombstones") else {TOMBSTONE: False}
         told |= dict.fromkeys(
             set(schema.names) - set(file.schema_arrow.names)
@@ -258,7 +259,7 @@ class BucketCompletion:
         return np.concatenate(numbers), pa.concat_tables(tables)
 
     def _keys_in_range(self, metadata: pq.FileMetaData, group: int, keys: pa.Table) -> Any:
-        """Return which of the keys a row group may have, by the range of its first key column."""
+        """Return which of the keys may be in a row group, by the range of its first key column."""
         import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -284,7 +285,7 @@ def _open_file(stored: StoredFile) -> pq.ParquetFile:
 
 
 def _match_keys(head: pa.Table, keys: pa.Table, names: Sequence[str]) -> tuple[Any, Any]:
-    """Return which keys stand in these rows, and in which row each one does."""
+    """Return which keys are in these rows, and the row of each."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -296,30 +297,30 @@ def _match_keys(head: pa.Table, keys: pa.Table, names: Sequence[str]) -> tuple[A
 
 
 def _stream_order(position: Any) -> Any:
-    """Return where changes of these positions stand on their stream; of a bulk snapshot, before all."""
+    """Return positions in stream order, with rows of a bulk snapshot before all others."""
     import numpy as np
 
     return np.where(position < SNAPSHOT_ROWS // 2, position - SNAPSHOT_ROWS, position)
 
 
 def _last_marked_before(marked: Any) -> Any:
-    """Return of each row the last one before it that is marked, -1 where none is."""
+    """Return for each row the last marked row before it, or -1."""
     import numpy as np
 
     return np.append(-1, _last_marked(marked)[:-1])
 
 
 def _last_marked(marked: Any) -> Any:
-    """Return of each row the last one up to it that is marked, -1 where none is."""
+    """Return for each row the last marked row up to and including it, or -1."""
     import numpy as np
 
     return np.maximum.accumulate(np.where(marked, np.arange(len(marked)), -1))
 
 
 def complete_frame(rows: DataFrame, declared: RowCompletion) -> DataFrame:
-    """Return rows completed from those of their key before them, partition by partition, without KEPT.
+    """Return the rows, each completed from the earlier ones of its key, without KEPT.
 
-    Rows come in order, and all of a key in one partition.
+    The rows are ordered within partitions, and all rows of a key are in one partition.
     """
     names = rows.columns
     left = [name for name in names if name != KEPT]

@@ -1,4 +1,4 @@
-"""How far a change stream's table is behind its stream: in offsets, records and time (SAMZA-1278)."""
+"""Measures how far a table is behind its stream, in offsets, records and time, and how far its bootstrap is."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BootstrapProgress:
-    """What a bootstrap has read of what it set out to read, in offsets of its stream.
+    """How many of a bootstrap's `total` offsets are `read`.
 
-    `missing` is how many it lacks by partition, of those that it lacks any. `seconds` are those it took, or takes
-    until now. `why` is what asked for it.
+    `missing` counts the unread offsets of each partition that has any. `seconds` is how long it took, or has taken so
+    far, and `why` the reason for it.
     """
 
     state: Literal["running", "done"]
@@ -37,11 +37,11 @@ class BootstrapProgress:
 
     @property
     def per_cent(self) -> int:
-        """Whole per cent, rounded down: 100 says that the target is reached."""
+        """Whole per cent, rounded down; 100 only when the target is reached."""
         return 100 if self.state == "done" else min(99, 100 * self.read // self.total) if self.total else 99
 
     def summary(self) -> str:
-        """Return how far it is, in one line."""
+        """Return the progress in one line."""
         if self.state == "done":
             return f"done: {self.total:,} offsets in {self.seconds:.1f} s"
         lacks = ", ".join(f"{count:,} of {ssp}" for ssp, count in list(self.missing.items())[:5])
@@ -64,7 +64,7 @@ class BootstrapProgress:
 def bootstrap_progress(
     systems: Mapping[str, StreamSystem], manifest: UnboundedManifest, now: datetime
 ) -> BootstrapProgress:
-    """Return how far an unbounded dataset's last bootstrap is; looks at the manifest only."""
+    """Return how far an unbounded dataset's last bootstrap is, by its manifest alone."""
     bootstrap = manifest.bootstrap
     system = systems[split_stream_name(manifest.declaration.input)[0]]
     start, target = offsets_by_partition(bootstrap.start), offsets_by_partition(bootstrap.target)
@@ -82,9 +82,9 @@ def bootstrap_progress(
 
 
 def describe_progress(system: StreamSystem, manifest: UnboundedManifest, took: float, read: int) -> str:
-    """Return how far a bootstrap is after a commit, and how long it may last; that is unknown where `read` is 0.
+    """Return how far a bootstrap is, and the estimated time left unless `read` is 0.
 
-    `read` is how many records were read in the `took` seconds since it began, or was taken up again.
+    `read` is the number of records read in the `took` seconds since it began, or was resumed.
     """
     bootstrap, offsets = manifest.bootstrap, offsets_by_partition(manifest.offsets)
     start, target = offsets_by_partition(bootstrap.start), offsets_by_partition(bootstrap.target)
@@ -96,20 +96,21 @@ def describe_progress(system: StreamSystem, manifest: UnboundedManifest, took: f
     return detail + f", about {timedelta(seconds=round(took * left / read))} left" if read else detail
 
 
-# Below this, the time since it was caught up says enough; above, the stream is asked, to within a tenth.
+# Ages above this are measured by the stream's timestamps, to within a tenth; below, the time since the table was caught
+# up is exact enough.
 _MEASURED_FROM = timedelta(minutes=1)
 _STEP = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """How much of one stream partition is not in the table.
+    """How far a table is behind one partition of its stream.
 
-    `offset` is the next one to read and `end` that of the next record to come. `offsets` counts those between them,
-    `records` the records that the stream still holds there (the offsets, where counting them would be reading them),
-    and `lost` the offsets that it does not hold any more. No unread record is older than `seconds`, which is right to
-    within a tenth or a minute, and never more than the time since the table was last known to be caught up; 0 where
-    nothing is unread, None while it has never been caught up.
+    `offset` is the next one to read and `end` that of the next record to come. `offsets` counts those in between,
+    `records` the records that the stream still holds there (the offsets, where counting records means reading them),
+    and `lost` the offsets that retention has deleted. No unread record is older than `seconds`, to within a tenth or a
+    minute; it never exceeds the time since the table was last caught up. It is 0 when nothing is unread, None if the
+    table was never caught up.
     """
 
     offset: str
@@ -127,9 +128,9 @@ class PartitionLag:
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """The next offset of what a table serves, in each partition of its stream as one look finds that.
+    """A table's next offset in each partition of its stream, and the stream's oldest and next offsets.
 
-    `confirmed_at` is when the table was last known to be caught up, None where that is not known.
+    `confirmed_at` is when the table was last known to be caught up, or None.
     """
 
     system: StreamSystem
@@ -140,9 +141,9 @@ class StreamPosition:
 
     @classmethod
     def of(cls, systems: Mapping[str, StreamSystem], manifest: UnboundedManifest) -> StreamPosition:
-        """Look at the stream. While a table is built anew, what is served is the one before it.
+        """Return the position of the served table; during a rebuild that is the previous one.
 
-        Raises StreamNotFoundError for a stream that is not there any more.
+        Raises StreamNotFoundError for a stream that no longer exists.
         """
         followed = manifest.declaration.input
         what = f"dataset {manifest.name!r} follows {followed}"
@@ -153,15 +154,15 @@ class StreamPosition:
         known = offsets_by_partition(manifest.offsets)
         if manifest.bootstrap.state == "running" and manifest.version is not None:
             known = offsets_by_partition({ssp: end for ssp, (_, end) in manifest.version.offsets.items()})
-        offsets = {ssp: known.get(ssp, oldest[ssp]) for ssp in ssps}  # of a partition that is new nothing was read
+        offsets = {ssp: known.get(ssp, oldest[ssp]) for ssp in ssps}  # a new partition is unread
         return cls(system, offsets, oldest, system.upcoming(ssps), manifest.confirmed_at)
 
     def lags(self, now: datetime) -> dict[SystemStreamPartition, PartitionLag]:
-        """Return how far what is served is behind, by partition; reads no records."""
+        """Return the lag of each partition; reads no records."""
         return {ssp: self._partition_lag(ssp, now) for ssp in self.offsets}
 
     def stale_partitions(self, max_staleness: timedelta, now: datetime) -> list[SystemStreamPartition]:
-        """Return the partitions of which the table lacks something older than `max_staleness`."""
+        """Return the partitions with unread records older than `max_staleness`."""
         limit = subtract_span(now, max_staleness)
         behind = [ssp for ssp, offset in self.offsets.items() if self.system.compare(offset, self.ends[ssp]) < 0]
         return [ssp for ssp in behind if self._has_unread_before(ssp, limit)]
@@ -176,7 +177,7 @@ class StreamPosition:
         return PartitionLag(offset, end, behind, records, min(lost, behind), seconds)
 
     def _seconds_behind(self, ssp: SystemStreamPartition, now: datetime) -> float | None:
-        """Return an age that no unread record is above: found by halving, since only the inverse can be asked for."""
+        """Return an upper bound of the age of unread records, found by bisection over timestamps."""
         if self.confirmed_at is None:
             return None
         oldest, youngest = max((now - self.confirmed_at).total_seconds(), 0.0), _MEASURED_FROM.total_seconds()
@@ -203,9 +204,9 @@ def raise_if_stale(
     max_staleness: timedelta,
     now: datetime,
 ) -> None:
-    """Raise StaleDatasetError where the table lacks something older than `max_staleness`, naming what it lacks.
+    """Raise StaleDatasetError where the table lacks records older than `max_staleness`, saying how many.
 
-    A table that is behind by younger changes, or idle because its stream is, is fresh.
+    A table that only lacks younger records, or whose stream is idle, is fresh.
     """
     at = StreamPosition.of(systems, manifest)
     stale = at.stale_partitions(max_staleness, now)
@@ -216,18 +217,18 @@ def raise_if_stale(
     lag = lags[ssp]
     age = "" if lag.seconds is None else f", the oldest about {timedelta(seconds=round(lag.seconds))} old"
     others = f" ({len(stale) - 1} more of its partitions are too old as well)" if len(stale) > 1 else ""
-    gone = f", of which the stream does not hold {lag.lost:,} any more" if lag.lost else ""
+    gone = f", of which retention has deleted {lag.lost:,}" if lag.lost else ""
     raise StaleDatasetError(
         f"dataset {spec.name!r} is stale: {lag.offsets:,} offsets of {ssp} are not in it{gone}{age}, and at most "
         f"{max_staleness} is allowed{others}.",
         f"Advance it (materialise its asset, or adjunct dataset advance {spec.name} MODULE:APP) and run this again, or "
-        "allow more: max_staleness=….",
+        "raise the limit: max_staleness=….",
         dataset=spec.name,
     )
 
 
 def build_report(advance: Advance, progress: AdvanceProgress, action: Action) -> AdvanceReport:
-    """Return what this advance has done: `action`, with the version that is served and how far it is behind."""
+    """Return the report of an advance: its `action`, the served version and its lag."""
     manifest, version, decision = progress.manifest, progress.manifest.version, advance.decision
     system = advance.source.system
     offsets = offsets_by_partition(manifest.offsets)
@@ -237,7 +238,7 @@ def build_report(advance: Advance, progress: AdvanceProgress, action: Action) ->
         notes.append(f"{decision.action}: {decision.reason}")
     held = sum(lag.values())
     if action == "waiting" or (action == "up-to-date" and held):
-        notes.append(f"{held:,} offsets wait for transactions that have not ended")
+        notes.append(f"{held:,} offsets wait for unfinished transactions")
     elif action == "up-to-date":
         notes.append("no changes since the last commit")
     return AdvanceReport(

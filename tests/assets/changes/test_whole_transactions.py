@@ -264,7 +264,7 @@ def test_an_advance_commits_whole_transactions_only(sparkling: World) -> None:
     say(sparkling, begin("6"))
     report = sparkling.advance(SPEC)
     assert (report.action, sum(report.lag.values())) == ("up-to-date", 1)
-    assert "1 offsets wait for transactions that have not ended" in report.note
+    assert "1 offsets wait for unfinished transactions" in report.note
     assert ids(sparkling) == [1, 2]
     changes(sparkling, change("6", 4, 4))
     say(sparkling, end("6", 2))

@@ -230,5 +230,5 @@ def test_a_bootstrap_begins_again_when_other_columns_are_declared_before_it_ends
     world.spark = spark
     report = world.advance(spec("k STRING, t STRING", chunk=1))
     assert report.decision is not None
-    assert "other columns are declared since it began" in report.decision.reason
+    assert "the declared columns have changed since it began" in report.decision.reason
     assert read(world) == {f"key{number}": {"t": str(number)} for number in range(8)}

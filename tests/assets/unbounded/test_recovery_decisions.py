@@ -136,7 +136,7 @@ def test_what_is_wrong_with_a_table_is_the_reason() -> None:
         "its manifest is damaged (it is cut)",
         "2 of its objects are missing or cut, first a/b0.parquet",
         "the partitions of its stream have changed (lake.t.2 added)",
-        "the unfinished bootstrap starts again: other columns are declared since it began "
+        "the unfinished bootstrap starts again: the declared columns have changed since it began "
         f"({COLUMNS.difference(Schema.of(k='string', n='int', at='date'))})",
     ]
 
