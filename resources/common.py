@@ -277,7 +277,7 @@ class ClassRegistry(Generic[T]):
             backend=type(made).__name__,
         )
 
-    def made_from(self, description: Mapping[str, Any]) -> T:
+    def from_description(self, description: Mapping[str, Any]) -> T:
         """Return the object that `describe` described."""
         settings = dict(description)
         name = settings.pop("backend", None)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from dagster_adjunct.assets.declaration.extractors import Projection
-from dagster_adjunct.assets.declaration.policies import told_time
+from dagster_adjunct.assets.declaration.policies import parse_valid_from
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.validation.validators import Candidate, evaluate
 from dagster_adjunct.assets.versions.dataset_log import Attempt
@@ -282,7 +282,7 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
     what = f"dataset {spec.name!r}, version {delivery.version!r}"
     valid_from = None
     if spec.valid_from is not None:
-        valid_from = told_time(spec.name, spec.valid_from, delivery.version, delivery.valid_from)
+        valid_from = parse_valid_from(spec.name, spec.valid_from, delivery.version, delivery.valid_from)
     generation = attempt.generation(manifest.next_generation)
     records = source.check(delivery, spark)
     counters: dict[str, int] = {"read": records or 0}

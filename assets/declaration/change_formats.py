@@ -14,21 +14,21 @@ from dagster_adjunct.assets.declaration.change_values import (
     PLACEHOLDER,
     TRUNCATE,
     check_placeholder,
-    held_in_arrow,
-    holds_unavailable,
-    inserted_text,
+    contains_unavailable,
+    contains_unavailable_array,
+    inserted_unavailable_reason,
     is_unavailable,
-    nested_text,
-    shown,
-    shown_text,
-    unavailable_in_arrow,
-    unavailable_text,
-    unknown_operation,
-    unknown_operation_text,
+    is_unavailable_array,
+    nested_unavailable_reason,
+    quote_column,
+    quote_value,
+    unavailable_reason,
+    unknown_operation_column,
+    unknown_operation_reason,
 )
-from dagster_adjunct.assets.declaration.extractors import companions
+from dagster_adjunct.assets.declaration.extractors import metadata_columns
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.values import readable_values
 from dagster_adjunct.resources.streams.system import TOMBSTONE
@@ -111,7 +111,7 @@ def path_column(path: str) -> str:
     return f"{ORDER}_{path.replace('.', '_')}"
 
 
-def tells_snapshots(changes: ChangeFormat) -> bool:
+def distinguishes_snapshots(changes: ChangeFormat) -> bool:
     """Whether a format tells rows of a snapshot from streamed changes."""
     return bool(getattr(changes, "tells_snapshots", False))
 
@@ -227,44 +227,48 @@ class OperationColumn(_RecordIsRow):
     ) -> DataFrame:
         from pyspark.sql import functions as F
 
-        operation = F.lower(column(self.column))
+        operation = F.lower(named_column(self.column))
         if self.ignore:
             records = records.where(F.coalesce(~operation.isin(*self.ignore), F.lit(True)) | F.col(TOMBSTONE))
         known = F.coalesce(operation.isin(*self.delete, *self.write), F.lit(False)) | F.col(TOMBSTONE)
-        problem = F.when(~known, unknown_operation(column(self.column)))
+        problem = F.when(~known, unknown_operation_column(named_column(self.column)))
         tombstone = F.col(TOMBSTONE) | F.coalesce(operation.isin(*self.delete), F.lit(False))
         if self.missing is not None:
-            marks = self._marks(_names_of(records.columns))
-            missing = F.array_compact(F.array(*[F.when(column(mark), F.lit(name)) for name, mark in marks.items()]))
+            marks = self._marks(_own_columns(records.columns))
+            missing = F.array_compact(
+                F.array(*[F.when(named_column(mark), F.lit(name)) for name, mark in marks.items()])
+            )
             inserts = F.coalesce(operation.isin(*_INSERT), F.lit(False))
             named = {
-                name: F.when(~F.coalesce(inserts & column(mark), F.lit(False)), column(name))
+                name: F.when(~F.coalesce(inserts & named_column(mark), F.lit(False)), named_column(name))
                 for name, mark in marks.items()
             }
             records = records.withColumns({**named, KEPT: F.when(~inserts, missing)})
-        return changed(records, schema, tombstone, problem)
+        return changes_with_spark(records, schema, tombstone, problem)
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
         import pyarrow as pa
         import pyarrow.compute as pc
 
         if self.missing is not None:
-            marked = {name: records.column(mark) for name, mark in self._marks(_names_of(records.column_names)).items()}
-            inserts = pc.is_in(pc.ascii_lower(records.column(self.column)), value_set=_texts(_INSERT))
+            marked = {
+                name: records.column(mark) for name, mark in self._marks(_own_columns(records.column_names)).items()
+            }
+            inserts = pc.is_in(pc.ascii_lower(records.column(self.column)), value_set=_string_array(_INSERT))
             for name, mark in marked.items():
                 values, nothing = records.column(name), pc.fill_null(pc.and_(inserts, mark), False)
                 named = pc.if_else(nothing, pa.scalar(None, values.type), values)
                 records = records.set_column(records.column_names.index(name), name, named)
-            records = records.append_column(KEPT, kept_names(marked, pc.invert(inserts)))
+            records = records.append_column(KEPT, kept_column(marked, pc.invert(inserts)))
         texts, marks = (readable_values(records.column(name), "replace") for name in (self.column, TOMBSTONE))
         words = [None if text is None else text.lower() for text in texts]
         problems = [
-            None if mark or word in (*self.delete, *self.write) else unknown_operation_text(text)
+            None if mark or word in (*self.delete, *self.write) else unknown_operation_reason(text)
             for text, word, mark in zip(texts, words, marks, strict=True)
         ]
         tombstones = [mark or word in self.delete for word, mark in zip(words, marks, strict=True)]
         kept = [mark or word is None or word not in self.ignore for word, mark in zip(words, marks, strict=True)]
-        return changed_rows(records, schema, tombstones, problems).filter(kept)
+        return changes_in_arrow(records, schema, tombstones, problems).filter(kept)
 
     def describe(self) -> str:
         ignored = f", {'/'.join(self.ignore)} ignored" if self.ignore else ""
@@ -322,43 +326,43 @@ class DebeziumUnwrapped(_RecordIsRow):
 
         mark, deleted, problem = F.col(TOMBSTONE), F.lit(False), F.lit(None).cast("string")
         if self.deleted is not None:
-            mark_text = F.lower(column(self.deleted).cast("string"))
+            mark_text = F.lower(named_column(self.deleted).cast("string"))
             deleted = mark_text == "true"
             problem = F.when(
                 ~F.coalesce(mark_text.isin("true", "false"), F.lit(False)) & ~mark,
                 F.concat(
-                    F.lit(f"column {self.deleted!r} is "), shown(column(self.deleted).cast("string")),
+                    F.lit(f"column {self.deleted!r} is "), quote_column(named_column(self.deleted).cast("string")),
                     F.lit(": expected true or false"),
                 ),
             )  # fmt: skip
         if self.op is not None:
-            op = F.lower(column(self.op))
+            op = F.lower(named_column(self.op))
             known = F.coalesce(op.isin("c", "r", "u", "d"), F.lit(False)) | mark
             truncate = F.when(op == "t", F.lit(TRUNCATE))
-            problem = F.coalesce(problem, truncate, F.when(~known, unknown_operation(column(self.op))))
+            problem = F.coalesce(problem, truncate, F.when(~known, unknown_operation_column(named_column(self.op))))
             deleted = deleted | F.coalesce(op == "d", F.lit(False))
             records = records.withColumn(SNAPSHOT, F.coalesce(op == "r", F.lit(False)))
         tombstone = mark | F.coalesce(deleted, F.lit(False))
         if self.unavailable is None:
-            return changed(records, schema, tombstone, problem)
+            return changes_with_spark(records, schema, tombstone, problem)
         written = ~tombstone if self.op is None else ~tombstone & (op != "r")
         reasons, unknown = [], []
         for field in (field for field in schema.fields if field.type in _LARGE):
-            value = column(field.name)
+            value = named_column(field.name)
             kept = is_unavailable(self.unavailable, value, field.type)
             if self.completes:
                 unknown.append(F.when(kept, F.lit(field.name)))
                 if self.op is not None:
-                    reasons.append(F.when(written & kept & (op == "c"), F.lit(inserted_text(field.name))))
+                    reasons.append(F.when(written & kept & (op == "c"), F.lit(inserted_unavailable_reason(field.name))))
             else:
-                reasons.append(F.when(written & kept, F.lit(unavailable_text(self.unavailable, field.name))))
+                reasons.append(F.when(written & kept, F.lit(unavailable_reason(self.unavailable, field.name))))
             if field.type == "string":
-                within = written & ~kept & holds_unavailable(self.unavailable, value)
-                reasons.append(F.when(within, F.lit(nested_text(self.unavailable, field.name))))
+                within = written & ~kept & contains_unavailable(self.unavailable, value)
+                reasons.append(F.when(within, F.lit(nested_unavailable_reason(self.unavailable, field.name))))
         if self.completes:
             names = F.array_compact(F.array(*unknown)) if unknown else F.array().cast("array<string>")
             records = records.withColumn(KEPT, F.when(written, names))
-        return changed(records, schema, tombstone, F.coalesce(problem, *reasons))
+        return changes_with_spark(records, schema, tombstone, F.coalesce(problem, *reasons))
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
         import pyarrow as pa
@@ -378,7 +382,7 @@ class DebeziumUnwrapped(_RecordIsRow):
         problems = [self._problem(*row) for row in rows]
         if self.unavailable is not None:
             records, problems = self._unavailable_in_arrow(records, schema, tombstones, problems)
-        return changed_rows(records, schema, tombstones, problems)
+        return changes_in_arrow(records, schema, tombstones, problems)
 
     def _unavailable_in_arrow(
         self, records: pa.Table, schema: Schema, tombstones: Sequence[bool], problems: list[str | None]
@@ -395,31 +399,31 @@ class DebeziumUnwrapped(_RecordIsRow):
         marked = {}
         for field in (field for field in schema.fields if field.type in _LARGE):
             values, reasons = records.column(field.name), {}
-            unknown = pc.and_(written, unavailable_in_arrow(self.unavailable, values, field.type))
+            unknown = pc.and_(written, is_unavailable_array(self.unavailable, values, field.type))
             if self.completes:
                 marked[field.name] = unknown
                 if self.op is not None:
                     inserts = pc.equal(pc.ascii_lower(records.column(self.op)), "c")
-                    reasons[inserted_text(field.name)] = pc.and_(unknown, pc.fill_null(inserts, False))
+                    reasons[inserted_unavailable_reason(field.name)] = pc.and_(unknown, pc.fill_null(inserts, False))
             else:
-                reasons[unavailable_text(self.unavailable, field.name)] = unknown
+                reasons[unavailable_reason(self.unavailable, field.name)] = unknown
             if field.type == "string":
-                within = pc.and_(written, held_in_arrow(self.unavailable, values))
-                reasons[nested_text(self.unavailable, field.name)] = pc.and_not(within, unknown)
+                within = pc.and_(written, contains_unavailable_array(self.unavailable, values))
+                reasons[nested_unavailable_reason(self.unavailable, field.name)] = pc.and_not(within, unknown)
             for reason, rows in reasons.items():
                 for row in pc.indices_nonzero(rows).to_pylist():
                     problems[row] = problems[row] or reason
-        return records.append_column(KEPT, kept_names(marked, written)) if self.completes else records, problems
+        return records.append_column(KEPT, kept_column(marked, written)) if self.completes else records, problems
 
     def _problem(self, mark: bool, text: str | None, op: str | None) -> str | None:
         """Return what is wrong with a record that says this, None for nothing."""
         if self.deleted is not None and not mark and (text or "").lower() not in ("true", "false"):
-            return f"column {self.deleted!r} is {shown_text(text)}: expected true or false"
+            return f"column {self.deleted!r} is {quote_value(text)}: expected true or false"
         if self.op is None:
             return None
         if (op or "").lower() == "t":
             return TRUNCATE
-        return None if mark or (op or "").lower() in ("c", "r", "u", "d") else unknown_operation_text(op)
+        return None if mark or (op or "").lower() in ("c", "r", "u", "d") else unknown_operation_reason(op)
 
     def describe(self) -> str:
         names = [name for name in (self.deleted, self.op) if name is not None]
@@ -427,7 +431,7 @@ class DebeziumUnwrapped(_RecordIsRow):
         return f"Debezium, unwrapped ({', '.join(names)}{kept})"
 
 
-def kept_names(marked: Mapping[str, pa.ChunkedArray], rows: pa.Array | pa.ChunkedArray) -> pa.Array:
+def kept_column(marked: Mapping[str, pa.ChunkedArray], rows: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return KEPT of these rows: the names under which each one is marked."""
     import numpy as np
     import pyarrow as pa
@@ -438,47 +442,47 @@ def kept_names(marked: Mapping[str, pa.ChunkedArray], rows: pa.Array | pa.Chunke
     matrix = np.column_stack(marks) if marks else np.zeros((len(chosen), 0), bool)
     places = np.nonzero(matrix)[1]
     offsets = np.concatenate([[0], np.cumsum(matrix.sum(axis=1))]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), _texts(list(marked)).take(pa.array(places)))
+    return pa.ListArray.from_arrays(pa.array(offsets), _string_array(list(marked)).take(pa.array(places)))
 
 
-def kept_marks(kept: pa.ChunkedArray, names: Sequence[str]) -> Any:
+def kept_matrix(kept: pa.ChunkedArray, names: Sequence[str]) -> Any:
     """Return what KEPT says as a matrix (numpy): of each row, whether it names each of these columns."""
     import numpy as np
     import pyarrow.compute as pc
 
     rows = kept.combine_chunks()
-    places = pc.index_in(pc.list_flatten(rows), value_set=_texts(names))
+    places = pc.index_in(pc.list_flatten(rows), value_set=_string_array(names))
     known = pc.is_valid(places)
     matrix = np.zeros((len(rows), len(names)), bool)
     matrix[pc.list_parent_indices(rows).filter(known).to_numpy(), places.filter(known).to_numpy()] = True
     return matrix
 
 
-def _texts(texts: Sequence[str]) -> pa.Array:
+def _string_array(texts: Sequence[str]) -> pa.Array:
     import pyarrow as pa
 
     return pa.array(texts, pa.string())
 
 
-def _names_of(columns: Sequence[str]) -> list[str]:
+def _own_columns(columns: Sequence[str]) -> list[str]:
     """Return the columns of records that are their own."""
     return [name for name in columns if not name.startswith("__")]
 
 
-def changed(records: DataFrame, schema: Schema, tombstone: Column, problem: Column) -> DataFrame:
+def changes_with_spark(records: DataFrame, schema: Schema, tombstone: Column, problem: Column) -> DataFrame:
     """Return the rows of records that are one change each, with what is known of them."""
     from pyspark.sql import functions as F
 
-    rest = [F.col(name) for name in companions(records) if name != TOMBSTONE]
+    rest = [F.col(name) for name in metadata_columns(records) if name != TOMBSTONE]
     return records.select(
-        *[column(name) for name in schema.names],
+        *[named_column(name) for name in schema.names],
         *rest,
         tombstone.alias(TOMBSTONE),
         problem.cast("string").alias(PROBLEM),
     )
 
 
-def changed_rows(
+def changes_in_arrow(
     records: pa.Table, schema: Schema, tombstones: Sequence[bool], problems: Sequence[str | None]
 ) -> pa.Table:
     """Return what `changed` does, of records in Arrow."""

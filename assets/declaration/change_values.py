@@ -39,22 +39,22 @@ _HIDDEN = "a value that is not told"
 TRUNCATE = "a truncate deletes all rows at once, and a change is of one row: build the dataset anew"
 
 
-def shown(value: Column) -> Column:
+def quote_column(value: Column) -> Column:
     """Return a text as reasons show it: quoted, its first 100 characters, or null."""
     from pyspark.sql import functions as F
 
     quoted = F.concat(F.lit("'"), F.substring(value, 1, 100), F.lit("'"))
-    return F.coalesce(a_value(quoted), F.lit("null"))
+    return F.coalesce(mark_column(quoted), F.lit("null"))
 
 
-def a_value(text: Column) -> Column:
+def mark_column(text: Column) -> Column:
     """Return a part of a reason that is a record's own; `telling` decides whether it is told."""
     from pyspark.sql import functions as F
 
     return F.concat(F.lit(_BEGINS), F.translate(text, _BEGINS + _ENDS, ""), F.lit(_ENDS))
 
 
-def telling(reason: Column, *, values: bool) -> Column:
+def render_reason_column(reason: Column, *, values: bool) -> Column:
     """Return a reason with the values that stand in it (`shown`), or with a word in their places."""
     from pyspark.sql import functions as F
 
@@ -63,31 +63,31 @@ def telling(reason: Column, *, values: bool) -> Column:
     return F.translate(F.regexp_replace(reason, f"{_BEGINS}[^{_ENDS}]*{_ENDS}", _HIDDEN), NO_PATH, "")
 
 
-def unknown_operation(value: Column) -> Column:
+def unknown_operation_column(value: Column) -> Column:
     """Return the reason for an operation that is not declared."""
     from pyspark.sql import functions as F
 
-    return F.concat(F.lit("unknown operation "), shown(value))
+    return F.concat(F.lit("unknown operation "), quote_column(value))
 
 
 # -- the same in plain Python
 
 
-def shown_text(value: str | None) -> str:
+def quote_value(value: str | None) -> str:
     """Return a text as reasons show it: quoted, its first 100 characters, or null."""
     return "null" if value is None else f"{_BEGINS}'{value[:100].translate(_UNMARKED)}'{_ENDS}"
 
 
-def told(reason: str | None, *, values: bool) -> str | None:
+def render_reason(reason: str | None, *, values: bool) -> str | None:
     """Return a reason with the values that stand in it (`shown_text`), or with a word in their places."""
     if reason is None:
         return None
     return (reason if values else _MARKED.sub(_HIDDEN, reason)).translate(_UNMARKED)
 
 
-def unknown_operation_text(value: str | None) -> str:
+def unknown_operation_reason(value: str | None) -> str:
     """Return the reason for an operation that is not declared."""
-    return f"unknown operation {shown_text(value)}"
+    return f"unknown operation {quote_value(value)}"
 
 
 Order = tuple[str, ...]
@@ -136,30 +136,30 @@ _UNORDERED = (
 )  # fmt: skip
 
 
-def order_in_code(order: Order) -> str:
+def order_as_code(order: Order) -> str:
     """Return an order as it is written in a declaration."""
     names = ", ".join(f'"{name}"' for name in order)
     return f"order_by={names}" if len(order) == 1 else f"order_by=[{names}]"
 
 
-def order_in_words(order: Order | None) -> str:
+def describe_order(order: Order | None) -> str:
     """Return an order as errors tell it."""
     if order == STREAMED_FIRST:
         return "offset, with rows of snapshots below streamed changes"
     return "offset" if order is None else ", ".join(order)
 
 
-def refused_path(order: Order, path: str) -> tuple[str, str] | None:
+def find_path_problem(order: Order, path: str) -> tuple[str, str] | None:
     """Return why a path of Debezium's envelopes can't stand in this order, and what to write; None where it can."""
     place, outer = order.index(path), _WITHIN.get(path)
     if outer is not None and outer not in order[:place]:
         wanted = (*order[:place], *_chain(outer), path)
-        return f"{path!r} only orders what has the same {outer!r}", f"Write {order_in_code(wanted)}."
+        return f"{path!r} only orders what has the same {outer!r}", f"Write {order_as_code(wanted)}."
     if path == "source.file" and "source.pos" not in order[place:]:
         wanted = (*order[: place + 1], "source.pos", *order[place + 1 :])
-        return "changes of one 'source.file' are ordered by 'source.pos'", f"Write {order_in_code(wanted)}."
+        return "changes of one 'source.file' are ordered by 'source.pos'", f"Write {order_as_code(wanted)}."
     if path.removeprefix("source.") in _UNORDERED:
-        known = "; ".join(f"{name}: {order_in_code(by)}" for name, by in ORDERS.items())
+        known = "; ".join(f"{name}: {order_as_code(by)}" for name, by in ORDERS.items())
         return f"{path!r} does not say which of two changes is newer", f"Write what the connector orders by ({known})."
     return None
 
@@ -184,12 +184,12 @@ def position_type(order: Order | None, rows: Schema) -> PositionType:
     return "bigint" if order[0] in _NUMBERS else "string"
 
 
-def has_order(kind: str) -> bool:
+def is_orderable(kind: str) -> bool:
     """Whether values of this type can order changes; of texts the first change decides."""
     return kind in (*_INTEGERS, "date", "timestamp", "string") or _WHOLE_DECIMAL.fullmatch(kind) is not None
 
 
-NUMBER = r"^[+-]?0*([0-9]{1,99})$"
+NUMBER_PATTERN = r"^[+-]?0*([0-9]{1,99})$"
 _LSN = re.compile(r"^[0-9A-Fa-f]{1,32}(:[0-9A-Fa-f]{1,32})+$")
 _POSTGRES_LSN = re.compile(r"^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$")
 _BINLOG = re.compile(r"^([^\s:@]*[A-Za-z][^\s:@]*)\.[0-9]{1,20}(:[0-9]{1,20})?$")  # a time with a fraction is none
@@ -198,15 +198,15 @@ _MARIADB_GTID = re.compile(r"^([0-9]+)-[0-9]+-[0-9]{1,20}$")
 _PART, _HEX = "0*([0-9]{1,20})", "0*([0-9A-Fa-f]{1,32})"
 
 
-def pattern_of(name: str, sample: str) -> str | None:
+def ordering_pattern(name: str, sample: str) -> str | None:
     """Return the regular expression of texts that are ordered like this one, by its groups; None where none is known.
 
     That is by the numbers in them: whole numbers, log positions (`0000002c:00000c68:0003`, and of what is called an
     LSN `16/B374D848`), places in MySQL's binary logs (`mysql-bin.000009`, Maxwell's `mysql-bin.000009:120`), and GTIDs
     of one server (of MariaDB: of one domain).
     """
-    if re.search(NUMBER, sample):
-        return NUMBER
+    if re.search(NUMBER_PATTERN, sample):
+        return NUMBER_PATTERN
     if _LSN.search(sample):
         return "^" + ":".join([_HEX] * (sample.count(":") + 1)) + "$"
     if "lsn" in name.lower() and _POSTGRES_LSN.search(sample):
@@ -220,37 +220,37 @@ def pattern_of(name: str, sample: str) -> str | None:
     return None
 
 
-def orders_changes(name: str, sample: str, order: Order) -> bool:
+def can_order_changes(name: str, sample: str, order: Order) -> bool:
     """Whether the first value of a name in the order says which of two changes is newer."""
-    pattern = pattern_of(name, sample)
-    return pattern == NUMBER if order == (name,) and name in _NUMBERS else pattern is not None
+    pattern = ordering_pattern(name, sample)
+    return pattern == NUMBER_PATTERN if order == (name,) and name in _NUMBERS else pattern is not None
 
 
-def no_order(name: str, sample: str) -> str:
+def unordered_reason(name: str, sample: str) -> str:
     """Return the reason for a first value that says nothing of which change is newer."""
     return (
-        f"order_by names {name!r}, and the first change has {shown_text(sample)} there: which of two such values is "
+        f"order_by names {name!r}, and the first change has {quote_value(sample)} there: which of two such values is "
         "newer is not known. Known are whole numbers, log positions (0000002c:00000c68:0003), binary logs "
         "(mysql-bin.000009) and GTIDs of one server"
     )
 
 
-def unlike(name: str, sample: str | None) -> str:
+def incomparable_reason(name: str, sample: str | None) -> str:
     """Return how a reason goes on that began with a value which can't be compared with the first one.
 
     `sample` is that, None where a position is a bigint.
     """
     if sample is None:
         return f" in {name!r} can't be ordered: expected a bigint"
-    beside = "a whole number" if re.search(NUMBER, sample) else f"one like {shown_text(sample)}"
+    beside = "a whole number" if re.search(NUMBER_PATTERN, sample) else f"one like {quote_value(sample)}"
     return f" in {name!r} can't be ordered: expected {beside}"
 
 
-def sortable(value: Column, name: str, sample: str | None) -> Column:
+def sortable_column(value: Column, name: str, sample: str | None) -> Column:
     """Return a text that sorts as these values do; null for what is not like the sample."""
     from pyspark.sql import functions as F
 
-    pattern = None if sample is None else pattern_of(name, sample)
+    pattern = None if sample is None else ordering_pattern(name, sample)
     if pattern is None:
         return F.lit(None).cast("string")
     parts = []
@@ -258,18 +258,18 @@ def sortable(value: Column, name: str, sample: str | None) -> Column:
         digits = F.lower(F.regexp_extract(value, pattern, group))
         parts.append(F.concat(F.lpad(F.length(digits).cast("string"), 2, "0"), digits))
     text = F.concat(*parts)
-    if pattern == NUMBER:
+    if pattern == NUMBER_PATTERN:
         below = F.concat(F.lit("n"), F.translate(text, _DIGITS, _DIGITS[::-1]))
         text = F.when(value.startswith("-"), below).otherwise(F.concat(F.lit("p"), text))
     return F.when(value.rlike(pattern), text)
 
 
-def sortable_in_arrow(values: pa.ChunkedArray, name: str, sample: str | None) -> pa.ChunkedArray:
+def sortable_array(values: pa.ChunkedArray, name: str, sample: str | None) -> pa.ChunkedArray:
     """Return what `sortable` does, of texts in Arrow."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    pattern = None if sample is None else pattern_of(name, sample)
+    pattern = None if sample is None else ordering_pattern(name, sample)
     if pattern is None:
         return pa.chunked_array([pa.nulls(len(values), pa.string())])
     groups = range(re.compile(pattern).groups)
@@ -280,7 +280,7 @@ def sortable_in_arrow(values: pa.ChunkedArray, name: str, sample: str | None) ->
         digits = pc.utf8_lower(pc.struct_field(found, f"g{place}"))
         parts += [pc.utf8_lpad(pc.utf8_length(digits).cast("string"), 2, "0"), digits]
     text = pc.binary_join_element_wise(*parts, "")
-    if pattern == NUMBER:
+    if pattern == NUMBER_PATTERN:
         below = reduce(lambda told, swap: pc.replace_substring(told, *swap), _COMPLEMENT, text)
         text = pc.if_else(
             pc.starts_with(values, "-"),
@@ -295,7 +295,7 @@ _DIGITS = "0123456789"
 _COMPLEMENT = [(digit, letter) for digit, letter in zip(_DIGITS, "abcdefghij", strict=True)] + [
     (letter, digit) for letter, digit in zip("abcdefghij", _DIGITS[::-1], strict=True)
 ]
-NOTHING = "!"
+MISSING_PART = "!"
 """The part of a value that a snapshot's row does not have: below all others."""
 
 
@@ -311,7 +311,7 @@ NOTHING = "!"
 PLACEHOLDER = "__debezium_unavailable_value"
 _JSON = r"\A\s*[\[{]"
 _HEX_PREFIX = "hex:"  # as in the connector's setting: what follows are bytes
-_NEXT = (
+_UNAVAILABLE_STEP = (
     "Set REPLICA IDENTITY FULL in the source, or leave the column out. To keep the value that the dataset has, declare "
     'on_unavailable="keep". Where it is the column\'s own value: unavailable=None, if the source knows all values, or '
     "another unavailable.value.placeholder in the connector and the same in unavailable="
@@ -359,7 +359,7 @@ def is_unavailable(placeholder: str, value: Column, kind: str) -> Column:
     return F.coalesce(value.isin(*_texts(placeholder)) | value.rlike(_whole(placeholder)), F.lit(False))
 
 
-def holds_unavailable(placeholder: str, value: Column) -> Column:
+def contains_unavailable(placeholder: str, value: Column) -> Column:
     """Whether a text is JSON that has the placeholder within it."""
     from pyspark.sql import functions as F
 
@@ -367,7 +367,7 @@ def holds_unavailable(placeholder: str, value: Column) -> Column:
     return F.coalesce(value.rlike(_JSON) & found, F.lit(False))
 
 
-def unavailable_in_arrow(placeholder: str, values: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
+def is_unavailable_array(placeholder: str, values: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
     """Whether each value is the placeholder, as `is_unavailable`."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -380,7 +380,7 @@ def unavailable_in_arrow(placeholder: str, values: pa.ChunkedArray, kind: str) -
     return pc.fill_null(same, False)
 
 
-def held_in_arrow(placeholder: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
+def contains_unavailable_array(placeholder: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Whether each text has the placeholder within it, as `holds_unavailable`."""
     import pyarrow.compute as pc
 
@@ -388,23 +388,23 @@ def held_in_arrow(placeholder: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.fill_null(pc.and_(pc.match_substring_regex(values, _JSON), found), False)
 
 
-def unavailable_text(placeholder: str, name: str) -> str:
+def unavailable_reason(placeholder: str, name: str) -> str:
     """Return the reason for a change whose value of this column is not known."""
     return (
         f"column {name!r} is {placeholder!r}, which stands for a value too large to be logged that was not changed: "
-        f"nothing says what it holds. {_NEXT}"
+        f"nothing says what it holds. {_UNAVAILABLE_STEP}"
     )
 
 
-def nested_text(placeholder: str, name: str) -> str:
+def nested_unavailable_reason(placeholder: str, name: str) -> str:
     """Return the reason for a change that knows one part of this column's value and not another."""
     return (
         f"column {name!r} has {placeholder!r} within its value: a part of it is not known, and a value is stored, or "
-        f"kept, as a whole. {_NEXT}"
+        f"kept, as a whole. {_UNAVAILABLE_STEP}"
     )
 
 
-def inserted_text(name: str) -> str:
+def inserted_unavailable_reason(name: str) -> str:
     """Return the reason for an inserted row whose value of this column is not known."""
     return f"column {name!r} is not known, and an insert has no row before it to keep that of"
 

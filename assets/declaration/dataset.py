@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upserts
 from dagster_adjunct.assets.declaration.extractors import KeyValueExtractor
 from dagster_adjunct.assets.declaration.policies import (
+    ChangeStreamOptions,
     DeadLetters,
     DeltaCompaction,
     DiscardPolicy,
-    Following,
     History,
     OnLostOffset,
     VersionPartitions,
@@ -28,14 +28,14 @@ from dagster_adjunct.assets.declaration.policies import (
 from dagster_adjunct.assets.declaration.sources import Input, OwnedBy, QuerySource
 from dagster_adjunct.resources.common import CodeLine, check_name, find_calling_line, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.schema import Schema, check_key_types, repeated
+from dagster_adjunct.resources.schemas.schema import Schema, check_key_types, repeated_names
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.policies import Validator
     from dagster_adjunct.assets.declaration.snapshots import InitialLoad
 
 
-def spread_by(
+def bucket_columns(
     name: str,
     key: str | Sequence[str],
     partitions: int | None,
@@ -52,16 +52,16 @@ def spread_by(
             dataset=name,
         )
     if partition_by is not None:
-        return names(partition_by)
-    return () if broadcast else names(key)
+        return to_name_tuple(partition_by)
+    return () if broadcast else to_name_tuple(key)
 
 
-def names(value: str | Sequence[str]) -> tuple[str, ...]:
+def to_name_tuple(value: str | Sequence[str]) -> tuple[str, ...]:
     """Return names given as one text or several."""
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def descriptions(name: str, given: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+def to_description_pairs(name: str, given: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     """Return the columns' descriptions as a declaration keeps them."""
     if given is None:
         return ()
@@ -75,7 +75,7 @@ def descriptions(name: str, given: Mapping[str, str] | None) -> tuple[tuple[str,
     return tuple(given.items())
 
 
-Kind = Literal["bounded", "unbounded"]
+DatasetKind = Literal["bounded", "unbounded"]
 BY_OFFSET = ("source_partition", "source_offset")
 """The key of a dataset whose records have none: where each stands on its stream, stored as int and bigint."""
 
@@ -104,7 +104,7 @@ class AdjunctDataset:
     """
 
     name: str
-    kind: Kind
+    kind: DatasetKind
     input: Input
     key: tuple[str, ...]
     partition_by: tuple[str, ...]
@@ -122,7 +122,7 @@ class AdjunctDataset:
     discard: DiscardPolicy = field(default_factory=DiscardPolicy)
     on_damage: Literal["fail", "previous"] = "fail"
     valid_from: str | None = None
-    following: Following = field(default_factory=Following)
+    following: ChangeStreamOptions = field(default_factory=ChangeStreamOptions)
     column_descriptions: tuple[tuple[str, str], ...] = ()
     sensitive: tuple[str, ...] = ()
     declared_at: CodeLine | None = field(default=None, compare=False, repr=False)
@@ -281,7 +281,7 @@ class AdjunctDataset:
                     "Correct it.",
                     argument=what,
                 )
-        folded = repeated(column.lower() for column in columns)
+        folded = repeated_names(column.lower() for column in columns)
         if folded:
             twice = next(column for column in columns if column.lower() == folded[0])
             raise self._wrong(f"names column {twice!r} twice in {what}", "Name it once.", argument=what)
@@ -322,20 +322,20 @@ def bounded_dataset(
     Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key unless given. See
     AdjunctDataset for the rest.
     """
-    spread = spread_by(name, key, partitions, partition_by, broadcast)
+    spread = bucket_columns(name, key, partitions, partition_by, broadcast)
     # Partitions in Dagster stay until somebody says otherwise: a backfill of a month is no garbage, nor is the past.
     policy = DiscardPolicy(keep=3 if versions is None and valid_from is None else None) if discard is None else discard
     return AdjunctDataset(
         name,
         "bounded",
         input,
-        names(key),
+        to_name_tuple(key),
         spread,
         partitions,
         bootstrap,
-        None if columns is None else names(columns),
+        None if columns is None else to_name_tuple(columns),
         description,
-        names(owners),
+        to_name_tuple(owners),
         group,
         extractor=extractor,
         duplicates=duplicates,
@@ -344,8 +344,8 @@ def bounded_dataset(
         discard=policy,
         on_damage=on_damage,
         valid_from=valid_from,
-        column_descriptions=descriptions(name, column_descriptions),
-        sensitive=names(sensitive),
+        column_descriptions=to_description_pairs(name, column_descriptions),
+        sensitive=to_name_tuple(sensitive),
     )
 
 
@@ -387,9 +387,9 @@ def unbounded_dataset(
     commits can be read (its grace, and at least the newest `keep` commits). With `history` the table keeps the entries
     of each key over time, each valid from what its column `valid_from` says, or from its record's time.
     """
-    spread = spread_by(name, key, partitions, partition_by, broadcast)
+    spread = bucket_columns(name, key, partitions, partition_by, broadcast)
     try:
-        following = Following(
+        following = ChangeStreamOptions(
             changes=Upserts() if changes is None else changes,
             order_by=order_by,  # type: ignore[arg-type]  # a tuple once it is checked
             keep_tombstones=keep_tombstones,
@@ -407,10 +407,10 @@ def unbounded_dataset(
     except ConfigurationError as error:
         raise error.reworded(f"dataset {name!r}: {error.problem}", error.next_step, dataset=name) from error
     return AdjunctDataset(
-        name, "unbounded", input, names(key), spread, partitions, bootstrap,
-        None if columns is None else names(columns), description, names(owners), group,
+        name, "unbounded", input, to_name_tuple(key), spread, partitions, bootstrap,
+        None if columns is None else to_name_tuple(columns), description, to_name_tuple(owners), group,
         extractor=extractor, discard=DiscardPolicy() if discard is None else discard, following=following,
-        column_descriptions=descriptions(name, column_descriptions), sensitive=names(sensitive),
+        column_descriptions=to_description_pairs(name, column_descriptions), sensitive=to_name_tuple(sensitive),
     )  # fmt: skip
 
 
@@ -495,10 +495,10 @@ def local_table(
         partitions,
         bootstrap=False,
         description=description,
-        owners=names(owners),
+        owners=to_name_tuple(owners),
         group=group,
         discard=DiscardPolicy() if discard is None else discard,
-        following=Following(compaction=DeltaCompaction() if compaction is None else compaction),
-        column_descriptions=descriptions(name, column_descriptions),
-        sensitive=names(sensitive),
+        following=ChangeStreamOptions(compaction=DeltaCompaction() if compaction is None else compaction),
+        column_descriptions=to_description_pairs(name, column_descriptions),
+        sensitive=to_name_tuple(sensitive),
     )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructType
 
-    from dagster_adjunct.assets.declaration.envelope_texts import Envelope
+    from dagster_adjunct.assets.declaration.envelope_json import Envelope
 
 Schemas = Mapping[int | None, str]
 _ANY_SCALE = "VariableScaleDecimal"  # Debezium's record
@@ -34,14 +34,14 @@ _HEADER = struct.Struct(">bI")  # Confluent's: a zero, then the schema's id
 _UNREADABLE = (ValueError, EOFError, LookupError, TypeError, ArithmeticError, MemoryError, AttributeError, OSError)
 
 
-def with_json(records: DataFrame, value: str, schemas: Schemas, names: tuple[str, str], what: str) -> DataFrame:
+def with_avro_as_json(records: DataFrame, value: str, schemas: Schemas, names: tuple[str, str], what: str) -> DataFrame:
     """Return the records with two more columns: the value as JSON, and why it can't be read (null if it can).
 
     Null values give two nulls. Raises ConfigurationError without fastavro, or for a schema that is none.
     """
     from pyspark.sql import functions as F
 
-    readers(schemas, what)  # what fails here would fail in every task
+    avro_readers(schemas, what)  # what fails here would fail in every task
     given = records.columns
     types = [field.dataType.simpleString() for field in records.schema.fields] + ["string", "string"]
     ddl = ", ".join(f"c{index} {kind}" for index, kind in enumerate(types))
@@ -50,7 +50,7 @@ def with_json(records: DataFrame, value: str, schemas: Schemas, names: tuple[str
     return read.select(*[F.col(f"c{index}").alias(name) for index, name in enumerate((*given, *names))])
 
 
-def readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[bytes], Any]]:
+def avro_readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[bytes], Any]]:
     """Return functions that read one value each, by schema id."""
     try:
         from fastavro import parse_schema, schemaless_reader
@@ -80,14 +80,16 @@ def readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[bytes], A
             value = schemaless_reader(source, parsed, None)
             if rest := len(data) - source.tell():
                 raise ValueError(f"{rest} bytes are left over")
-            return _scaled(value) if any_scale else value
+            return _with_variable_decimals(value) if any_scale else value
 
         return read
 
     return {which: reader(text, which) for which, text in schemas.items()}
 
 
-def json_of(data: bytes | None, by_id: Mapping[int | None, Callable[[bytes], Any]]) -> tuple[str | None, str | None]:
+def json_from_avro(
+    data: bytes | None, by_id: Mapping[int | None, Callable[[bytes], Any]]
+) -> tuple[str | None, str | None]:
     """Return an Avro value as JSON and None, or None and why it can't be read."""
     if data is None:
         return None, None
@@ -101,24 +103,24 @@ def json_of(data: bytes | None, by_id: Mapping[int | None, Callable[[bytes], Any
             known = ", ".join(map(str, sorted(filter(None, by_id)))) or "none"
             return None, f"the Avro schema {number} is not declared: avro_schema has {known}"
     try:
-        return json.dumps(read(data), default=_plain, ensure_ascii=False), None
+        return json.dumps(read(data), default=_json_default, ensure_ascii=False), None
     except _UNREADABLE as error:
         return None, f"not Avro of the declared schema: {type(error).__name__}: {error}"[:200]
 
 
-def _scaled(value: Any) -> Any:
+def _with_variable_decimals(value: Any) -> Any:
     """Return a value with decimals for what Debezium sends of a `numeric` without digits: each with its own scale."""
     if isinstance(value, list):
-        return [_scaled(item) for item in value]
+        return [_with_variable_decimals(item) for item in value]
     if not isinstance(value, dict):
         return value
     if value.keys() == {"scale", "value"} and isinstance(value["value"], bytes):
         number = int.from_bytes(value["value"], "big", signed=True)
         return Decimal((int(number < 0), tuple(map(int, str(abs(number)))), -value["scale"]))
-    return {name: _scaled(item) for name, item in value.items()}
+    return {name: _with_variable_decimals(item) for name, item in value.items()}
 
 
-def _plain(value: Any) -> str:
+def _json_default(value: Any) -> str:
     """Return what JSON has no form for, as the text that Debezium's JSON has."""
     if isinstance(value, Decimal):
         return format(value, "f")
@@ -141,9 +143,9 @@ def _task(index: int, schemas: Schemas, what: str) -> Callable[[Iterator[pa.Reco
 def _read(batches: Iterator[pa.RecordBatch], index: int, schemas: Schemas, what: str) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
-    by_id = readers(schemas, what)
+    by_id = avro_readers(schemas, what)
     for batch in batches:
-        made = [json_of(data, by_id) for data in batch.column(index).to_pylist()]
+        made = [json_from_avro(data, by_id) for data in batch.column(index).to_pylist()]
         columns = [*batch.columns, *(pa.array(list(side), pa.string()) for side in zip(*made, strict=True))]
         if not made:
             columns = [*batch.columns, pa.array([], pa.string()), pa.array([], pa.string())]
@@ -197,9 +199,9 @@ class EnvelopeFormat:
         order_by: tuple[str, ...],
         comparable: bool,
     ) -> DataFrame:
-        from dagster_adjunct.assets.declaration.envelopes import changes_of
+        from dagster_adjunct.assets.declaration.envelopes import decode_envelopes
 
-        return changes_of(
+        return decode_envelopes(
             cast("Envelope", self), records, schema, what, key=key, order_by=order_by, comparable=comparable
         )
 
@@ -345,13 +347,13 @@ _ISO = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?(Z|[+-]\d\d(:?\d\d)?
 _LAST_DAY = 9_999_999  # far beyond the year 9999, and no more than a date can hold
 _EXACT_DIGITS = 15
 _SCALES = 16_383  # PostgreSQL's
-DATED = ("date", "timestamp")
-_VARIANTS = (*DATED, "boolean")
+DATE_TYPES = ("date", "timestamp")
+_VARIANTS = (*DATE_TYPES, "boolean")
 _FLOATS = ("float", "double")
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
-def raw_form(schema: Schema) -> StructType:
+def raw_row_type(schema: Schema) -> StructType:
     """Return how a row is read: numbers as such, what may come in several forms as either, all else as a text."""
     from pyspark.sql.types import DoubleType, LongType, StringType, StructType, VariantType
 
@@ -364,7 +366,7 @@ def raw_form(schema: Schema) -> StructType:
     return block
 
 
-def value_of(declared: Envelope, field: Field, raw: Column, text: Column) -> Column:
+def convert_value(declared: Envelope, field: Field, raw: Column, text: Column) -> Column:
     """Return the value with its declared type, null where it does not fit; `text` is the whole JSON."""
     from pyspark.sql import functions as F
 
@@ -375,13 +377,13 @@ def value_of(declared: Envelope, field: Field, raw: Column, text: Column) -> Col
         # JSON has no infinity: one that was read is a number that is too large. Avro has.
         sent = F.lit(False) if declared.format == "json" else F.abs(raw) == infinity
         return F.when((F.abs(value) != infinity) | sent, value)
-    if field.type in DATED:
-        value = dated(declared, field, raw)
+    if field.type in DATE_TYPES:
+        value = convert_date(declared, field, raw)
         count, ends = (F.unix_date(value), DAYS) if field.type == "date" else (F.unix_micros(value), MICROS)
         return F.when(count.between(*ends), value)
     if field.type == "boolean":
         # MySQL has no booleans: TINYINT(1) is 0 or 1.
-        number = F.when(is_number(raw), text_of(field, raw))
+        number = F.when(is_whole_number(raw), raw_value_text(field, raw))
         sent = F.when(F.schema_of_variant(raw) == "BOOLEAN", F.try_variant_get(raw, "$", "boolean"))
         return F.coalesce(sent, F.when(number.isin("0", "1"), number == "1"))
     if field.type == "binary":
@@ -391,25 +393,25 @@ def value_of(declared: Envelope, field: Field, raw: Column, text: Column) -> Col
     return raw
 
 
-def text_of(field: Field, raw: Column) -> Column:
+def raw_value_text(field: Field, raw: Column) -> Column:
     """Return a value as errors show it, null where there is none."""
     from pyspark.sql import functions as F
 
     return F.try_variant_get(raw, "$", "string") if field.type in _VARIANTS else raw.cast("string")
 
 
-def is_number(raw: Column) -> Column:
+def is_whole_number(raw: Column) -> Column:
     """Whether a value came as a whole number, without quotes."""
     from pyspark.sql import functions as F
 
     return F.schema_of_variant(raw) == "BIGINT"
 
 
-def dated(declared: Envelope, field: Field, raw: Column) -> Column:
+def convert_date(declared: Envelope, field: Field, raw: Column) -> Column:
     """Return a date or timestamp of any year, null where it is none."""
     from pyspark.sql import functions as F
 
-    text, number = text_of(field, raw), F.when(is_number(raw), F.try_variant_get(raw, "$", "bigint"))
+    text, number = raw_value_text(field, raw), F.when(is_whole_number(raw), F.try_variant_get(raw, "$", "bigint"))
     if field.type == "date":
         days = F.when(F.abs(number) <= _LAST_DAY, F.date_from_unix_date(number.try_cast("int")))
         return F.coalesce(days, F.when(text.rlike(_DATE), text.try_cast("date")))
@@ -440,12 +442,12 @@ def _plain_decimals(scale: int):  # type: ignore[no-untyped-def]  # Spark's own 
     def plain(text: str | None) -> str | None:
         if text is None:
             return None
-        return any_scale_text(text) if text.startswith("{") else unscaled_text(text, scale)
+        return decimal_from_variable_scale(text) if text.startswith("{") else decimal_from_unscaled(text, scale)
 
     return plain
 
 
-def any_scale_text(text: str) -> str | None:
+def decimal_from_variable_scale(text: str) -> str | None:
     """Return the decimal that `{"scale": 2, "value": base64}` stands for, None for what is none.
 
     Debezium sends it for a `numeric` without digits, whose values each have a scale of their own.
@@ -457,11 +459,11 @@ def any_scale_text(text: str) -> str | None:
         return None
     if len(told) != 2 or type(scale) is not int or not isinstance(value, str) or not -_SCALES <= scale <= _SCALES:
         return None
-    plain = unscaled_text(value, max(scale, 0))
+    plain = decimal_from_unscaled(value, max(scale, 0))
     return plain if plain is None or scale >= 0 or plain.strip("-") == "0" else plain + "0" * -scale
 
 
-def unscaled_text(text: str, scale: int) -> str | None:
+def decimal_from_unscaled(text: str, scale: int) -> str | None:
     """Return the decimal that base64 of a big-endian, unscaled number stands for; None for what is none."""
     try:
         number = int.from_bytes(base64.b64decode(text, validate=True), "big", signed=True)

@@ -17,21 +17,28 @@ from dagster_adjunct.assets.declaration.change_values import (
     NO_PATH,
     ORDERS,
     TRUNCATE,
-    a_value,
-    holds_unavailable,
-    inserted_text,
+    contains_unavailable,
+    inserted_unavailable_reason,
     is_unavailable,
+    mark_column,
     may_be_unavailable,
-    nested_text,
-    order_in_code,
-    shown,
-    unavailable_text,
-    unknown_operation,
+    nested_unavailable_reason,
+    order_as_code,
+    quote_column,
+    unavailable_reason,
+    unknown_operation_column,
 )
-from dagster_adjunct.assets.declaration.debezium import DATED, dated, is_number, raw_form, text_of, value_of
-from dagster_adjunct.assets.declaration.envelope_texts import BAD, TEXT, UNREAD, plain_key, texts_of
-from dagster_adjunct.assets.declaration.extractors import companions
-from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.assets.declaration.debezium import (
+    DATE_TYPES,
+    convert_date,
+    convert_value,
+    is_whole_number,
+    raw_row_type,
+    raw_value_text,
+)
+from dagster_adjunct.assets.declaration.envelope_json import BAD, TEXT, UNREAD, plain_extended_key, with_envelope_json
+from dagster_adjunct.assets.declaration.extractors import metadata_columns
+from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.values import UTF8, YEARS
 from dagster_adjunct.resources.streams.system import META, TOMBSTONE
@@ -43,7 +50,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
-    from dagster_adjunct.assets.declaration.envelope_texts import Envelope
+    from dagster_adjunct.assets.declaration.envelope_json import Envelope
 
 _PARSED = "__parsed"
 _OP, _RAW, _BEFORE, _AFTER = "__op", "__raw_after", "__before", "__after"
@@ -51,7 +58,7 @@ _RAW_BEFORE, _CHANGE, _ROW = "__raw_before", "__change", "__row"
 _UNAVAILABLE = "__unavailable"
 
 
-def changes_of(
+def decode_envelopes(
     declared: Envelope,
     records: DataFrame,
     schema: Schema,
@@ -71,8 +78,8 @@ def changes_of(
     needed = tuple(field for field in schema.fields if field.name in key or field.name in order_by)
     old = Schema(needed or schema.fields)  # an extractor may compute the whole key
     own = [name for name in key if name in records.columns]
-    records = texts_of(declared, records, what)
-    kept = companions(records)
+    records = with_envelope_json(declared, records, what)
+    kept = metadata_columns(records)
     carried = [F.col(name) for name in kept if name != TEXT]
     owned = [_own_key(declared, schema, name).alias(f"__own{index}") for index, name in enumerate(own)]
     top = _top(_block(schema, old, paths))
@@ -87,13 +94,13 @@ def changes_of(
     )
     read = read.select(
         "*",
-        _converted(declared, schema, _RAW).alias(_AFTER),
-        _converted(declared, old, _RAW_BEFORE).alias(_BEFORE),
+        _converted_row(declared, schema, _RAW).alias(_AFTER),
+        _converted_row(declared, old, _RAW_BEFORE).alias(_BEFORE),
         _unavailable(declared, schema).alias(_UNAVAILABLE),
     )
     if declared.completes:
         read = read.withColumn(KEPT, _kept(declared, schema))
-    absent = [_absent(path, first=path == order_by[0]) for path in paths]
+    absent = [_check_path(path, first=path == order_by[0]) for path in paths]
     problem = F.coalesce(_problem(declared, schema, old, key, own, comparable), *absent)
     changes = _changes(schema, old, key, own).alias(_CHANGE)
     others = [F.col(name) for name in kept if name not in (TOMBSTONE, TEXT, UNREAD)]
@@ -109,14 +116,14 @@ def changes_of(
     )
 
 
-def transactions_of(declared: DebeziumEnvelope, records: DataFrame, what: str) -> DataFrame:
+def read_transactions(declared: DebeziumEnvelope, records: DataFrame, what: str) -> DataFrame:
     """Return of each record META, `transaction` (its id, or null), `number` in it, and whether it is `readable`."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructType
 
     transaction = StructType().add("id", StringType()).add("data_collection_order", StringType())
     block = StructType().add("transaction", transaction)
-    records = texts_of(declared, records, what)
+    records = with_envelope_json(declared, records, what)
     parsed = F.from_json(F.col(TEXT), _top(block), _options(declared)).alias(_PARSED)
     read = records.where(~F.col(TOMBSTONE)).select("*", parsed)
     readable = F.col(_PARSED).isNotNull() & F.col(_PARSED)[BAD].isNull()
@@ -135,7 +142,7 @@ def _block(schema: Schema, old: Schema, paths: Sequence[str]) -> StructType:
     """Return what is read of an envelope."""
     from pyspark.sql.types import StringType, StructType
 
-    block = StructType().add("op", StringType()).add("after", raw_form(schema)).add("before", raw_form(old))
+    block = StructType().add("op", StringType()).add("after", raw_row_type(schema)).add("before", raw_row_type(old))
     source = StructType()
     for path in paths:
         name = path.removeprefix("source.")
@@ -179,18 +186,18 @@ def _before(declared: Envelope, old: Schema) -> Column:
 def _own_key(declared: Envelope, schema: Schema, name: str) -> Column:
     """Return a column of the record's own key; MongoDB's connector writes it as extended JSON."""
     documents = declared.layout == "documents" and schema.field(name).type == "string"
-    return plain_key(column(name)) if documents else column(name)
+    return plain_extended_key(named_column(name)) if documents else named_column(name)
 
 
 # -- values
 
 
-def _converted(declared: Envelope, schema: Schema, raw: str) -> Column:
+def _converted_row(declared: Envelope, schema: Schema, raw: str) -> Column:
     """Return the row with the types of `schema`; null where there is no row, and each value that does not fit."""
     from pyspark.sql import functions as F
 
     values = [
-        value_of(declared, field, F.col(raw)[field.name], F.col(TEXT)).alias(field.name) for field in schema.fields
+        convert_value(declared, field, F.col(raw)[field.name], F.col(TEXT)).alias(field.name) for field in schema.fields
     ]
     return F.when(F.col(raw).isNotNull(), F.struct(*values))
 
@@ -210,12 +217,13 @@ def _problem(
     reasons = [
         F.col(UNREAD),
         F.when(F.col(TEXT).isNull(), F.lit(f"not {declared.name}: the value is null")),
-        F.when(unread, _unread(declared, schema, old)),
-        F.when(op.isNull(), F.concat(shape, F.lit("it has no 'op': "), shown(F.col(TEXT)))),
+        F.when(unread, _unreadable_reason(declared, schema, old)),
+        F.when(op.isNull(), F.concat(shape, F.lit("it has no 'op': "), quote_column(F.col(TEXT)))),
         F.when(op == "t", F.lit(TRUNCATE)),
-        F.when(~op.isin("c", "r", "u", "d", "m"), unknown_operation(op)),
+        F.when(~op.isin("c", "r", "u", "d", "m"), unknown_operation_column(op)),
         F.when(
-            writes & F.col(_RAW).isNull(), F.concat(F.lit("operation "), shown(op), F.lit(" without the row after it"))
+            writes & F.col(_RAW).isNull(),
+            F.concat(F.lit("operation "), quote_column(op), F.lit(" without the row after it")),
         ),
         F.when(
             (op == "d") & F.col(_RAW_BEFORE).isNull() & ~_has_own(key, own),
@@ -223,29 +231,29 @@ def _problem(
         ),
         *_unknown_reasons(declared, schema, key),
         *[
-            F.when(writes & ~F.array_contains(_UNAVAILABLE, field.name), _misfit(declared, field, _RAW, _AFTER))
+            F.when(writes & ~F.array_contains(_UNAVAILABLE, field.name), _check_value(declared, field, _RAW, _AFTER))
             for field in schema.fields
             if field.type not in _READ
         ],
-        *[_misfit(declared, field, _RAW_BEFORE, _BEFORE) for field in old.fields if field.type not in _READ],
-        *[_half(field, F.col(_RAW)) for field in schema.fields if field.type == "string"],
-        *[_half(field, F.col(_RAW_BEFORE)) for field in old.fields if field.type == "string"],
+        *[_check_value(declared, field, _RAW_BEFORE, _BEFORE) for field in old.fields if field.type not in _READ],
+        *[_check_surrogates(field, F.col(_RAW)) for field in schema.fields if field.type == "string"],
+        *[_check_surrogates(field, F.col(_RAW_BEFORE)) for field in old.fields if field.type == "string"],
     ]
     if own:
-        reasons.append(_foreign(own))
+        reasons.append(_check_own_key(own))
     if not comparable:
         told = F.lit(
             "an update changes the key, and offsets of several partitions do not say which change of a key is newer: "
             "declare order_by (source.lsn, for example)"
         )
-        reasons.append(F.when(_moved(key), told))
+        reasons.append(F.when(_key_changes(key), told))
     return F.coalesce(*reasons)
 
 
 _FIELDS = "map<string,string>"
 
 
-def _absent(path: str, *, first: bool) -> Column:
+def _check_path(path: str, *, first: bool) -> Column:
     """Return the reason for a change whose envelope has no such path; one whose value is null has it.
 
     Of a snapshot's row, all but the first path may be missing.
@@ -256,10 +264,11 @@ def _absent(path: str, *, first: bool) -> Column:
     block = F.coalesce(F.from_json(whole["payload"], _FIELDS), whole)
     source = F.from_json(block["source"], _FIELDS)
     fields = block if name == path else source
-    orders = F.create_map(*[F.lit(part) for pair in ORDERS.items() for part in (pair[0], order_in_code(pair[1]))])
+    orders = F.create_map(*[F.lit(part) for pair in ORDERS.items() for part in (pair[0], order_as_code(pair[1]))])
     names = F.nullif(F.array_join(F.array_sort(F.map_keys(fields)), ", "), F.lit(""))
     told = F.concat(
-        F.lit(f"{NO_PATH}no value to order by: it has no {path!r}, but "), a_value(F.coalesce(names, F.lit("nothing")))
+        F.lit(f"{NO_PATH}no value to order by: it has no {path!r}, but "),
+        mark_column(F.coalesce(names, F.lit("nothing"))),
     )
     advice = F.concat(F.lit("; changes of its connector take "), orders[source["connector"]])
     told = F.concat(told, F.coalesce(advice, F.lit("")))
@@ -271,20 +280,23 @@ def _absent(path: str, *, first: bool) -> Column:
 _READ = ("string", "bigint")  # as from_json gives them: what does not fit is told by it
 
 
-def _unread(declared: Envelope, schema: Schema, old: Schema) -> Column:
+def _unreadable_reason(declared: Envelope, schema: Schema, old: Schema) -> Column:
     """Return why Spark could not read a text: no JSON, a value of another type, or something else than an envelope.
 
     Read again, as texts by name: one expression however many columns there are, and evaluated for such texts only.
     """
     from pyspark.sql import functions as F
 
-    text, shape = shown(F.col(TEXT)), "after map<string,string>, before map<string,string>"
+    text, shape = quote_column(F.col(TEXT)), "after map<string,string>, before map<string,string>"
     form = f"{shape}, payload struct<{shape.replace(' map', ':map')}>, {BAD} string"
     again = F.from_json(F.col(TEXT), form, {"columnNameOfCorruptRecord": BAD})
 
     def reason_of(read: Column) -> Column:
         payload = F.coalesce(read["payload"], F.struct(read["after"], read["before"]))
-        return F.coalesce(_lost(payload["after"], _RAW, schema), _lost(payload["before"], _RAW_BEFORE, old))
+        return F.coalesce(
+            _unreadable_column_reason(payload["after"], _RAW, schema),
+            _unreadable_column_reason(payload["before"], _RAW_BEFORE, old),
+        )
 
     return F.coalesce(
         F.when(F.try_parse_json(F.col(TEXT)).isNull(), F.concat(F.lit("not JSON: "), text)),
@@ -293,7 +305,7 @@ def _unread(declared: Envelope, schema: Schema, old: Schema) -> Column:
     )
 
 
-def _lost(sent: Column, raw: str, schema: Schema) -> Column:
+def _unreadable_column_reason(sent: Column, raw: str, schema: Schema) -> Column:
     """Return which of the columns that are sent could not be read as what they are declared."""
     from pyspark.sql import functions as F
 
@@ -307,28 +319,32 @@ def _lost(sent: Column, raw: str, schema: Schema) -> Column:
     )
     first = F.get(lost, F.lit(0))
     kind = F.element_at(types, first["key"])
-    told = F.concat(F.lit("column '"), first["key"], F.lit("' is "), shown(first["value"]), F.lit(", declared "), kind)
+    told = F.concat(
+        F.lit("column '"), first["key"], F.lit("' is "), quote_column(first["value"]), F.lit(", declared "), kind
+    )
     return F.when(F.size(lost) > 0, told)
 
 
-def _told(field: Field, sent: Column) -> Column:
+def _misfit_reason(field: Field, sent: Column) -> Column:
     from pyspark.sql import functions as F
 
-    return F.concat(F.lit(f"column {field.name!r} is "), shown(sent), F.lit(f", declared {field.type}"))
+    return F.concat(F.lit(f"column {field.name!r} is "), quote_column(sent), F.lit(f", declared {field.type}"))
 
 
-def _misfit(declared: Envelope, field: Field, raw: str, converted: str) -> Column:
+def _check_value(declared: Envelope, field: Field, raw: str, converted: str) -> Column:
     from pyspark.sql import functions as F
 
     value = F.col(raw)[field.name]
-    sent = text_of(field, value)
-    told = _told(field, sent)
+    sent = raw_value_text(field, value)
+    told = _misfit_reason(field, sent)
     if field.type in ("float", "double"):
         told = F.lit(f"column {field.name!r} is a number too large for {field.type}")
-    if field.type in DATED:
-        told = F.concat(told, F.when(dated(declared, field, value).isNotNull(), F.lit(f": {YEARS}")).otherwise(""))
+    if field.type in DATE_TYPES:
+        told = F.concat(
+            told, F.when(convert_date(declared, field, value).isNotNull(), F.lit(f": {YEARS}")).otherwise("")
+        )
     if field.type == "timestamp" and declared.timestamps is None:
-        told = F.concat(told, F.when(is_number(value), F.lit("; timestamps= says what it counts")).otherwise(""))
+        told = F.concat(told, F.when(is_whole_number(value), F.lit("; timestamps= says what it counts")).otherwise(""))
     return F.when(sent.isNotNull() & F.col(converted)[field.name].isNull(), told)
 
 
@@ -338,7 +354,7 @@ _HALF = (
 )
 
 
-def _half(field: Field, row: Column) -> Column:
+def _check_surrogates(field: Field, row: Column) -> Column:
     """Return the reason for a text with half of a character, of which JSON's reader makes a question mark."""
     from pyspark.sql import functions as F
 
@@ -374,16 +390,16 @@ def _unknown_reasons(declared: Envelope, schema: Schema, key: tuple[str, ...]) -
             break
         unknown, raw = F.array_contains(_UNAVAILABLE, field.name), F.col(_RAW)[field.name]
         if may_be_unavailable(field.type) and declared.on_unavailable == "refuse":
-            reasons.append(F.when(unknown, F.lit(unavailable_text(placeholder, field.name))))
+            reasons.append(F.when(unknown, F.lit(unavailable_reason(placeholder, field.name))))
         elif may_be_unavailable(field.type):
-            reasons.append(F.when(unknown & (F.col(_OP) == "c"), F.lit(inserted_text(field.name))))
+            reasons.append(F.when(unknown & (F.col(_OP) == "c"), F.lit(inserted_unavailable_reason(field.name))))
         if field.type == "string":
-            within = F.col(_OP).isin("c", "u") & ~unknown & holds_unavailable(placeholder, raw)
-            reasons.append(F.when(within, F.lit(nested_text(placeholder, field.name))))
+            within = F.col(_OP).isin("c", "u") & ~unknown & contains_unavailable(placeholder, raw)
+            reasons.append(F.when(within, F.lit(nested_unavailable_reason(placeholder, field.name))))
     if declared.completes:
         told = "the change gives the row another key and does not tell all of its columns: "
         names = F.concat(F.lit(told), F.array_join(KEPT, ", "))
-        reasons.append(F.when(_moved(key) & (F.size(KEPT) > 0), names))
+        reasons.append(F.when(_key_changes(key) & (F.size(KEPT) > 0), names))
     return reasons
 
 
@@ -407,7 +423,7 @@ def _no_names() -> Column:
     return F.array().cast("array<string>")
 
 
-def _foreign(own: list[str]) -> Column:
+def _check_own_key(own: list[str]) -> Column:
     """Return the reason for a row whose key is not that of its record: then it lies in the wrong partition."""
     from pyspark.sql import functions as F
 
@@ -421,7 +437,7 @@ def _foreign(own: list[str]) -> Column:
     rows = F.col(_AFTER).isNotNull() | F.col(_BEFORE).isNotNull()
     return F.when(
         rows & F.col(_OP).isin("c", "r", "u", "d") & ~equals(_AFTER) & ~equals(_BEFORE),
-        F.concat(F.lit("the record's own key is "), a_value(keys), F.lit(", and the row in it has another one")),
+        F.concat(F.lit("the record's own key is "), mark_column(keys), F.lit(", and the row in it has another one")),
     )
 
 
@@ -435,7 +451,7 @@ def _has_own(key: tuple[str, ...], own: list[str]) -> Column:
     return whole
 
 
-def _moved(key: tuple[str, ...]) -> Column:
+def _key_changes(key: tuple[str, ...]) -> Column:
     """Return whether an update changes the key."""
     from pyspark.sql import functions as F
 
@@ -472,6 +488,6 @@ def _changes(schema: Schema, old: Schema, key: tuple[str, ...], own: list[str]) 
         .when(F.col(PROBLEM).isNotNull(), F.array(bad))
         .when(F.col(_OP) == "m", F.lit(None))
         .when(F.col(_OP) == "d", F.array(delete))
-        .when(_moved(key), F.array(delete, write))
+        .when(_key_changes(key), F.array(delete, write))
         .otherwise(F.array(write))
     )

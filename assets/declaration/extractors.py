@@ -24,8 +24,8 @@ from operator import and_
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.quoted_columns import quoted
-from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, exact_array, is_missing
+from dagster_adjunct.resources.schemas.column_sql import quote_name
+from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, is_missing, to_exact_array
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.errors import encode_task_errors, first_message_line
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
@@ -109,7 +109,7 @@ class Projection:
         for field in declared.fields:
             if field.name not in self._computed:
                 given = records.field(field.name, f"{what}: the record")
-                if not fits(given.type, field.type):
+                if not is_assignable(given.type, field.type):
                     raise SchemaMismatchError(
                         f"{what}: the projection declares {field.name} as {field.type}, the record has {given.type}.",
                         f"Declare it as {given.type}, or say in select how it is cast.",
@@ -119,7 +119,7 @@ class Projection:
 
     def keeps(self, columns: Sequence[str]) -> bool:
         computed = self._computed
-        return all(computed.get(name, name) in (name, quoted(name)) for name in columns)
+        return all(computed.get(name, name) in (name, quote_name(name)) for name in columns)
 
     def apply(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
         from pyspark.sql import functions as F
@@ -133,7 +133,7 @@ class Projection:
         from pyspark.sql import functions as F
 
         if self.where is not None:
-            keyed = reduce(and_, [F.expr(quoted(name)).isNotNull() for name in key])
+            keyed = reduce(and_, [F.expr(quote_name(name)).isNotNull() for name in key])
             mark = F.when(F.col(TOMBSTONE), True).when(self._passes(records, self.where, what), False).when(keyed, True)
             records = records.withColumn(TOMBSTONE, mark).where(F.col(TOMBSTONE).isNotNull())
         return self._entries(records, schema, what)
@@ -159,7 +159,7 @@ class Projection:
         try:
             records.where(F.col(TOMBSTONE) | F.expr(where))
         except PySparkException as error:
-            raise _unplanned(what, "where", where, error) from error
+            raise _planning_error(what, "where", where, error) from error
         return F.expr(where)
 
     def _entries(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
@@ -167,7 +167,7 @@ class Projection:
         from pyspark.sql import functions as F
 
         tombstone, computed = F.col(TOMBSTONE), self._computed
-        expressions = {name: F.expr(computed.get(name, quoted(name))) for name in schema.names}
+        expressions = {name: F.expr(computed.get(name, quote_name(name))) for name in schema.names}
         try:
             planned = records.select(*expressions.values()).schema.fields
         except PySparkException:
@@ -175,24 +175,24 @@ class Projection:
                 try:
                     records.select(expression)
                 except PySparkException as error:
-                    raise _unplanned(what, f"the expression for {name!r}", computed[name], error) from error
+                    raise _planning_error(what, f"the expression for {name!r}", computed[name], error) from error
             raise
         columns = []
         for field, given in zip(schema.fields, planned, strict=True):
             kind, expression = given.dataType.simpleString(), expressions[field.name]
-            if not fits(kind, field.type):
+            if not is_assignable(kind, field.type):
                 raise DatasetError(
                     f"{what}: the projection declares {field.name} as {field.type}, and "
                     f"{computed.get(field.name, field.name)!r} gives {kind}.",
                     f"Declare it as {kind}, or cast it in the expression, where everybody sees it.",
                     column=field.name,
                 )
-            kept = computed.get(field.name, field.name) in (field.name, quoted(field.name))
+            kept = computed.get(field.name, field.name) in (field.name, quote_name(field.name))
             columns.append((expression if kept else F.when(~tombstone, expression)).cast(field.type).alias(field.name))
-        return records.select(*columns, *companions(records))
+        return records.select(*columns, *metadata_columns(records))
 
     def describe(self) -> str:
-        computed = [f"{expression} AS {quoted(name)}" for name, expression in self._computed.items()]
+        computed = [f"{expression} AS {quote_name(name)}" for name, expression in self._computed.items()]
         return "; ".join(filter(None, [f"projection ({self.columns})", ", ".join(computed), self.where or ""]))
 
 
@@ -263,26 +263,26 @@ class PythonExtractor:
 
         A record that makes no entry becomes a tombstone where it has all columns of the key `deleting`.
         """
-        entries = extracted_arrow(records, self, Schema.from_ddl(self.columns, what), what, deleting)
+        entries = extract_arrow_entries(records, self, Schema.from_ddl(self.columns, what), what, deleting)
         return entries.select([*schema.names, *(name for name in entries.column_names if name.startswith("__"))])
 
     def _entries(self, records: DataFrame, schema: Schema, what: str, key: tuple[str, ...]) -> DataFrame:
-        return extracted(records, self, Schema.from_ddl(self.columns, what), what, key).select(
-            *[quoted(name) for name in schema.names], *companions(records)
+        return extract_entries(records, self, Schema.from_ddl(self.columns, what), what, key).select(
+            *[quote_name(name) for name in schema.names], *metadata_columns(records)
         )
 
     def describe(self) -> str:
         return f"{self.factory} ({self.columns})"
 
 
-def hiding(extractor: KeyValueExtractor, sensitive: Sequence[str]) -> KeyValueExtractor:
+def mask_columns(extractor: KeyValueExtractor, sensitive: Sequence[str]) -> KeyValueExtractor:
     """Return an extractor whose errors tell no values of these columns, as far as they are ours to write."""
     if not isinstance(extractor, PythonExtractor) or not sensitive:
         return extractor
     return replace(extractor, sensitive=tuple(dict.fromkeys((*extractor.sensitive, *sensitive))))
 
 
-def fits(given: str, declared: str) -> bool:
+def is_assignable(given: str, declared: str) -> bool:
     """Whether every value of one type is a value of the other: equal, or wider of the same family."""
     if given in (declared, "void"):
         return True
@@ -302,7 +302,7 @@ def fits(given: str, declared: str) -> bool:
     return False
 
 
-def companions(records: DataFrame) -> list[str]:
+def metadata_columns(records: DataFrame) -> list[str]:
     """Return the columns that go with records and are not theirs: META, and others that begin with `__`."""
     return [name for name in records.columns if name.startswith("__")]
 
@@ -312,7 +312,7 @@ def _decimal(kind: str) -> tuple[int, int]:
     return int(numbers[0]), int(numbers[1])
 
 
-def _unplanned(what: str, part: str, expression: str, error: Exception) -> DatasetError:
+def _planning_error(what: str, part: str, expression: str, error: Exception) -> DatasetError:
     return DatasetError(
         f"{what}: {part} of the projection, {expression!r}, can't be planned: {first_message_line(error)}",
         "Correct it: Spark SQL over the record's columns, without aggregates.",
@@ -334,7 +334,7 @@ _BATCH = 65_536
 _DECIMAL, _INTEGER = (Decimal, int), (int,)
 
 
-def extracted(
+def extract_entries(
     records: DataFrame, extractor: PythonExtractor, schema: Schema, what: str, deleting: tuple[str, ...] = ()
 ) -> DataFrame:
     """Return the entries of these records, with all columns of `schema` and those of the records that begin `__`.
@@ -343,7 +343,9 @@ def extracted(
     """
     from pyspark.sql import functions as F
 
-    load(extractor, what)  # a name that can't be imported here will not be in a task either: say so without one
+    load_function(
+        extractor, what
+    )  # a name that can't be imported here will not be in a task either: say so without one
     names = records.columns
     by_position = records.toDF(*[f"c{index}" for index in range(len(names))])
     marks = _marks(names)
@@ -354,7 +356,7 @@ def extracted(
     return frame.select(*[F.col(f"c{index}").alias(name) for index, name in enumerate(given)])
 
 
-def extracted_arrow(
+def extract_arrow_entries(
     records: pa.Table, extractor: PythonExtractor, schema: Schema, what: str, deleting: tuple[str, ...] = ()
 ) -> pa.Table:
     """Return what `extracted` does, of records in Arrow."""
@@ -368,7 +370,7 @@ def extracted_arrow(
     return pa.Table.from_batches(made).rename_columns([*schema.names, *_marks(names)])
 
 
-def load(extractor: PythonExtractor, what: str) -> Function:
+def load_function(extractor: PythonExtractor, what: str) -> Function:
     """Import the factory and return the function that it makes. Raises ConfigurationError."""
     module, _, path = extractor.factory.partition(":")
     try:
@@ -408,28 +410,28 @@ def _entries(
     what: str,
     deleting: tuple[str, ...] = (),
 ) -> Iterator[pa.RecordBatch]:
-    function = load(extractor, what)
+    function = load_function(extractor, what)
     data = [name for name in names if not name.startswith("__")]
     for batch in batches:
-        table = _named(batch, names)
+        table = _table_from_batch(batch, names)
         taken: list[int] = []
         entries: list[dict[str, Any]] = []
         marks = table.select([PARTITION, OFFSET, TOMBSTONE]).to_pylist()
         if (found := first_unreadable(table, data)) is not None:
-            raise found.error(what, _place(marks[found.row]), hidden=_is_hidden(found.column, extractor))
+            raise found.error(what, _describe_record(marks[found.row]), hidden=_is_hidden(found.column, extractor))
         for row, record in enumerate(table.select(data).to_pylist()):
             made: list[dict[str, Any]] = []
             if not marks[row][TOMBSTONE]:
-                made = _called(function, record, extractor, schema, f"{what}: {_place(marks[row])}")
+                made = _call_function(function, record, extractor, schema, f"{what}: {_describe_record(marks[row])}")
                 marks[row][TOMBSTONE] = not made and deleting and all(record[name] is not None for name in deleting)
             if marks[row][TOMBSTONE]:
                 made = [{name: record[name] if name in extractor.unchanged else None for name in schema.names}]
             entries += made
             taken += [row] * len(made)
-        places = [f"{what}: {_place(marks[row])}" for row in taken]
+        places = [f"{what}: {_describe_record(marks[row])}" for row in taken]
         if deleting:
-            table = _marked(table, [bool(mark[TOMBSTONE]) for mark in marks])
-        yield _batch(table, taken, entries, schema, extractor, places)
+            table = _with_tombstones(table, [bool(mark[TOMBSTONE]) for mark in marks])
+        yield _entries_batch(table, taken, entries, schema, extractor, places)
 
 
 def _marks(names: list[str]) -> list[str]:
@@ -437,19 +439,19 @@ def _marks(names: list[str]) -> list[str]:
     return [name for name in names if name.startswith("__")]
 
 
-def _named(batch: pa.RecordBatch, names: list[str]) -> pa.Table:
+def _table_from_batch(batch: pa.RecordBatch, names: list[str]) -> pa.Table:
     import pyarrow as pa
 
     return pa.Table.from_batches([batch]).rename_columns(names)
 
 
-def _marked(table: pa.Table, tombstones: list[bool]) -> pa.Table:
+def _with_tombstones(table: pa.Table, tombstones: list[bool]) -> pa.Table:
     import pyarrow as pa
 
     return table.set_column(table.column_names.index(TOMBSTONE), TOMBSTONE, pa.array(tombstones, pa.bool_()))
 
 
-def _called(
+def _call_function(
     function: Function, record: dict[str, Any], extractor: PythonExtractor, schema: Schema, where: str
 ) -> list[dict[str, Any]]:
     kept = {name: record[name] for name in extractor.unchanged}
@@ -461,16 +463,16 @@ def _called(
         # What the function says may hold any value of the record, whole or in parts.
         text = "what it says is left out, because columns are sensitive" if extractor.sensitive else str(error)
         raise DatasetError(
-            f"{where}: extractor {extractor.factory} failed: {type(error).__name__}: {text}{_line(error)}.",
+            f"{where}: extractor {extractor.factory} failed: {type(error).__name__}: {text}{_error_line(error)}.",
             "Correct the function or the record, and run it again: nothing was published.",
             function=extractor.factory,
         ) from error
     if not iterable:
-        raise _mistaken(
+        raise _function_error(
             extractor.factory,
             where,
-            f"returned {_told(made, bool(extractor.sensitive))}",
-            f"an iterable of dicts with {_all(schema)}",
+            f"returned {_describe_value(made, bool(extractor.sensitive))}",
+            f"an iterable of dicts with {_describe_columns(schema)}",
         )
     for entry in entries:
         _check_entry(entry, kept, extractor, schema, where)
@@ -478,22 +480,22 @@ def _called(
 
 
 def _check_entry(entry: Any, kept: dict[str, Any], extractor: PythonExtractor, schema: Schema, where: str) -> None:
-    returned, declared = "", f"a dict with {_all(schema)}"
+    returned, declared = "", f"a dict with {_describe_columns(schema)}"
     if not isinstance(entry, dict):
-        returned = f"{_told(entry, bool(extractor.sensitive))} for an entry"
+        returned = f"{_describe_value(entry, bool(extractor.sensitive))} for an entry"
     elif missing := [name for name in schema.names if name not in entry]:
         returned = f"an entry without column {missing[0]!r}, with {', '.join(map(repr, entry)) or 'none'}"
     elif extra := [name for name in entry if name not in schema]:
         returned = f"an entry with column {extra[0]!r}, which is not declared"
     elif other := [name for name, value in kept.items() if entry[name] != value]:
         hidden = _is_hidden(other[0], extractor)
-        returned = f"column {other[0]!r} as {_told(entry[other[0]], hidden)}"
-        declared = f"it unchanged, as {_told(kept[other[0]], hidden)}"
+        returned = f"column {other[0]!r} as {_describe_value(entry[other[0]], hidden)}"
+        declared = f"it unchanged, as {_describe_value(kept[other[0]], hidden)}"
     if returned:
-        raise _mistaken(extractor.factory, where, f"returned {returned}", declared)
+        raise _function_error(extractor.factory, where, f"returned {returned}", declared)
 
 
-def _batch(
+def _entries_batch(
     table: pa.Table,
     taken: list[int],
     entries: list[dict[str, Any]],
@@ -505,11 +507,11 @@ def _batch(
 
     columns = [_column([entry[field.name] for entry in entries], field, extractor, places) for field in schema.fields]
     marks = table.select(_marks(table.column_names)).take(pa.array(taken, pa.int64())).combine_chunks()
-    columns += [_one(column) for column in marks.columns]
+    columns += [_single_chunk(column) for column in marks.columns]
     return pa.RecordBatch.from_arrays(columns, [f"c{index}" for index in range(len(columns))])
 
 
-def _one(column: pa.ChunkedArray) -> pa.Array:
+def _single_chunk(column: pa.ChunkedArray) -> pa.Array:
     import pyarrow as pa
 
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
@@ -520,20 +522,20 @@ def _column(values: list[Any], field: Field, extractor: PythonExtractor, places:
 
     kind = arrow_type(field.type)
     for value, place in zip(values, places, strict=True):
-        if value is not None and not _is(field.type, value) and not is_missing(value):
-            raise _unfit(place, field, extractor, value)
+        if value is not None and not _has_type(field.type, value) and not is_missing(value):
+            raise _misfit_error(place, field, extractor, value)
     try:
-        return exact_array(values, kind)
+        return to_exact_array(values, kind)
     except (pa.ArrowException, OverflowError, ValueError):
         for value, place in zip(values, places, strict=True):
             try:
-                exact_array([value], kind)
+                to_exact_array([value], kind)
             except (pa.ArrowException, OverflowError, ValueError) as error:
-                raise _unfit(place, field, extractor, value) from error
+                raise _misfit_error(place, field, extractor, value) from error
         raise
 
 
-def _is(kind: str, value: Any) -> bool:
+def _has_type(kind: str, value: Any) -> bool:
     classes = _DECIMAL if kind.startswith("decimal") else _CLASSES.get(kind, _INTEGER)
     if not isinstance(value, classes) or (isinstance(value, bool) and kind != "boolean"):
         return False
@@ -542,16 +544,16 @@ def _is(kind: str, value: Any) -> bool:
     return True
 
 
-def _unfit(place: str, field: Field, extractor: PythonExtractor, value: Any) -> DatasetError:
-    told = _told(value, _is_hidden(field.name, extractor))
-    return _mistaken(extractor.factory, place, f"returned column {field.name!r} as {told}", f"it as {field.type}")
+def _misfit_error(place: str, field: Field, extractor: PythonExtractor, value: Any) -> DatasetError:
+    told = _describe_value(value, _is_hidden(field.name, extractor))
+    return _function_error(extractor.factory, place, f"returned column {field.name!r} as {told}", f"it as {field.type}")
 
 
 def _is_hidden(column: str, extractor: PythonExtractor) -> bool:
     return column.lower() in {name.lower() for name in extractor.sensitive}
 
 
-def _mistaken(factory: str, where: str, what_it_does: str, declared: str) -> DatasetError:
+def _function_error(factory: str, where: str, what_it_does: str, declared: str) -> DatasetError:
     """Return the error for a function that does not do what is declared: it says nothing of the version."""
     return DatasetError(
         f"{where}: extractor {factory} {what_it_does}, declared is {declared}.",
@@ -560,7 +562,7 @@ def _mistaken(factory: str, where: str, what_it_does: str, declared: str) -> Dat
     )
 
 
-def _told(value: Any, hidden: bool) -> str:
+def _describe_value(value: Any, hidden: bool) -> str:
     zone = (
         " without a zone"
         if isinstance(value, dt.datetime) and not is_missing(value) and value.utcoffset() is None
@@ -570,15 +572,15 @@ def _told(value: Any, hidden: bool) -> str:
     return f"the {type(value).__name__}{zone} {text}"
 
 
-def _all(schema: Schema) -> str:
+def _describe_columns(schema: Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema.fields)
 
 
-def _place(marks: dict[str, Any]) -> str:
+def _describe_record(marks: dict[str, Any]) -> str:
     return f"the record at offset {marks[OFFSET]} of partition {marks[PARTITION]}"
 
 
-def _line(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
     """Return where in the user's code an error was raised."""
     trace, last = error.__traceback__, ""
     while trace is not None:

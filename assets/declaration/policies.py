@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upserts, tells_snapshots
-from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST, Order, order_in_words
+from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upserts, distinguishes_snapshots
+from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST, Order, describe_order
 from dagster_adjunct.resources.common import check_name, check_whole_number, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, MarkerConflictError
 
@@ -80,7 +80,7 @@ def _is_day(text: str) -> bool:
         return False
 
 
-def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
+def natural_sort_key(name: str) -> tuple[tuple[int, int, str], ...]:
     """Return what orders version names as people do: v2 before v10, 2026-01-31 before 2026-02-01."""
     parts = re.findall(r"[0-9]+|[^0-9]+", name)
     return tuple((0, int(part), part) if part[0] in "0123456789" else (1, 0, part) for part in parts)
@@ -88,7 +88,7 @@ def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
 
 History = timedelta | Literal["all"]
 OnLostOffset = Literal["rebuild", "fail", "serve_stale"]
-_CHUNK = 20_000_000
+_CHUNK_RECORDS = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class DeadLetters:
 
 
 @dataclass(frozen=True, slots=True)
-class Following:
+class ChangeStreamOptions:
     """How a change stream becomes a table.
 
     `changes` is the form of the records. `order_by` names the column whose highest value wins, or several, of which
@@ -159,7 +159,7 @@ class Following:
     on_lost_offset: OnLostOffset = "rebuild"
     compaction: DeltaCompaction = field(default_factory=DeltaCompaction)
     persistent: bool = True
-    chunk: int = _CHUNK
+    chunk: int = _CHUNK_RECORDS
     freshness: timedelta | None = None
     history: History | None = None
     valid_from: str | None = None
@@ -180,14 +180,14 @@ class Following:
             )
         if self.keep_tombstones is not None and (self.order is None or self.keep_tombstones < 0):
             raise ConfigurationError(
-                f"keep_tombstones is {self.keep_tombstones!r} in the order of {order_in_words(self.order_by)}: it is a "
+                f"keep_tombstones is {self.keep_tombstones!r} in the order of {describe_order(self.order_by)}: it is a "
                 "distance, 0 or more, in the unit of the ordering column.",
                 "Leave it out: by offset, deletions are needed until the next major compaction only.",
                 argument="keep_tombstones",
             )
         if self.keep_tombstones is not None and len(self.order_by or ()) > 1:
             raise ConfigurationError(
-                f"keep_tombstones is {self.keep_tombstones!r} in the order of {order_in_words(self.order_by)}: between "
+                f"keep_tombstones is {self.keep_tombstones!r} in the order of {describe_order(self.order_by)}: between "
                 "values of several columns there is no distance.",
                 "Leave it out, and deletions are remembered for ever, or order by one number.",
                 argument="keep_tombstones",
@@ -284,7 +284,7 @@ class Following:
     @property
     def order(self) -> Order | None:
         """What positions are made of; None for the offset alone, by which what comes later always is newer."""
-        return STREAMED_FIRST if self.order_by is None and tells_snapshots(self.changes) else self.order_by
+        return STREAMED_FIRST if self.order_by is None and distinguishes_snapshots(self.changes) else self.order_by
 
     def _check_order(self) -> None:
         given: object = self.order_by
@@ -407,7 +407,7 @@ def check_valid_from(dataset: str, valid_from: str) -> None:
     )
 
 
-def told_time(dataset: str, valid_from: str, version: str, marked: Collection[datetime]) -> datetime:
+def parse_valid_from(dataset: str, valid_from: str, version: str, marked: Collection[datetime]) -> datetime:
     """Return since when a version is valid, by its name or by what its markers say; a time without a zone is UTC.
 
     Raises MarkerConflictError where nothing tells it, or markers tell different times: such a version is refused.

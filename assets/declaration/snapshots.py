@@ -23,7 +23,7 @@ from dagster_adjunct.resources.backends.postgres_connection import (
 )
 from dagster_adjunct.resources.common import check_whole_number
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, DatasetError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.records import ArrowFrame, spark_frame_of
+from dagster_adjunct.resources.schemas.records import ArrowFrame, to_spark_frame
 from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.spark.errors import first_message_line
 
@@ -103,8 +103,8 @@ class ParquetSnapshot:
         what = f"dataset {spec.name!r}: {self.describe()}"
         position = self._recorded(spec, what, spark) if isinstance(self.position, str) else dict(self.position)
         reader = spark.read if self._is_file else spark.read.option("pathGlobFilter", "*.parquet")
-        rows = _reading(spec, what, lambda: reader.parquet(_for_spark(self.url)))
-        return Snapshot(rows, positions(spec, what, position, ssps))
+        rows = _translate_read_errors(spec, what, lambda: reader.parquet(_for_spark(self.url)))
+        return Snapshot(rows, resolve_position(spec, what, position, ssps))
 
     def describe(self) -> str:
         return f"Parquet files at {self.url}"
@@ -116,7 +116,7 @@ class ParquetSnapshot:
     def _recorded(self, spec: AdjunctDataset, what: str, spark: SparkSession) -> Position:
         folder = self.url.rpartition("/")[0] if self._is_file else self.url.rstrip("/")
         place = f"{folder}/{self.position}" if folder else str(self.position)
-        rows = _reading(spec, what, lambda: spark.read.text(_for_spark(place), wholetext=True).collect())
+        rows = _translate_read_errors(spec, what, lambda: spark.read.text(_for_spark(place), wholetext=True).collect())
         try:
             position = json.loads(rows[0].value) if rows else None
         except ValueError:
@@ -167,14 +167,18 @@ class QuerySnapshot:
     ) -> Snapshot:
         what = f"dataset {spec.name!r}: {self.describe()}"
         assert self.position is not None
-        given = calling(spec, what, "position function", self.position) if callable(self.position) else self.position
-        position = positions(spec, what, given, ssps)
+        given = (
+            call_user_function(spec, what, "position function", self.position)
+            if callable(self.position)
+            else self.position
+        )
+        position = resolve_position(spec, what, given, ssps)
         sql, query = self.sql, self.query
         if query is not None:
-            rows = calling(spec, what, "query function", lambda: query(spark))
+            rows = call_user_function(spec, what, "query function", lambda: query(spark))
         else:
-            rows = _reading(spec, what, lambda: spark.sql(str(sql)))
-        frame = spark_frame_of(rows, spark, what)
+            rows = _translate_read_errors(spec, what, lambda: spark.sql(str(sql)))
+        frame = to_spark_frame(rows, spark, what)
         if frame is None:
             raise DatasetError(
                 f"{what} returned a {type(rows).__name__}.",
@@ -187,7 +191,7 @@ class QuerySnapshot:
         return f"query ({self.sql})" if self.query is None else f"query {getattr(self.query, '__name__', 'function')}"
 
 
-def positions(
+def resolve_position(
     spec: AdjunctDataset, what: str, given: Any, ssps: Iterable[SystemStreamPartition]
 ) -> dict[SystemStreamPartition, str]:
     """Return a position with all partitions of the stream. Raises DatasetError for anything else, naming what is wrong.
@@ -204,7 +208,7 @@ def positions(
         )
     for name, offset in pairs:
         if not _is_offset(offset):
-            raise no_offset(DatasetError, what, name, offset)
+            raise offset_error(DatasetError, what, name, offset)
     offsets = {wanted[str(name)]: str(offset) for name, offset in pairs if str(name) in wanted}
     unknown = sorted(str(name) for name, _ in pairs if str(name) not in wanted)
     missing = sorted(str(ssp) for ssp in set(wanted.values()) - set(offsets))
@@ -220,7 +224,7 @@ def positions(
     return offsets
 
 
-def calling(spec: AdjunctDataset, what: str, function: str, call: Callable[[], Any]) -> Any:
+def call_user_function(spec: AdjunctDataset, what: str, function: str, call: Callable[[], Any]) -> Any:
     """Return what a user's function returns. Raises DatasetError for an error of its own; Adjunct's pass through."""
     try:
         return call()
@@ -248,7 +252,7 @@ def _is_offset(offset: object) -> bool:
     return isinstance(offset, str | Integral | Decimal) and not isinstance(offset, bool)
 
 
-def no_offset(kind: type[AdjunctError], what: str, partition: Any, offset: Any) -> AdjunctError:
+def offset_error(kind: type[AdjunctError], what: str, partition: Any, offset: Any) -> AdjunctError:
     return kind(
         f"{what}: its position has the offset {offset!r} for partition {partition}: expected an offset of the stream, "
         "such as '42'.",
@@ -268,7 +272,7 @@ def freeze_position(declared: Any, what: str, position: Any, other: str) -> None
     object.__setattr__(declared, "position", tuple(sorted((str(name), str(offset)) for name, offset in pairs)))
 
 
-def _reading(spec: AdjunctDataset, what: str, read: Callable[[], Any]) -> Any:
+def _translate_read_errors(spec: AdjunctDataset, what: str, read: Callable[[], Any]) -> Any:
     from pyspark.errors import PySparkException
 
     try:
@@ -347,13 +351,13 @@ class PostgresSnapshot:
         settings = connection_settings(what, self.dsn_env, {})
         given: Any = self.position
         if callable(self.position):
-            given = calling(spec, what, "position function", self.position)
+            given = call_user_function(spec, what, "position function", self.position)
         connection = connect_snapshot(what, settings)
         tables = self._read(connection, spec, schema, what, format_address(settings))
         try:
             if self.position_query is not None:
                 given = self._recorded(connection, spec, what, format_address(settings))
-            return Snapshot(tables, positions(spec, what, given, ssps), connection.close)
+            return Snapshot(tables, resolve_position(spec, what, given, ssps), connection.close)
         except BaseException:
             connection.close()
             raise
@@ -419,16 +423,16 @@ def _array(values: list[Any], field: Field, what: str) -> pa.Array:
     other = {type(value) for value in values} - {*kinds, type(None)}
     if other:
         names = ", ".join(sorted(kind.__name__ for kind in other))
-        raise _misfit(what, field, f"holds values of {names}")
+        raise _misfit_error(what, field, f"holds values of {names}")
     if field.type == "timestamp" and any(value is not None and value.tzinfo is None for value in values):
-        raise _misfit(what, field, "holds timestamps without a time zone")
+        raise _misfit_error(what, field, "holds timestamps without a time zone")
     try:
         return pa.array(values, arrow_type(field.type))
     except (pa.ArrowException, OverflowError) as error:
-        raise _misfit(what, field, f"holds a value that does not fit ({str(error).splitlines()[0]})") from error
+        raise _misfit_error(what, field, f"holds a value that does not fit ({str(error).splitlines()[0]})") from error
 
 
-def _misfit(what: str, field: Field, what_it_holds: str) -> SchemaMismatchError:
+def _misfit_error(what: str, field: Field, what_it_holds: str) -> SchemaMismatchError:
     return SchemaMismatchError(
         f"{what}: column {field.name!r} {what_it_holds}, expected {field.type}.",
         "Cast the column in the query.",

@@ -12,7 +12,7 @@ from datetime import datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_adjunct.assets.declaration.change_values import order_in_words
+from dagster_adjunct.assets.declaration.change_values import describe_order
 from dagster_adjunct.assets.reading.dataset import Dataset
 from dagster_adjunct.assets.reading.history import (
     EntriesAt,
@@ -25,8 +25,8 @@ from dagster_adjunct.assets.reading.history import (
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, datetime_from_micros
-from dagster_adjunct.resources.bucketing.files import attempt_of
-from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM, VALID_TO
+from dagster_adjunct.resources.bucketing.files import attempt_id
+from dagster_adjunct.resources.bucketing.timeline import VALID_FROM, VALID_TO
 from dagster_adjunct.resources.common import unqualify_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.objects.arrow_files import arrow_filesystem, object_location
@@ -299,7 +299,7 @@ class StreamView:
     @property
     def attempts(self) -> tuple[str, ...]:
         """The folders of its files, by their last part."""
-        return tuple(dict.fromkeys(attempt_of(stored.folder) for stored in self.files))
+        return tuple(dict.fromkeys(attempt_id(stored.folder) for stored in self.files))
 
     @property
     def columns(self) -> dict[str, str]:
@@ -587,7 +587,7 @@ def list_whole_files(view: Held) -> list[StoredFile]:
     if sealed.stored_rows != sealed.rows:
         raise DatasetError(
             f"{stored}base some are deletions that later changes are compared with (in the order of "
-            f"{order_in_words(sealed.order_by)}), and other engines would take them for entries.",
+            f"{describe_order(sealed.order_by)}), and other engines would take them for entries.",
             "Declare keep_tombstones=…, so that a major compaction forgets deletions that are old enough, and compact "
             "when the newest is. Or read it by frame() or get().",
             dataset=view.dataset,

@@ -29,7 +29,7 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import release_versions, retain_version
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
-from dagster_adjunct.resources.bucketing.write_over_time import FIRST
+from dagster_adjunct.resources.bucketing.timeline import IS_FIRST
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -57,7 +57,7 @@ GARBAGE = "gc.enabled"
 _COMPACTIONS = 3
 _HIDDEN = {
     name: 2_147_000_000 + place
-    for place, name in enumerate(dict.fromkeys((POSITION, TOMBSTONE, *(name for name, _ in HIDDEN_COLUMNS), FIRST)))
+    for place, name in enumerate(dict.fromkeys((POSITION, TOMBSTONE, *(name for name, _ in HIDDEN_COLUMNS), IS_FIRST)))
 }
 """Field ids that no table comes to by itself, below those that Iceberg keeps for its own."""
 _TYPES = {"tinyint": "int", "smallint": "int", "bigint": "long", "timestamp": "timestamptz"}

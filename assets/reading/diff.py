@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.reading.stored_file import list_stored_files, read_stored_file
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
 from dagster_adjunct.resources.bucketing.files import encode_key
-from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM
+from dagster_adjunct.resources.bucketing.timeline import VALID_FROM
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,

@@ -17,11 +17,11 @@ from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.rows_over_time import Validity, merge_equal_neighbours, no_history_error
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, SealedVersion, datetime_from_micros
-from dagster_adjunct.resources.bucketing.files import GENERATION
-from dagster_adjunct.resources.bucketing.write_over_time import FIRST, VALID_FROM, VALID_TO
+from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN
+from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
-from dagster_adjunct.resources.schemas.quoted_columns import column
-from dagster_adjunct.resources.schemas.schema import Schema, widens
+from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.schema import Schema, is_widening
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import resolve_session
 
@@ -136,10 +136,10 @@ class VersionsOverTime:
         starts = F.array(*[F.lit(to_micros(span.start)) for span in self.spans])
         ends = F.array(*[F.lit(to_micros(span.end)).cast("bigint") for span in self.spans])
         return rows.select(
-            *[column(name) for name in self.schema.names],
-            F.timestamp_micros(F.element_at(starts, F.col(GENERATION))).alias(VALID_FROM),
-            F.timestamp_micros(F.element_at(ends, F.col(GENERATION))).alias(VALID_TO),
-            (F.col(GENERATION) == 1).alias(FIRST),
+            *[named_column(name) for name in self.schema.names],
+            F.timestamp_micros(F.element_at(starts, F.col(GENERATION_COLUMN))).alias(VALID_FROM),
+            F.timestamp_micros(F.element_at(ends, F.col(GENERATION_COLUMN))).alias(VALID_TO),
+            (F.col(GENERATION_COLUMN) == 1).alias(IS_FIRST),
             F.lit(False).alias(TOMBSTONE),
         )
 
@@ -182,7 +182,7 @@ def _require_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion
         )
     now = {field.name: field.type for field in newest.columns.fields}
     for field in old.columns.fields:
-        if field.name in now and not widens(field.type, now[field.name]):
+        if field.name in now and not is_widening(field.type, now[field.name]):
             raise DatasetError(
                 f"{what}its column {field.name!r} is {field.type}, and {now[field.name]} there.",
                 "Discard the older versions (adjunct dataset expire), or give the column a new name.",
@@ -256,19 +256,19 @@ class EntriesOverTime:
             rows = rows.where(F.col(VALID_TO).isNull() | (F.col(VALID_TO) > F.timestamp_micros(F.lit(edge))))
         if not self.reader.sealed.partition_by:
             rows = rows.coalesce(1)
-        key = [column(name) for name in self.reader.sealed.key]
+        key = [named_column(name) for name in self.reader.sealed.key]
         in_time = Window.partitionBy(*key).orderBy(VALID_FROM)
         goes_on = F.lag(VALID_TO).over(in_time) == F.col(VALID_FROM)
         same: Column = F.coalesce(goes_on, F.lit(False)) & ~F.lag(TOMBSTONE, 1, True).over(in_time)
         for name in content_columns(self.reader):
-            same = same & F.lag(column(name)).over(in_time).eqNullSafe(column(name))
+            same = same & F.lag(named_column(name)).over(in_time).eqNullSafe(named_column(name))
         starts = (F.col(TOMBSTONE) | ~same).cast("int")
         runs = rows.withColumn(_STARTS, starts).withColumn(_RUN, F.sum(_STARTS).over(in_time))
         whole = Window.partitionBy(*key, _RUN).orderBy(VALID_FROM).rowsBetween(0, Window.unboundedFollowing)
         ended = runs.withColumn(VALID_TO, F.last(VALID_TO).over(whole))
         start, end, current = self.names
         return ended.where((F.col(_STARTS) == 1) & ~F.col(TOMBSTONE)).select(
-            *[column(name) for name in self.schema.names],
+            *[named_column(name) for name in self.schema.names],
             *([F.col(VALID_FROM).alias(start)] if start else []),
             F.col(VALID_TO).alias(end),
             F.col(VALID_TO).isNull().alias(current),

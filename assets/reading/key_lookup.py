@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.stored_file import StoredFile
-from dagster_adjunct.resources.bucketing.files import as_laid_out, unpack_footer
+from dagster_adjunct.resources.bucketing.files import conform_to_layout, unpack_footer
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
 from dagster_adjunct.resources.errors import (
     NullKeyError,
     SchemaMismatchError,
 )
 from dagster_adjunct.resources.objects.arrow_files import RangedFile
-from dagster_adjunct.resources.schemas.schema import Field, Plain, to_plain
+from dagster_adjunct.resources.schemas.schema import Field, Plain, plain_converter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -289,7 +289,7 @@ def decode_group(metadata: pq.FileMetaData, group: int, data: bytes, layout: Buc
     source = pa.PythonFile(RangedFile(start + len(data), partial(_read_window, memoryview(data), start)), mode="r")
     file = pq.ParquetFile(source, metadata=metadata, pre_buffer=False, page_checksum_verification=True)
     table = file.read_row_group(group, columns=list(layout.columns), use_threads=False)
-    return RowGroup(as_laid_out(table, layout).combine_chunks(), layout)
+    return RowGroup(conform_to_layout(table, layout).combine_chunks(), layout)
 
 
 def _read_window(data: memoryview, start: int, at: int, count: int) -> memoryview:
@@ -355,7 +355,7 @@ def _searchable(column: pa.Array | pa.ChunkedArray, kind: str) -> Sequence[Any]:
     import pyarrow as pa
 
     if isinstance(column, pa.ChunkedArray) or not len(column):
-        return _Converted(column, to_plain(kind))
+        return _Converted(column, plain_converter(kind))
     if kind in ("string", "binary"):
         return _Bytes(column)
     return _Unscaled(column) if kind.startswith("decimal") else cast(Sequence[int], _numbers(column))
@@ -458,7 +458,7 @@ class KeyFiles:
         self._place = f"{store.url}/{generation.folder}"
         self._as = layout.ddl  # a version whose columns have changed since reads the same files as others do, otherwise
         self._key, self._types = layout.key, layout.key_types
-        self._plain = tuple(to_plain(kind) for kind in self._types)
+        self._plain = tuple(plain_converter(kind) for kind in self._types)
         self._files = {
             file.bucket: (
                 StoredFile(store, what, generation.folder, file),

@@ -24,10 +24,10 @@ from operator import and_
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
-from dagster_adjunct.resources.bucketing.files import GENERATION
-from dagster_adjunct.resources.bucketing.write_over_time import FIRST, TOLD, VALID_FROM, VALID_TO
+from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN
+from dagster_adjunct.resources.bucketing.timeline import HAS_ENDS, IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import DatasetError
-from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
+from dagster_adjunct.resources.schemas.column_sql import named_column, quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -191,7 +191,7 @@ class RowsOverTime:
         rows = self.rows
         if self._changes:
             # What the base has ended stays ended: a later change of the key can only come behind it or take it back.
-            rows = self._merge(rows.where((F.col(GENERATION) != self._base) | F.col(VALID_TO).isNull()))
+            rows = self._merge(rows.where((F.col(GENERATION_COLUMN) != self._base) | F.col(VALID_TO).isNull()))
         return rows.where(F.col(VALID_TO).isNull() & ~F.col(TOMBSTONE))
 
     def valid_at(self, moment: Column) -> DataFrame:
@@ -201,7 +201,7 @@ class RowsOverTime:
         rows = self.rows
         if self._changes:
             # What the base ended by then stays ended, and what begins later only ends what was valid then.
-            lasted = (F.col(GENERATION) != self._base) | F.col(VALID_TO).isNull() | (F.col(VALID_TO) > moment)
+            lasted = (F.col(GENERATION_COLUMN) != self._base) | F.col(VALID_TO).isNull() | (F.col(VALID_TO) > moment)
             rows = self._merge(rows.where((F.col(VALID_FROM) <= moment) & lasted))
         ended = F.col(VALID_TO) <= moment
         return rows.where((F.col(VALID_FROM) <= moment) & (F.col(VALID_TO).isNull() | ~ended) & ~F.col(TOMBSTONE))
@@ -210,7 +210,7 @@ class RowsOverTime:
     def _base(self) -> int:
         """The generation whose rows say where they end; none after an erasure that has left no row of it."""
         first = next((generation for generation in self.sealed.generations if generation.files), None)
-        untold = first is None or any(file.stats.get(TOLD) is False for file in first.files)
+        untold = first is None or any(file.stats.get(HAS_ENDS) is False for file in first.files)
         return _NO_GENERATION if untold or first is None else first.id
 
     @property
@@ -230,33 +230,33 @@ class RowsOverTime:
         """Return them from one scan, in the order of key and time: where a row ends is where its neighbour begins."""
         if not self.sealed.partition_by:
             rows = rows.coalesce(1)  # one file a generation: no exchange is needed to meet in one task
-        keys = ", ".join(quoted(name) for name in self.sealed.key)
-        in_time = f"PARTITION BY {keys} ORDER BY {VALID_FROM}, {POSITION}, {GENERATION}"
+        keys = ", ".join(quote_name(name) for name in self.sealed.key)
+        in_time = f"PARTITION BY {keys} ORDER BY {VALID_FROM}, {POSITION}, {GENERATION_COLUMN}"
         placed = rows.selectExpr(
             "*",
             f"lead({VALID_FROM}) OVER ({in_time}) AS {_END}",
             f"first({VALID_FROM}) OVER ({in_time} ROWS UNBOUNDED PRECEDING) AS {_OLDEST}",
         )
-        now = {VALID_TO: f"{_END} AS {VALID_TO}", FIRST: f"{_OLDEST} = {VALID_FROM} AS {FIRST}"}
+        now = {VALID_TO: f"{_END} AS {VALID_TO}", IS_FIRST: f"{_OLDEST} = {VALID_FROM} AS {IS_FIRST}"}
         newest = placed.where(f"{_END} IS NULL OR {_END} <> {VALID_FROM}")
-        return newest.selectExpr(*[now.get(name) or quoted(name) for name in rows.columns])
+        return newest.selectExpr(*[now.get(name) or quote_name(name) for name in rows.columns])
 
     def _merge_by_broadcast(self, rows: DataFrame) -> DataFrame:
         """Return them as they are scanned, corrected by what is broadcast: what the deltas have changed."""
         from pyspark.sql import functions as F
 
         news = F.broadcast(self._corrections(rows))
-        same = reduce(and_, (column(name) == F.col(f"__key_{i}") for i, name in enumerate(self.sealed.key)))
+        same = reduce(and_, (named_column(name) == F.col(f"__key_{i}") for i, name in enumerate(self.sealed.key)))
         joined = rows.join(news, same & (F.col(VALID_FROM) == F.col(_AT)), "left")
         known = F.col(_WINNER).isNotNull()
         # A row of the base of which there is no news is as it was; one of a delta is the winner, or superseded.
         kept = joined.where(
-            F.when(known, F.col(GENERATION) == F.col(_WINNER)).otherwise(F.col(GENERATION) == self._base)
+            F.when(known, F.col(GENERATION_COLUMN) == F.col(_WINNER)).otherwise(F.col(GENERATION_COLUMN) == self._base)
         )
-        now = {VALID_TO: F.col(_END), FIRST: F.col(_BEGINS)}
+        now = {VALID_TO: F.col(_END), IS_FIRST: F.col(_BEGINS)}
         return kept.select(
             *[
-                F.when(known, now[name]).otherwise(F.col(name)).alias(name) if name in now else column(name)
+                F.when(known, now[name]).otherwise(F.col(name)).alias(name) if name in now else named_column(name)
                 for name in rows.columns
             ]
         )
@@ -272,11 +272,13 @@ class RowsOverTime:
         if not self.sealed.partition_by:
             rows = rows.coalesce(1)  # one file a generation: no exchange is needed to meet in one task
         keys = [f"__key_{i}" for i in range(len(self.sealed.key))]
-        named = [column(name).alias(key) for name, key in zip(self.sealed.key, keys, strict=True)]
-        changed = F.broadcast(rows.where(F.col(GENERATION) != self._base).select(*named).distinct())
-        same = reduce(and_, (column(name) == F.col(key) for name, key in zip(self.sealed.key, keys, strict=True)))
+        named = [named_column(name).alias(key) for name, key in zip(self.sealed.key, keys, strict=True)]
+        changed = F.broadcast(rows.where(F.col(GENERATION_COLUMN) != self._base).select(*named).distinct())
+        same = reduce(and_, (named_column(name) == F.col(key) for name, key in zip(self.sealed.key, keys, strict=True)))
         touched = rows.join(changed, same, "left_semi")
-        newest = F.struct(POSITION, F.col(GENERATION).alias(_WINNER), F.col(VALID_TO).alias(_STORED_END), FIRST)
+        newest = F.struct(
+            POSITION, F.col(GENERATION_COLUMN).alias(_WINNER), F.col(VALID_TO).alias(_STORED_END), IS_FIRST
+        )
         winners = touched.groupBy(*named, F.col(VALID_FROM).alias(_AT)).agg(F.max(newest).alias("__newest"))
         in_time = Window.partitionBy(*keys).orderBy(_AT)
         placed = winners.select(
@@ -284,7 +286,7 @@ class RowsOverTime:
             _AT,
             F.col(f"__newest.{_WINNER}").alias(_WINNER),
             F.col(f"__newest.{_STORED_END}").alias(_STORED_END),
-            F.col(f"__newest.{FIRST}").alias(_STORED_FIRST),
+            F.col(f"__newest.{IS_FIRST}").alias(_STORED_FIRST),
             F.lead(_AT).over(in_time).alias(_END),
             F.lag(_AT).over(in_time).isNull().alias(_BEGINS),
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from dagster_adjunct.resources.bucketing.files import as_laid_out, columns_problem
+from dagster_adjunct.resources.bucketing.files import columns_problem, conform_to_layout
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
 from dagster_adjunct.resources.objects.arrow_files import open_object
 
@@ -122,4 +122,4 @@ def _decode_file(stored: StoredFile, layout: BucketLayout, threads: bool) -> pa.
         raise stored.damaged(f"it has {file.metadata.num_rows} rows")
     if problem := columns_problem(file.schema_arrow, layout):
         raise stored.damaged(problem)
-    return as_laid_out(file.read(use_threads=threads).replace_schema_metadata(), layout)
+    return conform_to_layout(file.read(use_threads=threads).replace_schema_metadata(), layout)

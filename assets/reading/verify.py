@@ -154,9 +154,9 @@ def _bucket_problem(keys: pa.Table, layout: BucketLayout, bucket: int) -> str:
         return ""
     import numpy as np
 
-    from dagster_adjunct.resources.bucketing.hashing import buckets
+    from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 
-    by_row = buckets([keys.column(name) for name in layout.bucket_by], layout.partitions)
+    by_row = assign_buckets([keys.column(name) for name in layout.bucket_by], layout.partitions)
     wrong = np.nonzero(by_row != bucket)[0]
     if not wrong.size:
         return ""

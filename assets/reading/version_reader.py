@@ -23,11 +23,11 @@ from dagster_adjunct.assets.reading.rows_over_time import (
     read_key_history,
 )
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, datetime_from_micros
-from dagster_adjunct.resources.bucketing.hashing import bucketer
-from dagster_adjunct.resources.bucketing.write_over_time import FIRST, VALID_FROM, VALID_TO
+from dagster_adjunct.resources.bucketing.hashing import bucket_function
+from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import AdjunctError, ManifestMismatchError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.quoted_columns import column
-from dagster_adjunct.resources.schemas.schema import Field, Plain, to_plain
+from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.schema import Field, Plain, plain_converter
 from dagster_adjunct.resources.spark.errors import find_adjunct_error, translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import resolve_session
 
@@ -137,7 +137,7 @@ def _leading_values(what: str, fields: Sequence[Field], values: object) -> tuple
     given = tuple(values) if isinstance(values, tuple | list) else (values,)
     known = fields[: len(given)] if len(given) <= len(fields) else fields
     coerced = coerce_key(what, known, given)
-    return tuple(to_plain(field.type)(value) for field, value in zip(known, coerced, strict=True))
+    return tuple(plain_converter(field.type)(value) for field, value in zip(known, coerced, strict=True))
 
 
 def _first_after_prefix(begin: bytes) -> tuple[Plain, ...] | None:
@@ -185,9 +185,11 @@ class VersionReader:
             KeyFiles(store, self._what, self._layout, generation, cache) for generation in reversed(sealed.generations)
         ]
         self._names = sealed.columns.names
-        self._plain = tuple(to_plain(field.type) for field in self._key)
+        self._plain = tuple(plain_converter(field.type) for field in self._key)
         self._bucket_columns = [sealed.key.index(name) for name in sealed.partition_by]
-        self._bucketer = bucketer(tuple(self._key[i].type for i in self._bucket_columns), self._layout.partitions)
+        self._bucketer = bucket_function(
+            tuple(self._key[i].type for i in self._bucket_columns), self._layout.partitions
+        )
 
     def __repr__(self) -> str:
         return f"VersionReader({self.dataset!r}, {self.version!r})"
@@ -229,7 +231,7 @@ class VersionReader:
             rows = self._scan_all(spark)
             if self.sealed.positioned:
                 rows = self._merge_deltas(rows)
-        return rows.select(*[column(name) for name in self.schema.names])
+        return rows.select(*[named_column(name) for name in self.schema.names])
 
     @translate_spark_errors()
     def history_frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
@@ -240,8 +242,8 @@ class VersionReader:
         other. Raises DatasetError for a version without history, and ManifestMismatchError as `frame` does.
         """
         rows = self._over_time(resolve_session(spark)).intervals()
-        hidden = (VALID_FROM, VALID_TO, FIRST, TOMBSTONE)
-        return rows.select(*[column(name) for name in self.schema.names], *hidden)
+        hidden = (VALID_FROM, VALID_TO, IS_FIRST, TOMBSTONE)
+        return rows.select(*[named_column(name) for name in self.schema.names], *hidden)
 
     @translate_spark_errors()
     def frame_at(self, spark: SparkSession | Callable[[], SparkSession], moment: Column) -> DataFrame:
@@ -250,7 +252,7 @@ class VersionReader:
         Raises DatasetError for a version without history, and ManifestMismatchError as `frame` does.
         """
         rows = self._over_time(resolve_session(spark)).valid_at(moment)
-        return rows.select(*[column(name) for name in self.schema.names])
+        return rows.select(*[named_column(name) for name in self.schema.names])
 
     def _over_time(self, spark: SparkSession) -> RowsOverTime:
         if self.sealed.history is None:
@@ -289,7 +291,7 @@ class VersionReader:
         changed = rows.where(F.col(_GENERATION) != base)
         if not self.sealed.partition_by:
             changed = changed.coalesce(1)  # one file a generation: no exchange is needed to meet in one task
-        keys = [column(field.name).alias(f"__key_{index}") for index, field in enumerate(self._key)]
+        keys = [named_column(field.name).alias(f"__key_{index}") for index, field in enumerate(self._key)]
         if self.sealed.order_by is not None:  # a change that comes late may be older than the base's row
             changed = rows.join(shared(changed.select(*keys).distinct()), self._same_key(), "left_semi")
         newest = changed.groupBy(*keys).agg(F.max(F.struct(POSITION, _GENERATION, TOMBSTONE)).alias(_NEWEST))
@@ -301,7 +303,7 @@ class VersionReader:
     def _same_key(self) -> Column:
         from pyspark.sql import functions as F
 
-        pairs = [column(field.name) == F.col(f"__key_{index}") for index, field in enumerate(self._key)]
+        pairs = [named_column(field.name) == F.col(f"__key_{index}") for index, field in enumerate(self._key)]
         return reduce(and_, pairs)
 
     # -- by key

@@ -21,8 +21,8 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import AttemptRecord, Lease, attempt_key, read_lake_clock, record_build
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, UnboundedManifest
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, build_layout, has_row_ends, version_id
-from dagster_adjunct.resources.bucketing.files import as_laid_out
-from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
+from dagster_adjunct.resources.bucketing.files import conform_to_layout
+from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP, BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -37,7 +37,7 @@ from dagster_adjunct.resources.errors import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dagster_adjunct.assets.declaration.dataset import Kind
+    from dagster_adjunct.assets.declaration.dataset import DatasetKind
     from dagster_adjunct.assets.retention.discard import Roots
     from dagster_adjunct.assets.versions.dataset_log import Attempt
     from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation
@@ -76,7 +76,7 @@ class RebucketReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-able values."""
         facts = asdict(self)
-        kind: Kind = "unbounded" if facts.pop("follows_changes") else "bounded"
+        kind: DatasetKind = "unbounded" if facts.pop("follows_changes") else "bounded"
         return {**facts, "kind": kind}
 
 
@@ -171,7 +171,7 @@ def rebucket_files(
 
 def _iterate_bucketed_rows(stored: StoredFile, layout: BucketLayout) -> Iterator[tuple[pa.Table, Any]]:
     """Yield the file's rows, and the new bucket of each."""
-    from dagster_adjunct.resources.bucketing.hashing import buckets
+    from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 
     if stored.sha256() != stored.file.sha256:
         raise ManifestMismatchError(
@@ -184,8 +184,8 @@ def _iterate_bucketed_rows(stored: StoredFile, layout: BucketLayout) -> Iterator
         rows = stored.reading(lambda at=group: file.read_row_group(at))  # type: ignore[misc]
         # A table of a change stream has files from before its columns were added or widened.
         names = [field.name for field in layout.arrow_schema()]
-        rows = as_laid_out(rows, layout) if layout.hidden else rows.select(names)
-        yield rows, buckets([rows.column(name) for name in layout.bucket_by], layout.partitions)
+        rows = conform_to_layout(rows, layout) if layout.hidden else rows.select(names)
+        yield rows, assign_buckets([rows.column(name) for name in layout.bucket_by], layout.partitions)
 
 
 _LEFT_OUT = "deleted"
@@ -299,7 +299,7 @@ class _TableRewrite:
             stored = [StoredFile(store, what, generation.folder, file) for file in generation.files]
             # Readers look there whether tombstones were left out.
             left_out = all(_LEFT_OUT in file.stats for file in generation.files)
-            as_it_is = None if version.history is None else OverTimeWrite(told=has_row_ends(generation))
+            as_it_is = None if version.history is None else TimelineOptions(told=has_row_ends(generation))
             options = WriteOptions(what, last_per_key=True, drop_tombstones=left_out, over_time=as_it_is)
             files = rebucket_files(self.log, stored, layout, attempt, generation.id, options)
             new = attempt.generation(generation.id, files)

@@ -390,14 +390,14 @@ class KeySet:
 
     def buckets(self, layout: BucketLayout) -> set[int]:
         """Return the buckets in which these keys would be."""
-        from dagster_adjunct.resources.bucketing.hashing import bucket_of
+        from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
 
         if not layout.bucket_by:
             return {0}
         names = [field.name for field in self.fields]
         places = [names.index(name) for name in layout.bucket_by]
         types = [self.fields[place].type for place in places]
-        return {bucket_of([key[place] for place in places], types, layout.partitions) for key in self.keys}
+        return {bucket_of_key([key[place] for place in places], types, layout.partitions) for key in self.keys}
 
     def may_be_in(self, file: BucketFile) -> bool:
         """Whether a key lies in the range that the manifest lists for this file."""

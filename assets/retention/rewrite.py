@@ -40,11 +40,11 @@ from dagster_adjunct.resources.bucketing.files import (
     BucketFile,
     BucketLayout,
     Generation,
-    as_laid_out,
-    attempt_of,
+    attempt_id,
     bucket_file_name,
+    conform_to_layout,
 )
-from dagster_adjunct.resources.bucketing.write_over_time import TOLD, VALID_FROM, OverTimeWrite
+from dagster_adjunct.resources.bucketing.timeline import HAS_ENDS, VALID_FROM, TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -166,7 +166,7 @@ def _write_file_without(stored: StoredFile, layout: BucketLayout, keys: KeySet, 
     import numpy as np
 
     file = stored.open()
-    over_time = OverTimeWrite(told=bool(stored.file.stats.get(TOLD))) if VALID_FROM in layout.key else None
+    over_time = TimelineOptions(told=bool(stored.file.stats.get(HAS_ENDS))) if VALID_FROM in layout.key else None
     options = WriteOptions(stored.what, over_time=over_time)
     writer = BucketFileWriter(stored.store, folder, stored.file.bucket, layout, options)
     try:
@@ -176,7 +176,7 @@ def _write_file_without(stored: StoredFile, layout: BucketLayout, keys: KeySet, 
             kept[keys.rows_in(rows)] = False
             # A table of a change stream has files from before its columns were added or widened.
             left = rows.filter(kept)
-            writer.write(as_laid_out(left, layout) if layout.hidden else left)
+            writer.write(conform_to_layout(left, layout) if layout.hidden else left)
         written = writer.finish()
     finally:
         writer.discard()
@@ -187,7 +187,7 @@ def _write_file_without(stored: StoredFile, layout: BucketLayout, keys: KeySet, 
 def _copy_file(stored: StoredFile, folder: str) -> BucketFile:
     """Copy a file through this machine, checking its SHA-256 on the way: a damaged one is not passed on."""
     path = stored.store.staging_dir() / f"{uuid4().hex}.parquet"
-    name = bucket_file_name(stored.file.bucket, attempt_of(folder))
+    name = bucket_file_name(stored.file.bucket, attempt_id(folder))
     try:
         stored.reading(lambda: stored.store.download(stored.key, path))
         with staged_file_errors(stored.store, path, stored.what), path.open("rb") as file:

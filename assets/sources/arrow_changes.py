@@ -17,20 +17,20 @@ from dagster_adjunct.assets.declaration.change_formats import (
     PROBLEM,
     SNAPSHOT,
     ArrowChangeFormat,
-    kept_marks,
+    kept_matrix,
 )
 from dagster_adjunct.assets.declaration.change_values import (
-    NOTHING,
+    MISSING_PART,
     SNAPSHOT_ROWS,
     STREAMED_FIRST,
     Samples,
+    incomparable_reason,
     position_type,
-    shown_text,
-    sortable_in_arrow,
-    told,
-    unlike,
+    quote_value,
+    render_reason,
+    sortable_array,
 )
-from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, hiding
+from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, mask_columns
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources.changes import (
     RAW,
@@ -47,8 +47,14 @@ from dagster_adjunct.assets.sources.changes import (
 from dagster_adjunct.assets.sources.dead_letters import DEAD_LETTERS
 from dagster_adjunct.assets.sources.entries import list_spark_needs, raise_if_spark_needed
 from dagster_adjunct.assets.versions.version import POSITION
-from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM
-from dagster_adjunct.resources.schemas.values import CHECKED_TYPES, readable_values, rule_of, spark_date, unreadable
+from dagster_adjunct.resources.bucketing.timeline import VALID_FROM
+from dagster_adjunct.resources.schemas.values import (
+    CHECKED_TYPES,
+    expected_values,
+    format_spark_date,
+    readable_values,
+    unreadable_values,
+)
 from dagster_adjunct.resources.streams.system import META, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
@@ -105,7 +111,7 @@ def _text(value: Any, kind: str) -> str:
 def _day(days: int) -> str:
     import numpy as np
 
-    return spark_date(str(np.datetime64(days, "D")))
+    return format_spark_date(str(np.datetime64(days, "D")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +192,7 @@ def decode_arrow_changes(
     assert isinstance(following.changes, ArrowChangeFormat), "other formats are refused"
     columns = select_relevant_columns(spec, derive_row_schema(spec, source.info.schema))
     records = _set_column(
-        records, TIMESTAMP, null_out_rows(records.column(TIMESTAMP), unreadable(records.column(TIMESTAMP)))
+        records, TIMESTAMP, null_out_rows(records.column(TIMESTAMP), unreadable_values(records.column(TIMESTAMP)))
     )
     if following.on_bad_change != "fail":
         records = _set_column(records, RAW, records_to_json(records, source.info.schema))
@@ -201,7 +207,7 @@ def decode_arrow_changes(
         nulls = rows.column(name).is_null().to_pylist()
         rows = add_problems(rows, [f"null key column {name!r}" if null else None for null in nulls])
     if KEPT in rows.column_names:
-        marks = kept_marks(rows.column(KEPT), spec.key)
+        marks = kept_matrix(rows.column(KEPT), spec.key)
         for name, unknown in zip(spec.key, marks.T.tolist(), strict=True):
             rows = add_problems(rows, [unknown_key_reason(name) if mark else None for mark in unknown])
     return _select_changes(spec, rows, schema, positions_from), samples
@@ -232,12 +238,12 @@ def _add_order(
     for place, (name, value) in enumerate(zip(order, values, strict=True)):
         sample = "0" if samples is None else samples[place]
         lacks = pc.and_(value.is_null(), snapshot if place else none)
-        part = sortable_in_arrow(value.cast("string"), name, sample) if string else value
-        parts.append(pc.if_else(lacks, NOTHING, part) if string else part)
+        part = sortable_array(value.cast("string"), name, sample) if string else value
+        parts.append(pc.if_else(lacks, MISSING_PART, part) if string else part)
         bad = pc.indices_nonzero(pc.and_(part.is_null(), pc.invert(lacks)))
         for row, text in zip(bad.to_pylist(), value.take(bad).cast("string").to_pylist(), strict=True):
             reasons.setdefault(
-                row, null_order_reason(name) if text is None else shown_text(text) + unlike(name, sample)
+                row, null_order_reason(name) if text is None else quote_value(text) + incomparable_reason(name, sample)
             )
     rows = _set_column(rows, ORDER, pc.binary_join_element_wise(*parts, "") if string else parts[0])
     if reasons:
@@ -281,7 +287,7 @@ def _select_changes(spec: AdjunctDataset, rows: pa.Table, schema: Schema, positi
     if spec.following.order == STREAMED_FIRST:
         placed = pc.add(placed, positions_from)
     hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
-    reasons = [told(reason, values=not hidden) for reason in rows.column(PROBLEM).to_pylist()]
+    reasons = [render_reason(reason, values=not hidden) for reason in rows.column(PROBLEM).to_pylist()]
     columns = {name: rows.column(name) for name in (*schema.names, *META)}
     columns[POSITION] = placed
     columns[PROBLEM] = pa.array(reasons, pa.string())
@@ -296,7 +302,7 @@ def _extract_entries(spec: AdjunctDataset, rows: pa.Table, schema: Schema, what:
     import pyarrow.compute as pc
 
     assert spec.extractor is not None
-    extractor = hiding(spec.extractor, spec.sensitive)
+    extractor = mask_columns(spec.extractor, spec.sensitive)
     assert isinstance(extractor, Projection | PythonExtractor), "others are refused"
     kept = extractor.keeps(spec.key)
     around = _set_column(rows, TOMBSTONE, pc.or_(rows.column(TOMBSTONE), pc.is_valid(rows.column(PROBLEM))))
@@ -312,9 +318,10 @@ def _reject_unreadable(changes: pa.Table, schema: Schema) -> pa.Table:
 
     for field in (field for field in schema.fields if field.type in CHECKED_TYPES):
         values = changes.column(field.name)
-        if lacking := unreadable(values, "replace"):
+        if lacking := unreadable_values(values, "replace"):
+            expected = expected_values(field.type)
             reasons = {
-                row: f"column {field.name!r} is {shown_text(text)}, declared {field.type}: {rule_of(field.type)}"
+                row: f"column {field.name!r} is {quote_value(text)}, declared {field.type}: {expected}"
                 for row, text in lacking.items()
             }
             changes = add_problems(changes, [reasons.get(row) for row in range(changes.num_rows)])

@@ -13,32 +13,32 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from dagster_adjunct.assets.declaration.change_formats import KEPT, ORDER, PROBLEM, SNAPSHOT, path_column
 from dagster_adjunct.assets.declaration.change_values import (
+    MISSING_PART,
     NO_PATH,
-    NOTHING,
     SNAPSHOT_ROWS,
     STREAMED_FIRST,
     Samples,
-    has_order,
-    no_order,
-    order_in_code,
-    orders_changes,
+    can_order_changes,
+    find_path_problem,
+    incomparable_reason,
+    is_orderable,
+    order_as_code,
     position_type,
-    refused_path,
-    shown,
-    sortable,
-    telling,
-    told,
-    unlike,
+    quote_column,
+    render_reason,
+    render_reason_column,
+    sortable_column,
+    unordered_reason,
 )
-from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, companions, hiding
+from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, mask_columns, metadata_columns
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources.entries import derive_entry_schema
 from dagster_adjunct.assets.versions.version import POSITION, datetime_from_micros
-from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM
+from dagster_adjunct.resources.bucketing.timeline import VALID_FROM
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.quoted_columns import column, literal, quoted
+from dagster_adjunct.resources.schemas.column_sql import named_column, quote_name, quote_text
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.schemas.values import CHECKED_TYPES, rule_of, unreadable_in_sql
+from dagster_adjunct.resources.schemas.values import CHECKED_TYPES, expected_values, unreadable_condition
 from dagster_adjunct.resources.spark.errors import raise_error_column
 from dagster_adjunct.resources.streams.system import META, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 
@@ -118,7 +118,7 @@ def add_order(
         below = F.when(F.col(SNAPSHOT), F.lit(SNAPSHOT_ROWS)).otherwise(F.lit(0)).cast("bigint")
         return rows.withColumn(ORDER, F.col(OFFSET) + below).drop(SNAPSHOT), samples
     paths = [name for name in order if name not in schema.names]
-    values = [_order_text(name, schema) if string or name in paths else column(name) for name in order]
+    values = [_order_text(name, schema) if string or name in paths else named_column(name) for name in order]
     if any(name in paths or schema.field(name).type == "string" for name in order):
         samples = find_first_order_values(spec, rows, values, samples)
     parts: list[Column] = []
@@ -128,11 +128,20 @@ def add_order(
     for place, (name, value) in enumerate(zip(order, values, strict=True)):
         sample = "0" if samples is None else samples[place]
         lacks = value.isNull() & snapshot if place else F.lit(False)
-        part = sortable(value, name, sample) if string else _number(value) if paths else position_column(name, schema)
-        parts.append(F.when(lacks, F.lit(NOTHING)).otherwise(part) if string else part)
+        part = (
+            sortable_column(value, name, sample)
+            if string
+            else _number(value)
+            if paths
+            else position_column(name, schema)
+        )
+        parts.append(F.when(lacks, F.lit(MISSING_PART)).otherwise(part) if string else part)
         reasons.append(F.when(value.isNull() & ~lacks, F.lit(null_order_reason(name))))
         reasons.append(
-            F.when(part.isNull() & ~lacks, F.concat(shown(value), F.lit(unlike(name, sample if string else None))))
+            F.when(
+                part.isNull() & ~lacks,
+                F.concat(quote_column(value), F.lit(incomparable_reason(name, sample if string else None))),
+            )
         )
     placed = add_problem(rows.withColumn(ORDER, F.concat(*parts) if string else parts[0]), *reasons)
     return placed.drop(*[path_column(path) for path in paths], SNAPSHOT), samples
@@ -169,8 +178,8 @@ def find_first_order_values(
 def check_order_values(spec: AdjunctDataset, samples: Samples) -> Samples:
     """Return these first values, all of which can order. Raises SchemaMismatchError for one that can't."""
     for name, sample in zip(spec.following.order_by or (), samples, strict=True):
-        if sample is not None and not orders_changes(name, sample, spec.following.order_by or ()):
-            raise unorderable_error(spec, no_order(name, sample), name)
+        if sample is not None and not can_order_changes(name, sample, spec.following.order_by or ()):
+            raise unorderable_error(spec, unordered_reason(name, sample), name)
     return samples
 
 
@@ -178,7 +187,7 @@ def unorderable_error(spec: AdjunctDataset, reason: str, name: str | None = None
     """Return the error for a first change that can't be ordered."""
     hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
     return SchemaMismatchError(
-        f"dataset {spec.name!r} (input {spec.input}): {told(reason, values=not hidden)}.",
+        f"dataset {spec.name!r} (input {spec.input}): {render_reason(reason, values=not hidden)}.",
         "Nothing was committed. Name in order_by what the changes have, or leave it out to order by offset.",
         dataset=spec.name,
         column=name,
@@ -194,7 +203,7 @@ def _order_text(name: str, schema: Schema) -> Column:
         return F.col(path_column(name))
     if schema.field(name).type in ("date", "timestamp"):
         return position_column(name, schema).cast("string")
-    return column(name).cast("string")
+    return named_column(name).cast("string")
 
 
 def _number(text: Column) -> Column:
@@ -207,7 +216,7 @@ def position_column(name: str, schema: Schema) -> Column:
     """Return the position that a value of the ordering column stands for: microseconds, days, or the number."""
     from pyspark.sql import functions as F
 
-    value, kind = column(name), schema.field(name).type
+    value, kind = named_column(name), schema.field(name).type
     if kind == "timestamp":
         return F.unix_micros(value)
     return F.unix_date(value).cast("bigint") if kind == "date" else value.cast("bigint")
@@ -295,7 +304,7 @@ def derive_row_schema(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
     if following.keep_tombstones is not None and position_type(following.order, rows) != "bigint":
         raise SchemaMismatchError(
             f"{what}: keep_tombstones is {following.keep_tombstones}, and between values of "
-            f"{order_in_code(following.order_by or ())} there is no distance.",
+            f"{order_as_code(following.order_by or ())} there is no distance.",
             "Leave it out, and deletions are remembered for ever, or order by an integer, a date or a timestamp.",
             dataset=spec.name,
             argument="keep_tombstones",
@@ -316,7 +325,7 @@ def _check_ordering(spec: AdjunctDataset, rows: Schema, name: str, what: str) ->
     order = following.order_by or ()
     if name in rows.names:
         kind = rows.field(name).type
-        if not has_order(kind):
+        if not is_orderable(kind):
             raise SchemaMismatchError(
                 f"{what}: order_by names the column {name!r}, which is {kind}: expected an integer, a decimal without "
                 "fraction, a date, a timestamp, or a text of numbers.",
@@ -333,7 +342,7 @@ def _check_ordering(spec: AdjunctDataset, rows: Schema, name: str, what: str) ->
             dataset=spec.name,
             column=name,
         )
-    refused = refused_path(order, name)
+    refused = find_path_problem(order, name)
     if refused is not None:
         told = f"{what}: order_by names {name!r}: {refused[0]}"
         raise SchemaMismatchError(f"{told}.", refused[1], dataset=spec.name, column=name)
@@ -371,10 +380,10 @@ def decode_changes(
 
     what, following = _describe_input(spec), spec.following
     rows_schema = select_relevant_columns(spec, derive_row_schema(spec, stream_schema))
-    outside = F.expr(unreadable_in_sql(TIMESTAMP, "timestamp"))
+    outside = F.expr(unreadable_condition(TIMESTAMP, "timestamp"))
     records = records.withColumn(TIMESTAMP, F.when(~outside, F.col(TIMESTAMP)))
     if following.on_bad_change != "fail":
-        given = F.struct(*[column(name) for name in stream_schema.names])
+        given = F.struct(*[named_column(name) for name in stream_schema.names])
         records = records.withColumn(RAW, F.to_json(given, {"ignoreNullFields": "false"}))
     order_by, order = following.order_by or (), following.order
     rows = following.changes.decode(
@@ -392,7 +401,7 @@ def decode_changes(
         rows = _add_valid_from(rows, following.valid_from)
     if spec.extractor is not None:
         rows = _reject_unreadable(_extract_entries(spec, rows, entry_schema, what), entry_schema)
-    null_key = [F.when(column(name).isNull(), F.lit(f"null key column {name!r}")) for name in spec.key]
+    null_key = [F.when(named_column(name).isNull(), F.lit(f"null key column {name!r}")) for name in spec.key]
     changes = add_problem(rows, *null_key)
     if KEPT in changes.columns:
         told = [F.when(F.array_contains(KEPT, name), F.lit(unknown_key_reason(name))) for name in spec.key]
@@ -401,10 +410,10 @@ def decode_changes(
     # A text that can't be taken apart may hold any column, so one that is sensitive hides the values of all.
     hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
     made = changes.select(
-        *[column(name) for name in entry_schema.names],
+        *[named_column(name) for name in entry_schema.names],
         *META,
         F.col(OFFSET if order is None else ORDER).alias(POSITION),
-        telling(F.col(PROBLEM), values=not hidden).alias(PROBLEM),
+        render_reason_column(F.col(PROBLEM), values=not hidden).alias(PROBLEM),
         *([F.col(VALID_FROM)] if following.history is not None else []),
         *more,
     )
@@ -424,7 +433,7 @@ def fail_on_problems(changes: DataFrame, dataset: str) -> DataFrame:
         raise_error_column(BadChangeError, place, _CORRECT, dataset=dataset)
     )
     kept = [name for name in changes.columns if name not in (PROBLEM, RAW)]
-    return changes.select(*[mark.alias(name) if name == TOMBSTONE else column(name) for name in kept])
+    return changes.select(*[mark.alias(name) if name == TOMBSTONE else named_column(name) for name in kept])
 
 
 def bad_change_error(dataset: str, offset: int, partition: int, reason: str) -> BadChangeError:
@@ -441,9 +450,9 @@ def _extract_entries(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema
     from pyspark.sql import functions as F
 
     assert spec.extractor is not None
-    extractor = hiding(spec.extractor, spec.sensitive)
+    extractor = mask_columns(spec.extractor, spec.sensitive)
     kept = extractor.keeps(spec.key)
-    marks = companions(rows)
+    marks = metadata_columns(rows)
     around = rows.withColumn(TOMBSTONE, F.col(TOMBSTONE) | F.col(PROBLEM).isNotNull())
     if kept and isinstance(extractor, Projection | PythonExtractor):
         entries = extractor.apply_to_changes(around, entry_schema, what, spec.key)
@@ -466,7 +475,7 @@ def _add_valid_from(rows: DataFrame, name: str | None) -> DataFrame:
     """Return the rows with the time since when they are valid, of this column or the record's; none is a problem."""
     from pyspark.sql import functions as F
 
-    rows = rows.withColumn(VALID_FROM, column(name).cast("timestamp") if name is not None else F.col(TIMESTAMP))
+    rows = rows.withColumn(VALID_FROM, named_column(name).cast("timestamp") if name is not None else F.col(TIMESTAMP))
     return add_problem(rows, F.when(F.col(VALID_FROM).isNull(), F.lit(missing_time_reason(name))))
 
 
@@ -491,14 +500,14 @@ def _reject_unreadable(changes: DataFrame, schema: Schema) -> DataFrame:
     # As SQL: a call of Spark's for each part of each column would take seconds where there are many.
     names, texts, rules, values = [], [], [], {}
     for field in fields:
-        name, lacking = quoted(field.name), unreadable_in_sql(quoted(field.name), field.type)
+        name, lacking = quote_name(field.name), unreadable_condition(quote_name(field.name), field.type)
         text = f"make_valid_utf8({name})" if field.type == "string" else f"cast({name} as string)"
-        names.append(f"WHEN {lacking} THEN {literal(f'column {field.name!r} is ')}")
+        names.append(f"WHEN {lacking} THEN {quote_text(f'column {field.name!r} is ')}")
         texts.append(f"WHEN {lacking} THEN {text}")
-        rules.append(f"WHEN {lacking} THEN {literal(f', declared {field.type}: {rule_of(field.type)}')}")
+        rules.append(f"WHEN {lacking} THEN {quote_text(f', declared {field.type}: {expected_values(field.type)}')}")
         values[field.name] = F.expr(f"CASE WHEN {lacking} THEN NULL ELSE {name} END")
     which, found, rule = (F.expr(f"CASE {' '.join(cases)} END") for cases in (names, texts, rules))
-    told = F.when(which.isNotNull(), F.concat(which, shown(found), rule))
+    told = F.when(which.isNotNull(), F.concat(which, quote_column(found), rule))
     values[PROBLEM] = F.coalesce(F.col(PROBLEM), told)
     return changes.withColumns(values)
 

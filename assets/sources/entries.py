@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import BY_OFFSET
-from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, hiding
+from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, mask_columns
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types
 from dagster_adjunct.resources.streams.system import META, OFFSET, PARTITION, TOMBSTONE
 
@@ -46,11 +46,11 @@ def entries_from_frame(spec: AdjunctDataset, records: DataFrame, schema: Schema)
     A tombstone that can't say which entry it deletes makes the job fail, with SchemaMismatchError.
     """
     what = f"dataset {spec.name!r} (input {spec.input})"
-    position = {BY_OFFSET[0]: column(PARTITION), BY_OFFSET[1]: column(OFFSET)} if spec.by_offset else {}
+    position = {BY_OFFSET[0]: named_column(PARTITION), BY_OFFSET[1]: named_column(OFFSET)} if spec.by_offset else {}
     if spec.extractor is not None:
         given = Schema(tuple(field for field in schema.fields if field.name not in position))
-        records = hiding(spec.extractor, spec.sensitive).apply(records, given, what)
-    values = {name: position.get(name, column(name)) for name in (*schema.names, *META)}
+        records = mask_columns(spec.extractor, spec.sensitive).apply(records, given, what)
+    values = {name: position.get(name, named_column(name)) for name in (*schema.names, *META)}
     if spec.by_offset or (spec.extractor is not None and not spec.extractor.keeps(spec.key)):
         values[TOMBSTONE] = _reject_tombstones_column(what)
     return records.select(*[value.alias(name) for name, value in values.items()])
@@ -83,12 +83,12 @@ def _reject_tombstones_column(what: str) -> Column:
     from dagster_adjunct.resources.spark.errors import raise_error_column
 
     place = F.concat(
-        F.lit(f"{what}: the record at offset "), column(OFFSET).cast("string"), F.lit(" of partition "),
-        column(PARTITION).cast("string"), F.lit(" is a tombstone, and nothing says which entry it deletes: the key "
-        "is not the record's own."),
+        F.lit(f"{what}: the record at offset "), named_column(OFFSET).cast("string"), F.lit(" of partition "),
+        named_column(PARTITION).cast("string"), F.lit(" is a tombstone, and nothing says which entry it deletes: the "
+        "key is not the record's own."),
     )  # fmt: skip
     step = "Key the dataset by columns that the extractor passes on unchanged, or deliver versions without tombstones."
-    return F.when(column(TOMBSTONE), raise_error_column(SchemaMismatchError, place, step)).otherwise(F.lit(False))
+    return F.when(named_column(TOMBSTONE), raise_error_column(SchemaMismatchError, place, step)).otherwise(F.lit(False))
 
 
 # Whether the records of a stream can be made a dataset's without Spark, and the entries that they make.
@@ -131,7 +131,7 @@ def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) 
     position = {BY_OFFSET[0]: PARTITION, BY_OFFSET[1]: OFFSET} if spec.by_offset else {}
     if spec.extractor is not None:
         given = Schema(tuple(field for field in schema.fields if field.name not in position))
-        extractor = hiding(spec.extractor, spec.sensitive)
+        extractor = mask_columns(spec.extractor, spec.sensitive)
         assert isinstance(extractor, Projection | PythonExtractor), "others are refused"
         records = extractor.apply_arrow(records, given, what)
     if spec.by_offset or (spec.extractor is not None and not spec.extractor.keeps(spec.key)):

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.policies import MARKER, natural_order
+from dagster_adjunct.assets.declaration.policies import MARKER, natural_sort_key
 from dagster_adjunct.assets.sources.entries import (
     entries_from_arrow,
     entries_from_frame,
@@ -30,8 +30,14 @@ from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, No
 from dagster_adjunct.assets.versions.deliveries import Delivered, MarkerFacts
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError
-from dagster_adjunct.resources.files.formats import DeclaredFiles, count_records, files_frame, files_table, place_in
-from dagster_adjunct.resources.files.tree import FoundFile, open_tree
+from dagster_adjunct.resources.files.formats import (
+    DeclaredFiles,
+    count_file_records,
+    read_files,
+    read_files_with_spark,
+    record_position,
+)
+from dagster_adjunct.resources.files.tree import ListedFile, open_tree
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.checksum import (
@@ -60,8 +66,8 @@ class Folder:
     """A folder as it was listed. `path` is "" for the place itself; `complete` is its completion object."""
 
     path: str
-    files: tuple[FoundFile, ...]
-    complete: FoundFile | None
+    files: tuple[ListedFile, ...]
+    complete: ListedFile | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +83,13 @@ class Promise:
     valid_from: datetime | None = None
 
 
-def group_folders(files: list[FoundFile], complete: str) -> list[Folder]:
+def group_folders(files: list[ListedFile], complete: str) -> list[Folder]:
     """Return the folders that hold files, and "" where files lie beside them.
 
     The place itself is one folder with all that is below it where the completion object lies there. Files called
     `_…` or `.…`, and what is in folders called so, are no data.
     """
-    by_name: dict[str, list[FoundFile]] = {}
+    by_name: dict[str, list[ListedFile]] = {}
     for file in files:
         name = file.path.partition("/")[0] if "/" in file.path else ""
         if not _hidden(name):
@@ -124,8 +130,8 @@ def parse_promise(data: bytes) -> Promise:
     return Promise(rows, checksum, valid_from=told if told is None or told.tzinfo else told.replace(tzinfo=UTC))
 
 
-def _by_name(files: Iterable[FoundFile]) -> tuple[FoundFile, ...]:
-    return tuple(sorted(files, key=lambda file: natural_order(file.path)))
+def _by_name(files: Iterable[ListedFile]) -> tuple[ListedFile, ...]:
+    return tuple(sorted(files, key=lambda file: natural_sort_key(file.path)))
 
 
 def _hidden(name: str) -> bool:
@@ -239,19 +245,19 @@ class FolderRecords:
     """Files and what they are declared to hold; `completed_by` names their completion object in errors."""
 
     declared: DeclaredFiles
-    files: tuple[FoundFile, ...]
+    files: tuple[ListedFile, ...]
     completed_by: str
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        return files_frame(spark, self.declared, self.files)
+        return read_files_with_spark(spark, self.declared, self.files)
 
     def table(self) -> pa.Table:
-        return files_table(self.declared, self.files)
+        return read_files(self.declared, self.files)
 
     def count(self, spark: Callable[[], SparkSession], *, must: bool) -> int | None:
         """Return how many they are; None where only reading much text tells, unless it `must` be known."""
         if self.declared.format == "parquet" or sum(file.size for file in self.files) <= _MAX_LOCAL_BYTES:
-            return count_records(self.declared, self.files)
+            return count_file_records(self.declared, self.files)
         if not must:
             return None
         if spark is IN_PROCESS:
@@ -395,7 +401,7 @@ class FileVersions(NonStreamSource):
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         """Name file and line; of a Parquet file, the row."""
         file = delivery.content[0].files[partition]
-        return f"{self._source.url.rstrip('/')}/{file.path}, {place_in(self._source.format, offset)[0]}"
+        return f"{self._source.url.rstrip('/')}/{file.path}, {record_position(self._source.format, offset)[0]}"
 
     # -- which version
 
@@ -451,8 +457,8 @@ class FileVersions(NonStreamSource):
 
         None is late where versions go by name, nor is one that was withdrawn where they go by time.
         """
-        folders = sorted(folders, key=lambda folder: natural_order(folder.path))
-        newest = max(manifest.taken, key=natural_order, default=None)
+        folders = sorted(folders, key=lambda folder: natural_sort_key(folder.path))
+        newest = max(manifest.taken, key=natural_sort_key, default=None)
         if self._spec.versions is not None or newest is None:
             return [], folders
         timed = self._spec.valid_from is not None
@@ -460,13 +466,13 @@ class FileVersions(NonStreamSource):
         late = [
             folder
             for folder in folders
-            if folder.path not in again and natural_order(folder.path) < natural_order(newest)
+            if folder.path not in again and natural_sort_key(folder.path) < natural_sort_key(newest)
         ]
         return late, [folder for folder in folders if folder not in late]
 
     def _late(self, manifest: BoundedManifest, late: list[Folder]) -> tuple[str, ...]:
         """Refuse complete folders that come too late, but for copies of what was delivered, which are told."""
-        newest = max(manifest.taken, key=natural_order, default=None)
+        newest = max(manifest.taken, key=natural_sort_key, default=None)
         # Where names tell the time since when they are valid, another one would tell a wrong one.
         rename = "Rename it so that it comes after, or end" if self._spec.valid_from in (None, MARKER) else "End"
         notes = []

@@ -17,9 +17,9 @@ from dagster_adjunct.assets.sources.entries import (
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, NonStreamSource
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError
-from dagster_adjunct.resources.schemas.quoted_columns import column, literal
-from dagster_adjunct.resources.schemas.records import ArrowFrame, spark_frame_of, table_of
-from dagster_adjunct.resources.schemas.schema import Schema, conform, repeated
+from dagster_adjunct.resources.schemas.column_sql import named_column, quote_text
+from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table, to_spark_frame
+from dagster_adjunct.resources.schemas.schema import Schema, fit_to_schema, repeated_names
 from dagster_adjunct.resources.spark.errors import first_message_line
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import META
@@ -82,12 +82,12 @@ class QueryVersions(NonStreamSource):
                 "Without Spark, return an Arrow table, or a pandas or Polars frame.",
                 dataset=self._spec.name,
             )
-        answer = table_of(answer, what)
+        answer = to_arrow_table(answer, what)
         columns = [(field.name, field.type) for field in Schema.from_arrow(answer.schema).fields]
         _check_columns(columns, self._query.schema, what)
         rows, zeros = answer.num_rows, [0] * answer.num_rows
         marks = (pa.array(zeros, pa.int32()), pa.array(zeros, pa.int64()), pa.nulls(rows, pa.timestamp("us", "UTC")))
-        answer = conform(answer, self._query.schema, what)
+        answer = fit_to_schema(answer, self._query.schema, what)
         records = {name: answer.column(name) for name in self._query.schema.names}
         records |= dict(zip(META, (*marks, pa.array([False] * rows, pa.bool_())), strict=True))
         return entries_from_arrow(self._spec, pa.table(records), self._schema)
@@ -104,7 +104,7 @@ class QueryVersions(NonStreamSource):
                 raise DatasetError(problem, "Correct the query, and run it again.", dataset=self._spec.name) from error
         else:
             answer = self._query.query(spark, computation)
-        frame = spark_frame_of(answer, spark, what)
+        frame = to_spark_frame(answer, spark, what)
         if frame is None:
             raise DatasetError(
                 f"{what} returned a {type(answer).__name__}.",
@@ -114,7 +114,7 @@ class QueryVersions(NonStreamSource):
         check_query_columns(frame, self._query.schema, what)
         marks = {META[0]: F.lit(0), META[1]: F.lit(0).cast("bigint"), META[2]: F.lit(None).cast("timestamp")}
         records = frame.select(
-            *[column(name) for name in self._query.schema.names],
+            *[named_column(name) for name in self._query.schema.names],
             *[value.alias(name) for name, value in marks.items()],
             F.lit(False).alias(META[3]),
         )
@@ -138,7 +138,7 @@ def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: s
         for field in declared.fields
         if field.name in types and types[field.name] != field.type
     ]
-    parts += [(name, "stands twice") for name in repeated(name for name, _ in columns)]
+    parts += [(name, "stands twice") for name in repeated_names(name for name, _ in columns)]
     if parts:
         raise DatasetError(
             f"{what} answers with other columns than are declared: {'; '.join(' '.join(part) for part in parts)}.",
@@ -164,6 +164,6 @@ def _generate_version_name(manifest: BoundedManifest, now: datetime) -> str:
 
 def _fill_placeholders(sql: str, computation: Computation) -> str:
     """Return the SQL with the names of version and partition as quoted texts; other braces stay as they are."""
-    partition = "NULL" if computation.partition is None else literal(computation.partition)
-    values = {"{version}": literal(computation.version), "{partition}": partition}
+    partition = "NULL" if computation.partition is None else quote_text(computation.partition)
+    values = {"{version}": quote_text(computation.version), "{partition}": partition}
     return re.sub(r"\{version\}|\{partition\}", lambda placeholder: values[placeholder[0]], sql)

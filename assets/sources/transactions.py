@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.declaration.envelopes import transactions_of
+from dagster_adjunct.assets.declaration.envelopes import read_transactions
 from dagster_adjunct.assets.sources.opened_stream import resolve_stream
 from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -137,7 +137,7 @@ def _aggregate_transactions(
     """Return by transaction and partition its offsets, its first time (ms), and its changes, each counted once."""
     from pyspark.sql import functions as F
 
-    rows = transactions_of(declared, source.read(spark, ranges), what)
+    rows = read_transactions(declared, source.read(spark, ranges), what)
     change = F.coalesce(F.col("number"), F.concat(F.lit("@"), F.col(OFFSET).cast("string")))
     return (
         rows.groupBy("transaction", PARTITION, "readable")

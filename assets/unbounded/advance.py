@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from dagster_adjunct.assets.declaration.change_formats import ORDER, PROBLEM
 from dagster_adjunct.assets.declaration.change_values import LOWEST
-from dagster_adjunct.assets.declaration.snapshots import no_offset, positions
+from dagster_adjunct.assets.declaration.snapshots import offset_error, resolve_position
 from dagster_adjunct.assets.sources.changes import add_order
 from dagster_adjunct.assets.sources.opened_stream import Offsets, offsets_by_partition, offsets_to_json
 from dagster_adjunct.assets.unbounded.changes import apply_changes
@@ -47,10 +47,10 @@ from dagster_adjunct.assets.versions.manifest import Bootstrap, UnboundedManifes
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.assets.writing.generation import SPARK, Runtime, write_generation
-from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM, OverTimeWrite
+from dagster_adjunct.resources.bucketing.timeline import VALID_FROM, TimelineOptions
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.store import staged_file_errors
-from dagster_adjunct.resources.schemas.schema import repeated, widens
+from dagster_adjunct.resources.schemas.schema import is_widening, repeated_names
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.streams.system import TIMESTAMP, TOMBSTONE
@@ -109,7 +109,7 @@ def load_snapshot(
                 order_by=(*layout.key, POSITION),
                 keep_tombstones=False,
                 partitioned=False,
-                over_time=None if spec.following.history is None else OverTimeWrite(told=True),
+                over_time=None if spec.following.history is None else TimelineOptions(told=True),
             )
     if counters["superseded"]:
         raise DatasetError(
@@ -143,11 +143,11 @@ def _snapshot_valid_from(
     """
     from pyspark.sql import functions as F
 
-    from dagster_adjunct.resources.schemas.quoted_columns import column
+    from dagster_adjunct.resources.schemas.column_sql import named_column
 
     name = source.spec.following.valid_from
     if name is not None and name in source.schema.names:
-        return column(name).cast("timestamp")
+        return named_column(name).cast("timestamp")
     if name is not None:
         raise DatasetError(
             f"dataset {source.spec.name!r}: valid_from is column {name!r}, which is not stored, so rows of the "
@@ -166,7 +166,7 @@ def validate_snapshot_position(snapshot: Snapshot, source: OpenedStream, what: s
 
     Raises DatasetError and OffsetOutOfRangeError.
     """
-    position = positions(
+    position = resolve_position(
         source.spec, what, {str(ssp): offset for ssp, offset in snapshot.position.items()}, source.ssps
     )
     oldest, upcoming = source.system.oldest(source.ssps), source.system.upcoming(source.ssps)
@@ -174,7 +174,7 @@ def validate_snapshot_position(snapshot: Snapshot, source: OpenedStream, what: s
         try:
             source.system.compare(offset, offset)
         except OffsetOutOfRangeError as error:
-            raise no_offset(OffsetOutOfRangeError, what, ssp, offset) from error
+            raise offset_error(OffsetOutOfRangeError, what, ssp, offset) from error
         if source.system.compare(offset, oldest[ssp]) < 0:
             raise OffsetOutOfRangeError(
                 f"{what} was taken at offset {offset} of {ssp}, and the stream begins at {oldest[ssp]}: the changes "
@@ -199,15 +199,15 @@ def validate_snapshot_position(snapshot: Snapshot, source: OpenedStream, what: s
 
 def cast_to_schema(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
     """Return the columns of the schema, cast to its types. Raises DatasetError for missing columns and wrong types."""
-    from dagster_adjunct.resources.schemas.quoted_columns import column
+    from dagster_adjunct.resources.schemas.column_sql import named_column
 
     types = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
-    twice = repeated(rows.columns)
+    twice = repeated_names(rows.columns)
     wrong = [(name, "is missing") for name in schema.names if name not in types]
     wrong += [
         (field.name, f"is {types[field.name]}, expected {field.type}")
         for field in schema.fields
-        if field.name in types and not widens(types[field.name], field.type)
+        if field.name in types and not is_widening(types[field.name], field.type)
     ]
     wrong += [(name, "is duplicated") for name in twice if name in schema]
     if wrong:
@@ -216,7 +216,7 @@ def cast_to_schema(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
             "Select, rename and cast the columns of the snapshot to match the dataset.",
             column=wrong[0][0],
         )
-    return rows.select(*[column(field.name).cast(field.type).alias(field.name) for field in schema.fields])
+    return rows.select(*[named_column(field.name).cast(field.type).alias(field.name) for field in schema.fields])
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from dagster_adjunct.assets.versions.leases import AttemptRecord, Lease, delete_
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.versions.version import POSITION, find_newest_valid_from
 from dagster_adjunct.assets.writing.generation import sum_counters, write_generation
-from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
+from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
 from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
 from dagster_adjunct.resources.spark.tuning import interpret_small_plans
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
@@ -62,7 +62,7 @@ def write_changes(
     ranges: Ranges,
     *,
     keep_tombstones: bool,
-    over_time: OverTimeWrite | None = None,
+    over_time: TimelineOptions | None = None,
     rewinding: ActiveRewind | None,
 ) -> tuple[AdvanceProgress, Generation, dict[str, int], Samples | None]:
     """Write the changes of these ranges as one generation; return the progress, the generation, counters and samples.
@@ -301,13 +301,13 @@ def _lease_served_version(advance: Advance, progress: AdvanceProgress) -> Iterat
         yield
 
 
-def _over_time_write(advance: Advance, progress: AdvanceProgress, begins: bool) -> OverTimeWrite | None:
+def _over_time_write(advance: Advance, progress: AdvanceProgress, begins: bool) -> TimelineOptions | None:
     """Return how rows with validity times are written (a base stores their ends); None for a table without history."""
     if advance.spec.following.history is None:
         return None
     version = progress.manifest.version
     served = () if progress.running or version is None else version.generations
-    return OverTimeWrite(told=begins, newest=find_newest_valid_from(served))
+    return TimelineOptions(told=begins, newest=find_newest_valid_from(served))
 
 
 def _writes_base(advance: Advance, progress: AdvanceProgress) -> bool:

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.assets.declaration.change_values import order_in_words
+from dagster_adjunct.assets.declaration.change_values import describe_order
 from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.sources.opened_stream import (
     Offsets,
@@ -258,7 +258,7 @@ def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedStream, now: d
         return f"the declared columns have changed since it began ({bootstrap.columns.difference(source.schema)})"
     before, after = manifest.declaration, source.declaration
     if (before.order_by, before.position_type) != (after.order_by, after.position_type):
-        was, wanted = order_in_words(before.order_by), order_in_words(after.order_by)
+        was, wanted = describe_order(before.order_by), describe_order(after.order_by)
         return f"the declared order has changed since it began, from {was} to {wanted}"
     if kept is not None and now - bootstrap.started_at > kept:
         return (

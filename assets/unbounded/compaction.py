@@ -28,8 +28,8 @@ from dagster_adjunct.assets.versions.version import (
     version_id,
 )
 from dagster_adjunct.assets.writing.generation import Runtime, write_generation
-from dagster_adjunct.resources.bucketing.files import GENERATION
-from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
+from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN
+from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -229,7 +229,7 @@ def merge_generations(
         rows,
         engine.writer,
         what=what,
-        order_by=(*version.key, POSITION, GENERATION),
+        order_by=(*version.key, POSITION, GENERATION_COLUMN),
         keep_tombstones=plan.level == "minor" or ordered,
         partitioned=True,
         range_of=expires,
@@ -276,10 +276,10 @@ def _merge_over_time(
         rows,
         select_engine(context.spark).writer,
         what=f"dataset {manifest.name!r}, {plan.level} compaction",
-        order_by=(*version.layout.key, POSITION, GENERATION),
+        order_by=(*version.layout.key, POSITION, GENERATION_COLUMN),
         keep_tombstones=True,
         partitioned=True,
-        over_time=OverTimeWrite(told=major, edge=edge, forget=limit),
+        over_time=TimelineOptions(told=major, edge=edge, forget=limit),
     )
     counters.pop("conflicting", None)
     horizon = counters.pop("forgotten_to", None)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.declaration.change_formats import KEPT, kept_marks
+from dagster_adjunct.assets.declaration.change_formats import KEPT, kept_matrix
 from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
 from dagster_adjunct.assets.reading.diff import key_codes
 from dagster_adjunct.assets.reading.stored_file import StoredFile
@@ -119,7 +119,7 @@ class BucketCompletion:
         import numpy as np
 
         deleted = rows.column(TOMBSTONE).to_numpy()
-        kept = kept_marks(rows.column(KEPT), self._layout.schema.names) & ~deleted[:, None]
+        kept = kept_matrix(rows.column(KEPT), self._layout.schema.names) & ~deleted[:, None]
         rows = rows.drop_columns([KEPT])
         if not kept.any():
             return rows

@@ -20,7 +20,7 @@ from dagster_adjunct.assets.sources.dead_letters import SparkDecoder
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.assets.writing.generation import ARROW, SPARK, GenerationWriter
 from dagster_adjunct.resources.common import to_microseconds
-from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 
@@ -103,7 +103,7 @@ class SparkRows:
         from pyspark.sql import Observation, Window
         from pyspark.sql import functions as F
 
-        places = Window.partitionBy(*[column(name) for name in key]).orderBy(POSITION, _GENERATION)
+        places = Window.partitionBy(*[named_column(name) for name in key]).orderBy(POSITION, _GENERATION)
         winners = rows.withColumn(_NEWER, F.lead(F.lit(1)).over(places)).where(F.col(_NEWER).isNull()).drop(_NEWER)
         tombstone = F.col(TOMBSTONE)
         gone = tombstone & (F.col(POSITION) <= F.lit(horizon)) if horizon is not None else F.lit(False)
@@ -123,7 +123,7 @@ class SparkRows:
     def drop_expired(self, rows: DataFrame, expires: str, watermark: datetime) -> DataFrame:
         from pyspark.sql import functions as F
 
-        return rows.where(column(expires) > F.lit(watermark))
+        return rows.where(named_column(expires) > F.lit(watermark))
 
     def raise_to_stored_positions(self, changes: DataFrame, stored: DataFrame, key: tuple[str, ...]) -> DataFrame:
         from pyspark.sql import functions as F
@@ -150,9 +150,9 @@ def _join_stored_positions(changes: DataFrame, stored: DataFrame, key: tuple[str
     from pyspark.sql import functions as F
 
     names = [f"__key_{index}" for index in range(len(key))]
-    keys = [column(own).alias(name) for own, name in zip(key, names, strict=True)]
+    keys = [named_column(own).alias(name) for own, name in zip(key, names, strict=True)]
     held = stored.select(*keys, F.col(POSITION).alias(_STORED)).groupBy(*names).agg(F.max(_STORED).alias(_STORED))
-    same = reduce(and_, [column(own) == F.col(name) for own, name in zip(key, names, strict=True)])
+    same = reduce(and_, [named_column(own) == F.col(name) for own, name in zip(key, names, strict=True)])
     return changes.join(held, same, "left").drop(*names)
 
 
@@ -162,7 +162,7 @@ def _mark_late(changes: DataFrame, key: tuple[str, ...], horizon: int) -> DataFr
     from pyspark.sql import functions as F
 
     place = F.when(F.col(PROBLEM).isNull(), F.struct(POSITION, OFFSET, PARTITION, TOMBSTONE))
-    newest = F.max(place).over(Window.partitionBy(*[column(name) for name in key]))
+    newest = F.max(place).over(Window.partitionBy(*[named_column(name) for name in key]))
     changes = changes.withColumn(_NEWEST, newest)
     last = F.col(_NEWEST)
     below = F.col(_STORED).isNull() & F.col(PROBLEM).isNull() & (last[POSITION] <= F.lit(horizon))

@@ -50,7 +50,7 @@ from dagster_adjunct.resources.errors import (
     VersionDiscardedError,
 )
 from dagster_adjunct.resources.objects.commit_log import commit_with_rebase, retry_conflicts
-from dagster_adjunct.resources.schemas.schema import refused_changes
+from dagster_adjunct.resources.schemas.schema import incompatible_changes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -176,7 +176,7 @@ def require_local_manifest(stored: DatasetManifest, spec: AdjunctDataset) -> Unb
         )
     check_declaration(spec.name, stored.declaration, declared)
     served = stored.version
-    refused = [] if served is None else refused_changes(served.columns, columns, spec.key)
+    refused = [] if served is None else incompatible_changes(served.columns, columns, spec.key)
     if refused:
         raise DatasetError(
             f"local table {spec.name!r} has other columns than are declared: {'; '.join(refused)}. Columns can only be "

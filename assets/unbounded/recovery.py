@@ -13,12 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from dagster_adjunct.assets.declaration.change_values import order_in_words
+from dagster_adjunct.assets.declaration.change_values import describe_order
 from dagster_adjunct.assets.unbounded.commit import TableContinuity, TableSnapshot, assess_continuity
 from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.version import describe_history_length, history_from_spec
 from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError
-from dagster_adjunct.resources.schemas.schema import refused_changes
+from dagster_adjunct.resources.schemas.schema import incompatible_changes
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -144,7 +144,7 @@ def _check_order(snapshot: TableSnapshot) -> None:
         return
     version = manifest.version
     if (version.order_by, version.position_type) != (declared.order_by, declared.position_type):
-        was, wanted = order_in_words(version.order_by), order_in_words(declared.order_by)
+        was, wanted = describe_order(version.order_by), describe_order(declared.order_by)
         name = snapshot.spec.name
         raise DatasetError(
             f"dataset {name!r} is ordered by {was}, and declared to be ordered by {wanted}: positions of "
@@ -157,7 +157,7 @@ def _check_order(snapshot: TableSnapshot) -> None:
 
 def check_evolution(dataset: str, stored: Schema, declared: Schema, key: tuple[str, ...]) -> None:
     """Raise DatasetError, listing the differences, for any change but added and widened columns outside the key."""
-    refused = refused_changes(stored, declared, key)
+    refused = incompatible_changes(stored, declared, key)
     if refused:
         raise DatasetError(
             f"dataset {dataset!r} is stored with other columns than declared: {'; '.join(refused)}. Columns can only "

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from dagster_adjunct.assets.declaration.change_values import order_in_words
+from dagster_adjunct.assets.declaration.change_values import describe_order
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources.changes import Rows
 from dagster_adjunct.assets.sources.opened_stream import offsets_by_partition
@@ -334,7 +334,7 @@ def _refusal_error(
             dataset=spec.name,
         )
     if manifest.version is not None and manifest.version.order_by != spec.following.order:
-        was, wanted = map(order_in_words, (manifest.version.order_by, spec.following.order))
+        was, wanted = map(describe_order, (manifest.version.order_by, spec.following.order))
         return DatasetError(
             f"{what} is ordered by {was}, and declared to be ordered by {wanted}: its changes can't be applied again "
             "over the others.",

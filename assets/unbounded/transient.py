@@ -29,7 +29,7 @@ from dagster_adjunct.resources.errors import (
     OffsetOutOfRangeError,
     StaleDatasetError,
 )
-from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE, SystemStreamPartition
 
@@ -98,7 +98,7 @@ class TransientVersion:
         exchange on this side; a broadcast one is one partition, which all tasks get a copy of.
         """
         spark = resolve_session(spark)
-        return self.kept.where(f"NOT {TOMBSTONE}").select(*[column(name) for name in self.schema.names])
+        return self.kept.where(f"NOT {TOMBSTONE}").select(*[named_column(name) for name in self.schema.names])
 
     def release(self) -> None:
         """Give the memory back; the view can't be read any more."""
@@ -350,7 +350,7 @@ class TransientTable:
         changes, self._samples = source.read_changes(spark, ranges, samples=self._samples)
         changes = fail_on_problems(changes, self.spec.name)
         kept = [KEPT] if self.spec.following.completes else []
-        return changes.select(*[column(name) for name in (*names, *kept)])
+        return changes.select(*[named_column(name) for name in (*names, *kept)])
 
     def _complete(self, rows: DataFrame) -> DataFrame:
         """Return rows of which some leave out columns, completed from those before them."""
@@ -359,7 +359,7 @@ class TransientTable:
             return rows
         layout = build_layout(self._source.schema, spec.key, spec.partition_by, spec.partitions, positioned=True)
         completion = RowCompletion(spec.name, layout, (), spec.following.order is None, set_aside=False)
-        order = [column(name) for name in (*spec.key, POSITION, OFFSET, PARTITION)]
+        order = [named_column(name) for name in (*spec.key, POSITION, OFFSET, PARTITION)]
         return complete_frame(self._repartition(rows).sortWithinPartitions(*order), completion)
 
     def _repartition(self, rows: DataFrame) -> DataFrame:
@@ -367,7 +367,7 @@ class TransientTable:
         spec = self.spec
         if spec.partitions is None:
             return rows.repartition(1)
-        return rows.repartition(spec.partitions, *[column(name) for name in spec.partition_by])
+        return rows.repartition(spec.partitions, *[named_column(name) for name in spec.partition_by])
 
     def _keep_newest(self, rows: DataFrame) -> DataFrame:
         """Return the newest change of each key, in the dataset's buckets; by offset, without those that delete."""
@@ -376,7 +376,7 @@ class TransientTable:
 
         spec, rows = self.spec, self._repartition(rows)
         newest_first = [F.col(name).desc() for name in (POSITION, OFFSET, PARTITION)]
-        same_key = Window.partitionBy(*[column(name) for name in spec.key]).orderBy(*newest_first)
+        same_key = Window.partitionBy(*[named_column(name) for name in spec.key]).orderBy(*newest_first)
         newest = rows.withColumn("__rank", F.row_number().over(same_key)).where("__rank = 1").drop("__rank")
         # By another order than the offset a deletion must beat what comes after it with a lower value.
         return newest if spec.following.order is not None else newest.where(f"NOT {TOMBSTONE}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.reading.stored_file import count_nulls, list_stored_files
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.schemas.quoted_columns import quoted
+from dagster_adjunct.resources.schemas.column_sql import quote_name
 from dagster_adjunct.resources.spark.errors import first_message_line
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) 
     from pyspark.sql import functions as F
 
     field = candidate.view.schema.field(column, f"dataset {candidate.view.dataset!r}")
-    name = quoted(column)
+    name = quote_name(column)
     others = candidate.view.frame(candidate.spark()).where(~F.col(name).isin(*values))
     try:
         counted = others.groupBy(F.col(name).alias("value")).count().orderBy(F.desc("count"), "value").collect()
@@ -145,7 +145,7 @@ def check_sql(candidate: Candidate, sql: str) -> Finding:
         return Finding(True, "no row breaks it", {"violations": 0})
     # A SELECT may return other columns than the key's: its own rows are told then.
     key = [name for name in candidate.view.sealed.key if name in broken.columns]
-    wanted = [quoted(name) for name in key] or ["*"]
+    wanted = [quote_name(name) for name in key] or ["*"]
     sample = [[to_json_value(value) for value in row] for row in broken.select(*wanted).limit(SAMPLE_SIZE).collect()]
     what = ", ".join(key) or "rows"
     told = ", ".join(str(tuple(values)) if len(values) > 1 else repr(values[0]) for values in sample)

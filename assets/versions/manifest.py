@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import AwareDatetime, Field, ValidationError, model_validator
 
-from dagster_adjunct.assets.declaration.dataset import Kind
+from dagster_adjunct.assets.declaration.dataset import DatasetKind
 from dagster_adjunct.assets.versions.deliveries import Abandoned, Awaited, Delivered, Lost
 from dagster_adjunct.assets.versions.version import (
     DatasetDeclaration,
@@ -53,7 +53,7 @@ class CommonManifest(ManifestPart):
     and documents that are being deleted: nobody may begin to use them.
     """
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[DatasetKind]
     versions_are_commits: ClassVar[bool]
     """Whether a version stands nowhere but in its commit, and is found by the number of that; else it is listed."""
 
@@ -254,7 +254,7 @@ class BoundedManifest(CommonManifest):
     lost: tuple[Lost, ...] = ()
     next_number: int = Field(default=1, ge=1)
 
-    kind: ClassVar[Kind] = "bounded"
+    kind: ClassVar[DatasetKind] = "bounded"
     versions_are_commits: ClassVar[bool] = False
 
     @model_validator(mode="after")
@@ -395,7 +395,7 @@ class UnboundedManifest(CommonManifest):
     numbers: tuple[tuple[int, int], ...] = ()
     written: Written | None = None
 
-    kind: ClassVar[Kind] = "unbounded"
+    kind: ClassVar[DatasetKind] = "unbounded"
     versions_are_commits: ClassVar[bool] = True
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.declaration.policies import natural_order
+from dagster_adjunct.assets.declaration.policies import natural_sort_key
 from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
 )
@@ -119,7 +119,7 @@ def version_order(manifest: BoundedManifest) -> Callable[[VersionRef], Any]:
         return lambda ref: (ref.valid_from or _BEFORE_ALL, ref.number)
     if manifest.declaration.order == "arrival":
         return lambda ref: ref.number
-    return lambda ref: (natural_order(ref.name or ""), ref.number)
+    return lambda ref: (natural_sort_key(ref.name or ""), ref.number)
 
 
 def is_after_head(manifest: BoundedManifest, ref: VersionRef) -> bool:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from dagster_adjunct.assets.declaration.change_values import PositionType
-from dagster_adjunct.assets.declaration.dataset import Kind
+from dagster_adjunct.assets.declaration.dataset import DatasetKind
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.declaration.sources import OwnedBy, QuerySource
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
-from dagster_adjunct.resources.bucketing.write_over_time import FIRST, TOLD, VALID_FROM, VALID_TO
+from dagster_adjunct.resources.bucketing.timeline import HAS_ENDS, IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.common import StoredDocument
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -48,7 +48,7 @@ class ManifestPart(StoredDocument):
         return type(self)(**{**fields, **changes})
 
 
-HISTORY = ((VALID_FROM, "timestamp"), (VALID_TO, "timestamp"), (FIRST, "boolean"))
+HISTORY = ((VALID_FROM, "timestamp"), (VALID_TO, "timestamp"), (IS_FIRST, "boolean"))
 """The columns that rows with history have in files beside `__position` and `__tombstone`.
 
 A row is valid from `__valid_from` (included) to `__valid_to` (excluded). A base says where each row ends, with null for
@@ -95,7 +95,7 @@ def describe_history_length(history: KeptHistory | None) -> str:
 
 def has_row_ends(generation: Generation) -> bool:
     """Whether a generation's rows over time say where they end: those of a base do, those of deltas don't."""
-    return bool(generation.files) and all(file.stats.get(TOLD) for file in generation.files)
+    return bool(generation.files) and all(file.stats.get(HAS_ENDS) for file in generation.files)
 
 
 def count_current_rows(generation: Generation) -> int | None:
@@ -200,7 +200,7 @@ class SealedVersion(ManifestPart):
         if len(left) != 1:
             return False
         if self.history is not None:
-            return any(file.stats.get(TOLD) is False for file in left[0].files)
+            return any(file.stats.get(HAS_ENDS) is False for file in left[0].files)
         return self.rows is None and self.order_by is None
 
     @property
@@ -313,7 +313,7 @@ class DatasetDeclaration(ManifestPart):
     back. Order and policies may change: they are those of the last advance.
     """
 
-    kind: Kind
+    kind: DatasetKind
     input: str
     computed: bool = False
     owner: str | None = None

@@ -13,12 +13,12 @@ from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, 
 from dagster_adjunct.resources.bucketing.writer import (
     DIGEST,
     WriteOptions,
-    check_values,
+    check_readable,
     write_arrow_buckets,
     write_buckets,
 )
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite
+    from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
     from dagster_adjunct.resources.bucketing.writer import Completion
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.objects.store import ObjectStore
@@ -74,7 +74,7 @@ def write_arrow_table(
 
     there = set(rows.schema.names)
     stored = rows.select([name for name in layout.columns if name in there])
-    check_values(stored, layout.schema, options.what, layout.key)  # digests are taken of what Python can hold
+    check_readable(stored, layout.schema, options.what, layout.key)  # digests are taken of what Python can hold
     if order_by:
         rows = rows.sort_by([(name, "ascending") for name in order_by])
     if options.completion is None:
@@ -104,7 +104,7 @@ def find_null_keys(rows: DataFrame | pa.Table, key: tuple[str, ...], limit: int)
         lacking = lacking.sort_by([(PARTITION, "ascending"), (OFFSET, "ascending")]).slice(0, limit)
         return list(zip(*(lacking.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True))
     frame: DataFrame = rows
-    nulls = reduce(or_, (column(name).isNull() for name in key))
+    nulls = reduce(or_, (named_column(name).isNull() for name in key))
     places = frame.where(nulls).select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET).limit(limit).collect()
     return [(row[0], row[1]) for row in places]
 
@@ -149,7 +149,7 @@ def write_generation(
     partitioned: bool,
     refuse_conflicting: bool = False,
     range_of: str | None = None,
-    over_time: OverTimeWrite | None = None,
+    over_time: TimelineOptions | None = None,
     completion: Completion | None = None,
 ) -> tuple[Generation, dict[str, int]]:
     """Write the last row of each key into one file a bucket; return the generation that they make, and counters.

@@ -46,7 +46,7 @@ from dagster_adjunct.orchestration.operators.table_updates import (
 from dagster_adjunct.orchestration.operators.windows.window import build_window
 from dagster_adjunct.resources.common import check_name, check_whole_number
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
-from dagster_adjunct.resources.schemas.quoted_columns import quoted
+from dagster_adjunct.resources.schemas.column_sql import quote_name
 from dagster_adjunct.resources.tables.arrow import UPDATE
 from dagster_adjunct.resources.tables.operation import UpdateContract
 
@@ -668,4 +668,4 @@ def update_message(*, key: str | Sequence[str], update: Columns, default: Column
     first = None if default is None else parse_pairs("update_message: default=", default, empty=True)
     check_key_unchanged("update_message: update=", keys, pairs)
     check_key_unchanged("update_message: default=", keys, first or ())
-    return (*(quoted(name) for name in keys), f"{struct_expression(pairs)} as {UPDATE}", *default_expression(first))
+    return (*(quote_name(name) for name in keys), f"{struct_expression(pairs)} as {UPDATE}", *default_expression(first))

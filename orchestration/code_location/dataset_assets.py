@@ -31,7 +31,7 @@ from dagster import (
 from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 from pydantic import Field
 
-from dagster_adjunct.assets.declaration.policies import natural_order
+from dagster_adjunct.assets.declaration.policies import natural_sort_key
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location.checks import (
     OpRun,
@@ -345,7 +345,7 @@ def dagster_partitions(dataset: "AdjunctDataset") -> PartitionsDefinition[str]:
         # Reference data of a day is often delivered on that day: the current one is a partition too.
         return DailyPartitionsDefinition(start_date=declared.start, end_offset=1)
     if declared.names:
-        return StaticPartitionsDefinition(sorted(declared.names, key=natural_order))
+        return StaticPartitionsDefinition(sorted(declared.names, key=natural_sort_key))
     return DynamicPartitionsDefinition(name=f"adjunct/{dataset.name}")
 
 
@@ -403,7 +403,7 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
         from dagster_adjunct.assets.reading.stored_versions import StoredVersions
         from dagster_adjunct.orchestration.planner.catalog import open_dataset_systems
 
-        wanted = sorted(context.partition_keys, key=natural_order)
+        wanted = sorted(context.partition_keys, key=natural_sort_key)
         with translate_errors(context, retry=RETRYABLE), report_validator_errors(context, {dataset.name: member.key}):
             lake = adjunct_lake.open()
             run = OpRun(context, lake, open_dataset_systems([dataset], lake))
@@ -481,7 +481,7 @@ class _PartitionBuild:
             failures = "; ".join(f"{name}: {result.description}" for name, result in failed.items())
             metadata = {
                 **shown.metadata,
-                "adjunct/partitions": MetadataValue.json(sorted(by_partition, key=natural_order)),
+                "adjunct/partitions": MetadataValue.json(sorted(by_partition, key=natural_sort_key)),
             }
             self.op.context.log_event(
                 AssetCheckEvaluation(
@@ -516,7 +516,7 @@ class _PartitionBuild:
         if others:
             dataset = self.member.dataset.name
             self.op.context.log.warning(f"dataset {dataset}: {others} were delivered and are none of its partitions.")
-        return sorted({*wanted, *known}, key=natural_order)
+        return sorted({*wanted, *known}, key=natural_sort_key)
 
     def _materialised(
         self, name: str, report: "AdvanceReport", manifest: "DatasetManifest", *, alone: bool

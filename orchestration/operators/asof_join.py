@@ -19,9 +19,9 @@ from dagster_adjunct.orchestration.operators.columns import Types, require_colum
 from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME, How, Join, On, build_join
 from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory, Match, OnNullTime
 from dagster_adjunct.orchestration.operators.stream_facts import CURRENT
-from dagster_adjunct.resources.bucketing.write_over_time import FIRST, VALID_FROM, VALID_TO
+from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError
-from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
+from dagster_adjunct.resources.schemas.column_sql import named_column, quote_name
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 from dagster_adjunct.resources.user_code import MASKED, truncate_text
 
@@ -119,17 +119,20 @@ class AsOfJoin(Join):
         added = self.selection(over.schema.names)
         side = self._side(over, keys, scattered=not dataset.partition_by)
         side = F.broadcast(side) if dataset.broadcast else side.hint("merge")
-        stream = [frame[quoted(name)] for name, _ in self.on]
+        stream = [frame[quote_name(name)] for name, _ in self.on]
         same = reduce(and_, [mine == side[key] for mine, key in zip(stream, keys, strict=True)])
-        at = frame[quoted(self.as_of)].cast("timestamp")
+        at = frame[quote_name(self.as_of)].cast("timestamp")
         during = (at >= side[_FROM]) & (side[_TO].isNull() | (at < side[_TO]))
         joined = frame.join(side, same & (during | (at < side[_BEGINS])), "left")
-        time, row = column(self.as_of).cast("timestamp"), F.col(_ENTRY)
+        time, row = named_column(self.as_of).cast("timestamp"), F.col(_ENTRY)
         early = row.isNotNull() & (time < F.col(_FROM))
         entry = row & (F.lit(True) if self.before_history == "oldest" else ~early)
         there = {chosen.name for chosen in added}
         return joined.select(
-            *[F.when(entry, column(name)).alias(name) if name in there else column(name) for name in joined.columns],
+            *[
+                F.when(entry, named_column(name)).alias(name) if name in there else named_column(name)
+                for name in joined.columns
+            ],
             F.when(entry, True).alias(MATCHED),
             F.coalesce(early | self._pruned(row, time, over), F.lit(False)).alias(BEFORE_HISTORY),
             time.isNull().alias(NO_TIME),
@@ -141,11 +144,11 @@ class AsOfJoin(Join):
         from pyspark.sql import functions as F
 
         side = over.frame.select(
-            *[column(entry).alias(key) for (_, entry), key in zip(self.on, keys, strict=True)],
-            *[column(chosen.column).alias(chosen.name) for chosen in self.selection(over.schema.names)],
+            *[named_column(entry).alias(key) for (_, entry), key in zip(self.on, keys, strict=True)],
+            *[named_column(chosen.column).alias(chosen.name) for chosen in self.selection(over.schema.names)],
             F.col(VALID_FROM).alias(_FROM),
             F.col(VALID_TO).alias(_TO),
-            F.col(FIRST).alias(_FIRST),
+            F.col(IS_FIRST).alias(_FIRST),
             (~F.col(TOMBSTONE)).alias(_ENTRY),
         )
         begins = F.when(F.col(_FIRST), F.col(_FROM))
@@ -162,7 +165,7 @@ class AsOfJoin(Join):
 
         if over.known_from is None:
             return F.lit(False)
-        known = reduce(and_, [column(name).isNotNull() for name, _ in self.on])
+        known = reduce(and_, [named_column(name).isNotNull() for name, _ in self.on])
         return row.isNull() & known & (time < F.lit(over.known_from))
 
     def _refuse(self, operator: str, met: DataFrame, batch: BatchContext) -> None:

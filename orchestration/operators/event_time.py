@@ -12,7 +12,7 @@ from dagster_adjunct.orchestration.operators.operator import Flow, Spec
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
-from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.sql.checking import check_expression, nondeterministic_parts
 from dagster_adjunct.resources.sql.parser import other_records_construct
 from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
@@ -191,8 +191,8 @@ def make_records(
     """
     from pyspark.sql import functions as F
 
-    own = [column(name) for name in frame.columns if not name.startswith("__")]
-    place = F.pmod(F.hash(*[column(name) for name in by]), F.lit(partitions)) if by else F.lit(0)
+    own = [named_column(name) for name in frame.columns if not name.startswith("__")]
+    place = F.pmod(F.hash(*[named_column(name) for name in by]), F.lit(partitions)) if by else F.lit(0)
     return frame.select(
         *own,
         place.cast("int").alias(PARTITION),
@@ -293,7 +293,7 @@ def to_late_records(frame: DataFrame, why: Column, holds_back: timedelta, side: 
     """
     from pyspark.sql import functions as F
 
-    own = [column(name) for name in frame.columns if not name.startswith("__")]
+    own = [named_column(name) for name in frame.columns if not name.startswith("__")]
     return frame.select(
         F.lit(side).alias("side"),
         why.alias("why"),

@@ -35,8 +35,8 @@ from dagster_adjunct.resources.errors import (
     PlanningError,
     SchemaMismatchError,
 )
-from dagster_adjunct.resources.schemas.quoted_columns import column
-from dagster_adjunct.resources.schemas.schema import Schema, exact_array
+from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.schema import Schema, to_exact_array
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
@@ -292,7 +292,7 @@ def _build_batch(
         names.append(ORDINAL)
     for field in call.made.to_arrow():
         try:
-            arrays.append(exact_array([result[field.name] for result in results], field.type))
+            arrays.append(to_exact_array([result[field.name] for result in results], field.type))
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             wrong = (at for at, result in enumerate(results) if not _fits(result[field.name], field.type))
             at = next(wrong, 0)
@@ -318,7 +318,7 @@ def _fits(value: object, kind: pa.DataType) -> bool:
     import pyarrow as pa
 
     try:
-        exact_array([value], kind)
+        to_exact_array([value], kind)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
         return False
     return True
@@ -384,7 +384,7 @@ class Explode(Spec):
         number = F.coalesce(F.col(_NUMBER), F.lit(0))
         there = {name.lower() for name in frame.columns}
         columns = [
-            F.col(_ELEMENT).alias(self.name) if name.lower() == self.name.lower() else column(name)
+            F.col(_ELEMENT).alias(self.name) if name.lower() == self.name.lower() else named_column(name)
             for name in frame.columns
             if name != ORDINAL
         ]

@@ -21,7 +21,7 @@ from dagster_adjunct.orchestration.operators.functions import RecordCall, call_i
 from dagster_adjunct.orchestration.operators.operator import ComparedColumn, Flow, Match, Requirement, Spec
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
+from dagster_adjunct.resources.schemas.column_sql import named_column, quote_name
 from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class Join(Spec):
         (frame,) = frames
         entries, schema = batch.entries(self.dataset)
         self._check_types(operator, dict(frame.dtypes), schema)
-        added = [column(chosen.column).alias(chosen.name) for chosen in self.selection(schema.names)]
+        added = [named_column(chosen.column).alias(chosen.name) for chosen in self.selection(schema.names)]
         return self._joined(operator, frame, entries, added, batch)
 
     def _joined(
@@ -264,13 +264,13 @@ class Join(Spec):
 
         keys = [f"__key_{index}" for index in range(len(self.on))]
         side = entries.select(
-            *[column(entry).alias(key) for (_, entry), key in zip(self.on, keys, strict=True)],
+            *[named_column(entry).alias(key) for (_, entry), key in zip(self.on, keys, strict=True)],
             *added,
             F.lit(True).alias("__matched"),
         )
         condition: Column | None = None
         for (stream, _), key in zip(self.on, keys, strict=True):
-            equal = frame[quoted(stream)] == side[key]
+            equal = frame[quote_name(stream)] == side[key]
             condition = equal if condition is None else condition & equal
         side = F.broadcast(side) if batch.app.dataset(self.dataset).broadcast else side.hint("merge")
         # An inner join is a left one without what has met no entry, which is counted before it goes.
@@ -387,7 +387,7 @@ class JoinFunction(Join):
         (frame,) = frames
         entries, schema = batch.entries(self.dataset)
         self._check_types(operator, dict(frame.dtypes), schema)
-        entry = F.struct(*[column(name) for name in schema.names]).alias(_ENTRY)
+        entry = F.struct(*[named_column(name) for name in schema.names]).alias(_ENTRY)
         joined = self._joined(operator, frame, entries, [entry], batch)
         return call_in_tasks(
             joined,

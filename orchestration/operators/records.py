@@ -32,7 +32,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     sources_from_sql,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
-from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.sql.checking import check_condition, check_expression, check_expressions
 from dagster_adjunct.resources.sql.parser import implies_true, parse_expression, struct_fields
 from dagster_adjunct.resources.sql.types import expression_type, types_differ
@@ -177,7 +177,7 @@ class Map(Spec):
         for item in check_expressions(operator, self.expressions, columns):
             if item.expression.star:
                 known = known and columns is not None
-                result.extend(item.stars(columns or ()))
+                result.extend(item.expand_star(columns or ()))
             else:
                 known = known and item.expression.name is not None
                 result.append(item.expression.name or "")
@@ -221,7 +221,7 @@ class Map(Spec):
         for item in check_expressions(context.operator, self.expressions, tuple(types), types):
             name = item.expression.name
             if item.expression.star:
-                result |= {column: types[column] for column in item.stars(tuple(types))}
+                result |= {column: types[column] for column in item.expand_star(tuple(types))}
                 continue
             if name is None:
                 return None
@@ -370,7 +370,7 @@ class Merge(Spec):
         if by:
             # Spark puts partition i of all inputs together where they lie alike. It compares them by the names that the
             # columns have in their files, unless these are columns of the frame's own: that needs more than an alias.
-            first = first.withColumns({name: column(name).alias(name, metadata={"merged": 1}) for name in by})
+            first = first.withColumns({name: named_column(name).alias(name, metadata={"merged": 1}) for name in by})
         # Of the hidden columns some have only what one input has been through: the others have null there.
         merged = reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), others, first)
         if not by:
@@ -379,7 +379,7 @@ class Merge(Spec):
         if partitions == 1:
             return merged.coalesce(1)
         # Where Spark sees that they lie so, it leaves this out.
-        return merged.repartition(partitions, *map(column, by))
+        return merged.repartition(partitions, *map(named_column, by))
 
 
 def build_merge(after: str, others: Sequence[str]) -> Merge:
@@ -422,7 +422,7 @@ class PartitionBy(PassThroughSpec):
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         return batch.gather_small(frame).repartition(
-            batch.partitions_at(operator), *[column(name) for name in self.columns]
+            batch.partitions_at(operator), *[named_column(name) for name in self.columns]
         )
 
 

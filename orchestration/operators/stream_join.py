@@ -33,7 +33,7 @@ from dagster_adjunct.orchestration.operators.joins import On, SelectedColumn, pa
 from dagster_adjunct.orchestration.operators.operator import ComparedColumn, Flow, Requirement, Spec, merge_flows
 from dagster_adjunct.resources.common import check_name, to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
-from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.streams.system import TOMBSTONE
 
@@ -108,7 +108,7 @@ def classify_join_records(frame: DataFrame, side: Side, watermarks: Watermarks, 
     late = F.col(BEHIND).isNotNull()
     if watermarks.before is not None:
         late = late | (time < F.lit(to_microseconds(watermarks.before)))
-    no_key = reduce(lambda one, other: one | other, [column(name).isNull() for name in side.keys])
+    no_key = reduce(lambda one, other: one | other, [named_column(name).isNull() for name in side.keys])
     reasons = [(F.col(REPLAYED), REPLAYED_REASON)] if REPLAYED in frame.columns else []
     reasons += [
         (F.col(TOMBSTONE), DELETED),
@@ -125,7 +125,7 @@ def select_kept_records(frame: DataFrame, side: Side, needed: int, batch: BatchC
 
     expires = F.timestamp_micros(F.unix_micros(EVENT_TIME) + F.lit(needed))
     return frame.where(F.col(EXCLUSION).isNull()).select(
-        *[column(name) for name in side.columns],
+        *[named_column(name) for name in side.columns],
         stored_position_key(frame, batch).alias(RECORD),
         F.col(EVENT_TIME).alias(AT),
         expires.alias(EXPIRES),
@@ -136,7 +136,7 @@ def unmatchable_results(frame: DataFrame, side: Side) -> DataFrame:
     """Return results of the judged records that can meet nothing."""
     from pyspark.sql import functions as F
 
-    named = [column(name).alias(_side_column(side, name)) for name in side.columns]
+    named = [named_column(name).alias(_side_column(side, name)) for name in side.columns]
     return frame.where(F.col(EXCLUSION).isin(*UNMATCHABLE)).select(
         *named,
         F.lit(side.name).alias(KIND),
@@ -225,7 +225,7 @@ def combine_results(
 
         def value(side: Side, name: str, kind: str, there: set[str] = there) -> Column:
             own = _side_column(side, name)
-            return column(own) if own in there else F.lit(None).cast(kind)
+            return named_column(own) if own in there else F.lit(None).cast(kind)
 
         keys = dict(zip(left.keys, right.keys, strict=True))
         columns = []
@@ -247,19 +247,19 @@ def _side_column(side: Side, name: str) -> str:
 
 
 def _at(side: Side) -> Column:
-    return column(_side_column(side, AT))
+    return named_column(_side_column(side, AT))
 
 
 def _new(side: Side) -> Column:
-    return column(_side_column(side, NEW))
+    return named_column(_side_column(side, NEW))
 
 
 def _prefix_columns(rows: DataFrame, side: Side) -> DataFrame:
     """Return kept rows with names that the other side has not; their time in microseconds."""
     from pyspark.sql import functions as F
 
-    named = [column(name).alias(_side_column(side, name)) for name in (*side.columns, RECORD, NEW)]
-    return rows.select(*named, F.unix_micros(column(AT)).alias(_side_column(side, AT)))
+    named = [named_column(name).alias(_side_column(side, name)) for name in (*side.columns, RECORD, NEW)]
+    return rows.select(*named, F.unix_micros(named_column(AT)).alias(_side_column(side, AT)))
 
 
 def _around(rows: DataFrame, side: Side, since: int | None, until: int, earlier: int, later: int) -> DataFrame:
@@ -302,11 +302,11 @@ def _spread_right(rows: DataFrame, right: Side, bound: Bound) -> DataFrame:
 def _join_spans(one: DataFrame, other: DataFrame, sides: tuple[Side, Side], bound: Bound, how: str) -> DataFrame:
     left, right = sides
     pairs = [
-        column(_side_column(left, a)) == column(_side_column(right, b))
+        named_column(_side_column(left, a)) == named_column(_side_column(right, b))
         for a, b in zip(left.keys, right.keys, strict=True)
     ]
     one, other = one.withColumnRenamed(_SPAN, "__one"), other.withColumnRenamed(_SPAN, "__other")
-    pairs += [column("__one") == column("__other")]
+    pairs += [named_column("__one") == named_column("__other")]
     near = (_at(right) >= _at(left) - bound.before) & (_at(right) <= _at(left) + bound.after)
     return one.join(other.hint("merge"), reduce(and_, [*pairs, near]), how).drop("__one", "__other")
 
@@ -524,7 +524,7 @@ class StreamJoin(Spec):
         conditions = {name: F.col(EXCLUSION) == why for why, name in counts.items()}
         counted = batch.count_records(operator, frame, conditions | {side.name: F.col(EXCLUSION).isNull()})
         rows = select_kept_records(counted, side, self._needed(side), batch)
-        own = Schema.from_spark(frame.select(*[column(name) for name in side.columns]).schema)
+        own = Schema.from_spark(frame.select(*[named_column(name) for name in side.columns]).schema)
         more = (Field(RECORD, "string"), Field(AT, "timestamp"), Field(EXPIRES, "timestamp"))
         spec = StateSpec(
             schema=Schema((*own.fields, *more)),
@@ -562,7 +562,9 @@ class StreamJoin(Spec):
         if not partition_columns:
             return made
         # Where Spark sees that they lie so, it leaves this out; of a single partition it never sees it.
-        return made.repartition(partitions, *map(column, partition_columns)) if partitions > 1 else made.coalesce(1)
+        return (
+            made.repartition(partitions, *map(named_column, partition_columns)) if partitions > 1 else made.coalesce(1)
+        )
 
 
 Within: TypeAlias = timedelta | tuple[timedelta, timedelta]

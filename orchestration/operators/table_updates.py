@@ -22,7 +22,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 from dagster_adjunct.resources.backends.columns import Column, Kind, parse_column
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
-from dagster_adjunct.resources.schemas.quoted_columns import quoted
+from dagster_adjunct.resources.schemas.column_sql import quote_name
 from dagster_adjunct.resources.sql.checking import check_expression
 from dagster_adjunct.resources.sql.parser import parse_expression
 from dagster_adjunct.resources.sql.syntax_checks import did_you_mean
@@ -119,7 +119,7 @@ def parse_pairs(what: str, columns: Columns, *, empty: bool = False) -> Pairs:
             f"Write [{columns!r}].",
             argument=what.rpartition(" ")[2].rstrip("="),
         )
-    pairs = dict(columns) if isinstance(columns, Mapping) else {name: quoted(name) for name in columns}
+    pairs = dict(columns) if isinstance(columns, Mapping) else {name: quote_name(name) for name in columns}
     names = validate_column_names(what, list(pairs))
     for name in names:
         if not isinstance(pairs[name], str) or not pairs[name].strip():
@@ -624,9 +624,9 @@ class SendToTable(PassThroughSpec):
             frame = batch.materialize(operator, frame)
         written = frame
         if self.send.update is not None:
-            key = [quoted(name) for name in batch.app.table_key(self.send.table)]
+            key = [quote_name(name) for name in batch.app.table_key(self.send.table)]
             update = wrap_appended_values(self.send.update, frame)
-            hidden = [quoted(name) for name in list_hidden_columns(frame)]
+            hidden = [quote_name(name) for name in list_hidden_columns(frame)]
             written = frame.selectExpr(*hidden, *key, *update.expressions())
         batch.write(operator, written, self.send)
         return frame

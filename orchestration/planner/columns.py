@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.extractors import Projection, fits
+from dagster_adjunct.assets.declaration.extractors import Projection, is_assignable
 from dagster_adjunct.assets.sources.changes import derive_row_schema, derive_stored_schema
 from dagster_adjunct.assets.sources.opened_stream import check_changes_ordered
 from dagster_adjunct.assets.validation.validators import check_validator_columns, is_left_to_spark, iterate_sql_rules
@@ -23,7 +23,7 @@ from dagster_adjunct.orchestration.operators.operator import ComparedColumn, Flo
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, new_stream_defaults
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.schema import Field, Schema, evolved, refused_changes
+from dagster_adjunct.resources.schemas.schema import Field, Schema, evolve_schema, incompatible_changes
 from dagster_adjunct.resources.schemas.schema import check_key_types as check_key_columns
 from dagster_adjunct.resources.sql.checking import (
     check_condition,
@@ -150,7 +150,7 @@ def _check_projection(dataset: AdjunctDataset, projection: Projection, rows: Sch
     declared = {field.name: field.type for field in Schema.from_ddl(projection.columns, what).fields}
     for name, text in dict(projection.select).items():
         kind = _check_expression(what, text, types, f"Correct the projection's column {name!r}.")
-        if kind is not None and not fits(kind, declared[name]):
+        if kind is not None and not is_assignable(kind, declared[name]):
             raise PlanningError(
                 f"{what}: the projection declares {name} as {declared[name]}, and {text!r} gives {kind}.",
                 f"Declare it as {kind}, or cast it in the expression, where everybody sees it.",
@@ -186,7 +186,7 @@ def check_fed_datasets(app: Application, operator: str, stream: str, stored: Sch
     for dataset in app.datasets:
         if dataset.stream != stream:
             continue
-        refused = _dataset_problems(dataset, stored, evolved(stored, sent))
+        refused = _dataset_problems(dataset, stored, evolve_schema(stored, sent))
         if refused:
             raise PlanningError(
                 f"{operator}: dataset {dataset.name!r} can't take what would be sent to its stream {stream}: "
@@ -205,7 +205,7 @@ def _dataset_problems(dataset: AdjunctDataset, before: Schema, after: Schema) ->
     except AdjunctError:  # which is wrong already, and told of the dataset itself
         return []
     try:
-        return refused_changes(entries, derive_stored_schema(dataset, after), dataset.key)
+        return incompatible_changes(entries, derive_stored_schema(dataset, after), dataset.key)
     except AdjunctError as error:
         return [error.problem.rstrip(".")]
 
@@ -480,7 +480,7 @@ def _check_existing_stream(app: Application, operator: str, facts: StreamFacts, 
         )
     except SchemaMismatchError as error:
         raise _column_error(operator, facts.name, error) from error
-    refused = refused_changes(facts.schema, declared, facts.key)
+    refused = incompatible_changes(facts.schema, declared, facts.key)
     if refused:
         raise PlanningError(
             f"{operator}: stream {facts.name} has other columns than would be sent to it: {'; '.join(refused)}. "

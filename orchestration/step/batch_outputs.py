@@ -25,7 +25,7 @@ from dagster_adjunct.orchestration.step.recorded_answers import (
 )
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError, TableError
-from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import (
     OFFSET,
@@ -150,7 +150,7 @@ def find_previous_append(system: StreamSystem, stream: str, producer: str, batch
 def output_schema(frame: DataFrame) -> Schema:
     """Return the columns of records that an output stream gets."""
     return Schema.from_spark(
-        frame.select(*[column(name) for name in frame.columns if not name.startswith("__")]).schema
+        frame.select(*[named_column(name) for name in frame.columns if not name.startswith("__")]).schema
     )
 
 

@@ -29,7 +29,7 @@ from dagster_adjunct.orchestration.step.provenance import tag_branch, trace_orig
 from dagster_adjunct.orchestration.step.state import LeftOutRecords, LocalTableWrites, StateTables
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError
-from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.spark.tuning import PersistedFrames, use_interpreted_plans
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.user_code import failing_line, function_failed_error
@@ -69,7 +69,7 @@ def repartition_inputs(graph: BatchGraph, operator: Operator, sources: Sequence[
     """Return the records of each input, where the planner's auto_repartition has them before this operator."""
     frames = list(sources)
     for exchange in graph.moves(operator.id):
-        number, by = exchange.input, map(column, exchange.partitioned_by)
+        number, by = exchange.input, map(named_column, exchange.partitioned_by)
         frames[number] = graph.gather_small(frames[number]).repartition(exchange.partitions, *by)
     return frames
 

@@ -14,7 +14,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import required_retent
 from dagster_adjunct.orchestration.step.progress import Measured, declared_event_times, times_after_batch
 from dagster_adjunct.orchestration.step.provenance import add_epochs
 from dagster_adjunct.resources.common import split_stream_name, to_microseconds
-from dagster_adjunct.resources.schemas.quoted_columns import bigints
+from dagster_adjunct.resources.schemas.column_sql import bigint_array
 from dagster_adjunct.resources.spark.tuning import PersistedFrames
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, OffsetRange
 
@@ -477,7 +477,7 @@ class BatchTimes:
         read_to = self._read_to(stream)
         if not read_to and not self._rehearsed:
             return F.lit(False)
-        ends = bigints(read_to.get(number, 0) for number in range(max(read_to, default=0) + 1))
+        ends = bigint_array(read_to.get(number, 0) for number in range(max(read_to, default=0) + 1))
         again = F.col(OFFSET) < F.coalesce(F.get(ends, F.col(PARTITION)), F.lit(0))
         for ssp, stood in self._stood(stream).items():
             for low, high in stood.skipped:  # passed over then, so this is the first time

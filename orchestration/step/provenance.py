@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.columns import BRANCH, ORIGIN
-from dagster_adjunct.resources.schemas.quoted_columns import bigints
+from dagster_adjunct.resources.schemas.column_sql import bigint_array
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
     OFFSET,
@@ -72,7 +72,7 @@ def add_epochs(records: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
 
     if not epochs:
         return records
-    here = F.get(bigints(epochs.get(partition, 0) for partition in range(max(epochs) + 1)), F.col(PARTITION))
+    here = F.get(bigint_array(epochs.get(partition, 0) for partition in range(max(epochs) + 1)), F.col(PARTITION))
     return records.withColumn(EPOCH, (F.col(EPOCH) + F.coalesce(here, F.lit(0))).cast("int"))
 
 
@@ -88,7 +88,7 @@ def add_positions(records: DataFrame, sources: Sources | None) -> DataFrame:
     if SOURCE in records.columns:
         return records
     numbers = {SystemStreamPartition.parse(span.source).partition: span.epoch for span in sources.ranges}
-    epoch = F.get(bigints(numbers.get(p, 0) for p in range(max(numbers, default=0) + 1)), F.col(PARTITION))
+    epoch = F.get(bigint_array(numbers.get(p, 0) for p in range(max(numbers, default=0) + 1)), F.col(PARTITION))
     return records.withColumns(
         {
             SOURCE: F.concat(F.lit(f"{sources.stream}."), F.col(PARTITION).cast("string")),

@@ -28,8 +28,8 @@ from dagster_adjunct.resources.errors import (
     PlanningError,
     TableError,
 )
-from dagster_adjunct.resources.schemas.quoted_columns import column
-from dagster_adjunct.resources.schemas.schema import same_family
+from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.schema import is_same_family
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
@@ -244,7 +244,7 @@ def cast_result(operator: str, name: str, result: Any, rows: int, returns: Schem
     columns = []
     for each in returns.to_arrow():
         given = result.schema.field(each.name).type
-        if pa.types.is_timestamp(each.type) and not same_family(given, each.type):
+        if pa.types.is_timestamp(each.type) and not is_same_family(given, each.type):
             raise _result_error(operator, name, f"returned {each.name!r} as {given}, which is no timestamp with a zone")
         try:
             columns.append(result.column(each.name).cast(each.type))
@@ -402,7 +402,9 @@ def collect_distinct_keys(operator: str, frame: DataFrame, lookup: TableLookup, 
     """Return the keys of the records, each once, without those that are null or null in a part."""
     import pyarrow as pa
 
-    keys = frame.select(*[column(name).alias(key) for name, key in zip(lookup.keys, key_columns(lookup), strict=True)])
+    keys = frame.select(
+        *[named_column(name).alias(key) for name, key in zip(lookup.keys, key_columns(lookup), strict=True)]
+    )
     # Brought here as they are: an exchange of the keys would take longer than the few bytes of those that come twice.
     distinct = keys.dropna().toArrow().group_by(key_columns(lookup)).aggregate([])
     if (found := first_unreadable(distinct.rename_columns(list(lookup.keys)))) is not None:
@@ -454,7 +456,7 @@ def join_answers(operator: str, frame: DataFrame, lookup: TableLookup, answers: 
     condition: Column | None = None
     whole: Column | None = None
     for stream, name in zip(lookup.keys, names, strict=True):
-        equal, there = frame[f"`{stream}`"] == side[name], column(stream).isNotNull()
+        equal, there = frame[f"`{stream}`"] == side[name], named_column(stream).isNotNull()
         condition = equal if condition is None else condition & equal
         whole = there if whole is None else whole & there
     assert condition is not None

@@ -21,9 +21,9 @@ from dagster_adjunct.assets.unbounded.local_table import (
 from dagster_adjunct.assets.writing.generation import SPARK, SPARK_ONE_TASK
 from dagster_adjunct.orchestration.operators.columns import tie_breakers
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
-from dagster_adjunct.resources.bucketing.files import GENERATION, bucketed_frame
+from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame
 from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class StateTable:
 
         if TOMBSTONE not in rows.columns:
             rows = rows.withColumn(TOMBSTONE, F.lit(False))
-        rows = rows.select(*[column(name) for name in (*self.spec.schema.names, TOMBSTONE)])
+        rows = rows.select(*[named_column(name) for name in (*self.spec.schema.names, TOMBSTONE)])
         if self.kept:
             done = self.writes.send(rows, order_by=(), partitioned=partitioned)
             if self.spec.append_only and done.get("superseded"):
@@ -102,14 +102,20 @@ class StateTable:
         what = f"state {self.writes.name!r}"
         rows = bucketed_frame(self.context.spark(), self.context.lake.store, what, sealed.layout, sealed.generations)
         # Not a literal: of rows that are none Spark forgets where they lie, and would move them.
-        new = F.col(GENERATION).isin(*self.writes.sent) if self.writes.sent else F.col(GENERATION) < F.lit(0)
-        return self._keep_unexpired(rows.select(*[column(name) for name in self.spec.schema.names], new.alias(NEW)))
+        new = (
+            F.col(GENERATION_COLUMN).isin(*self.writes.sent)
+            if self.writes.sent
+            else F.col(GENERATION_COLUMN) < F.lit(0)
+        )
+        return self._keep_unexpired(
+            rows.select(*[named_column(name) for name in self.spec.schema.names], new.alias(NEW))
+        )
 
     def _keep_unexpired(self, rows: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F
 
         before = self.watermarks.before
-        return rows if before is None else rows.where(column(self.spec.expires) > F.lit(before))
+        return rows if before is None else rows.where(named_column(self.spec.expires) > F.lit(before))
 
 
 class StateTables:
@@ -225,7 +231,7 @@ class LocalTableWrites:
         order = (PARTITION, OFFSET, *tie_breakers(frame))
         try:
             done = self._of(table).send(
-                rows.select(*[column(name) for name in (*names, TOMBSTONE, *order)]),
+                rows.select(*[named_column(name) for name in (*names, TOMBSTONE, *order)]),
                 order_by=order,
                 partitioned=partitioned,
             )
@@ -285,7 +291,7 @@ def prepare_table_rows(
 
 
 def _lacks_key(key: tuple[str, ...]) -> Column:
-    return reduce(or_, [column(name).isNull() for name in key])
+    return reduce(or_, [named_column(name).isNull() for name in key])
 
 
 def _locate_null_key(

@@ -24,10 +24,10 @@ from dagster_adjunct.orchestration.step.compile_batch import BatchCompiler, buil
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.recorded_answers import SinkCall, add_unknown_answers, plan_results
 from dagster_adjunct.orchestration.step.state import prepare_table_rows
-from dagster_adjunct.resources.bucketing.files import GENERATION, BucketLayout, bucketed_frame
+from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, BucketLayout, bucketed_frame
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError, PlanningError
-from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.streams.system import OffsetRange
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
 from dagster_adjunct.resources.tables.operation import run_blocking
@@ -392,7 +392,7 @@ class DryRunCompiler(BatchCompiler):
             return frame
         if spec.role == "output" and spec.writes is not None and self.system_of(spec.writes).appends_alone:
             # They are read from the output, in whose partitions they lie.
-            by = map(column, self.required_partitioning(operator.id))
+            by = map(named_column, self.required_partitioning(operator.id))
             stored = frame.drop(*tie_breakers(frame), *BATCH_ONLY).repartition(self.partitions_at(operator.id), *by)
             return self._cut(operator.id, stored)
         frame = mark_operator(operator.id, frame)
@@ -441,7 +441,7 @@ class DryRunCompiler(BatchCompiler):
             return super()._no_entries(dataset, schema)
         layout = BucketLayout(schema, dataset.partition_by, dataset.partitions, dataset.key)
         store = self.graph.context.lake.store
-        return bucketed_frame(self.graph.spark, store, dataset.name, layout, []).drop(GENERATION)
+        return bucketed_frame(self.graph.spark, store, dataset.name, layout, []).drop(GENERATION_COLUMN)
 
     def count_matches(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
         self._datasets[operator] = dataset
@@ -528,7 +528,7 @@ class DryRunCompiler(BatchCompiler):
         made = plan_results(frame, SinkCall(operator, function, self.app.name, self.number, returns))
         by = self.required_partitioning(operator)
         if by:
-            made = made.repartition(self.partitions_at(operator), *map(column, by))
+            made = made.repartition(self.partitions_at(operator), *map(named_column, by))
         return self._cut(operator, made)
 
     def send_dead_letters(

@@ -15,7 +15,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Stream
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.schema import Schema, exact_array
+from dagster_adjunct.resources.schemas.schema import Schema, to_exact_array
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import LAKE, TOMBSTONE, NewStreams, Partitioner, StreamInfo, StreamSystem
 from dagster_adjunct.resources.tables.functions import StoreFunction
@@ -111,7 +111,7 @@ def arrow_table(
     columns = {}
     for field in schema.to_arrow():
         try:
-            columns[field.name] = exact_array([row.get(field.name) for row in everything], field.type)
+            columns[field.name] = to_exact_array([row.get(field.name) for row in everything], field.type)
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"stream {stream!r}: column {field.name!r} is {schema.field(field.name, stream).type}: {error}.",

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.common import ClassRegistry
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.schema import arrow_type, exact_array
+from dagster_adjunct.resources.schemas.schema import arrow_type, to_exact_array
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,7 +53,7 @@ def describe_function(function: Any) -> dict[str, Any]:
 
 def function_from_description(description: Mapping[str, Any]) -> Any:
     """The function that `describe` described, closed."""
-    return _BACKENDS.made_from(description)
+    return _BACKENDS.from_description(description)
 
 
 class Kind(Enum):
@@ -488,4 +488,4 @@ def arrow_column_from_records(
 def _array(values: list[Any], kind: str) -> pa.Array:
     if kind != "boolean" and any(value.__class__ is bool for value in values):
         raise TypeError("a boolean is no value of another type")
-    return exact_array(values, to_arrow_type(kind))
+    return to_exact_array(values, to_arrow_type(kind))

@@ -20,8 +20,8 @@ from dagster_adjunct.resources.errors import (
     ManifestMismatchError,
     SchemaMismatchError,
 )
-from dagster_adjunct.resources.schemas.quoted_columns import literal, quoted
-from dagster_adjunct.resources.schemas.schema import Schema, widens
+from dagster_adjunct.resources.schemas.column_sql import quote_name, quote_text
+from dagster_adjunct.resources.schemas.schema import Schema, is_widening
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -169,15 +169,15 @@ class BucketLayout:
 
 def bucket_file_name(bucket: int, attempt: str) -> str:
     """Return the name under which Spark takes a file for this bucket of a bucketed table."""
-    return f"part-{bucket:05d}-{attempt}{bucket_file_end(bucket)}"
+    return f"part-{bucket:05d}-{attempt}{bucket_file_suffix(bucket)}"
 
 
-def bucket_file_end(bucket: int) -> str:
+def bucket_file_suffix(bucket: int) -> str:
     """Return how the names of this bucket's files end, whatever their attempt."""
     return f"_{bucket:05d}.c000.zstd.parquet"
 
 
-def attempt_of(folder: str) -> str:
+def attempt_id(folder: str) -> str:
     """Return the attempt's id, the last segment of its folder."""
     return folder.rsplit("/", 1)[-1]
 
@@ -221,10 +221,10 @@ def unpack_footer(text: str) -> bytes:
 # files that Spark sees are compared with the manifest's.
 
 
-GENERATION = "__gen"
-_TABLES_KEPT = 64
+GENERATION_COLUMN = "__gen"
+_MAX_TABLES = 64
 _tables: dict[str, dict[str, None]] = {}
-_one_at_a_time = threading.Lock()
+_tables_lock = threading.Lock()
 
 
 def bucketed_frame(
@@ -241,45 +241,46 @@ def bucketed_frame(
         f"|{g.id}:{g.folder}" for g in wanted
     )
     name = f"adjunct_{hashlib.sha256(content.encode()).hexdigest()[:24]}"
-    with _one_at_a_time:  # datasets advance in threads of one session, and any of them may drop the oldest table
+    with _tables_lock:  # datasets advance in threads of one session, and any of them may drop the oldest table
         known = _tables.setdefault(spark.sparkContext.applicationId, {})
         if name in known:
             # Used again, so it is the last to be dropped: a frame's table must be there when its plan is made.
             known.pop(name, None)
         else:
-            _create(spark, store, name, layout, wanted)
+            _create_table(spark, store, name, layout, wanted)
             try:
                 _check_files(spark, name, what, wanted)
             except BaseException:
                 spark.sql(f"DROP TABLE IF EXISTS {name}")
                 raise
         known[name] = None
-        while len(known) > _TABLES_KEPT:
+        while len(known) > _MAX_TABLES:
             oldest = next(iter(known))
             known.pop(oldest, None)
             spark.sql(f"DROP TABLE IF EXISTS {oldest}")
         return spark.table(name)
 
 
-def _create(
+def _create_table(
     spark: SparkSession, store: ObjectStore, name: str, layout: BucketLayout, generations: Sequence[Generation]
 ) -> None:
     clustered = ""
     if layout.bucket_by:
-        columns = ", ".join(quoted(column) for column in layout.bucket_by)
-        ordered = ", ".join(quoted(column) for column in layout.key)  # what the writer has checked of each file
+        columns = ", ".join(quote_name(column) for column in layout.bucket_by)
+        ordered = ", ".join(quote_name(column) for column in layout.key)  # what the writer has checked of each file
         sorted_by = f" SORTED BY ({ordered})" if ordered else ""
         clustered = f" CLUSTERED BY ({columns}){sorted_by} INTO {layout.partitions} BUCKETS"
     # Nothing is ever at the root: rows are in the partitions. Without any, the scan is empty and bucketed still.
-    root = literal(store.spark_uri(generations[0].folder if generations else "_adjunct"))
+    root = quote_text(store.spark_uri(generations[0].folder if generations else "_adjunct"))
     spark.sql(
-        f"CREATE TABLE IF NOT EXISTS {name} ({layout.ddl}, `{GENERATION}` INT) USING parquet "
-        f"PARTITIONED BY (`{GENERATION}`){clustered} LOCATION {root}"
+        f"CREATE TABLE IF NOT EXISTS {name} ({layout.ddl}, `{GENERATION_COLUMN}` INT) USING parquet "
+        f"PARTITIONED BY (`{GENERATION_COLUMN}`){clustered} LOCATION {root}"
     )
     if not generations:
         return
     parts = " ".join(
-        f"PARTITION (`{GENERATION}`={g.id}) LOCATION {literal(store.spark_uri(g.folder))}" for g in generations
+        f"PARTITION (`{GENERATION_COLUMN}`={g.id}) LOCATION {quote_text(store.spark_uri(g.folder))}"
+        for g in generations
     )
     spark.sql(f"ALTER TABLE {name} ADD IF NOT EXISTS {parts}")
 
@@ -316,13 +317,13 @@ def columns_problem(stored: pa.Schema, layout: BucketLayout) -> str:
     fits = bool(layout.hidden) and len(set(stored.names)) == len(stored.names) and fixed <= set(stored.names)
     for each in stored:
         index = wanted.get_field_index(each.name)
-        fits = fits and index >= 0 and (
-            each.type == wanted.field(index).type or (each.name not in fixed and _widens(each, wanted.field(index)))
-        )  # fmt: skip
+        same = index >= 0 and each.type == wanted.field(index).type
+        widened = index >= 0 and each.name not in fixed and _is_widening_field(each, wanted.field(index))
+        fits = fits and (same or widened)
     return "" if fits else f"its columns are {', '.join(f'{field.name} {field.type}' for field in stored)}"
 
 
-def as_laid_out(table: pa.Table, layout: BucketLayout) -> pa.Table:
+def conform_to_layout(table: pa.Table, layout: BucketLayout) -> pa.Table:
     """Return rows with the columns of the layout: added ones are null, widened ones cast.
 
     Raises pyarrow's ArrowInvalid for columns that can't be read so.
@@ -343,11 +344,11 @@ def as_laid_out(table: pa.Table, layout: BucketLayout) -> pa.Table:
     return pa.table(columns, schema=wanted)
 
 
-def _widens(narrow: pa.Field, wide: pa.Field) -> bool:
+def _is_widening_field(narrow: pa.Field, wide: pa.Field) -> bool:
     import pyarrow as pa
 
     try:
         (was,), (now,) = (Schema.from_arrow(pa.schema([field])).fields for field in (narrow, wide))
     except AdjunctError:
         return False
-    return widens(was.type, now.type)
+    return is_widening(was.type, now.type)

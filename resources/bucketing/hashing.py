@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.schemas.schema import Plain, decimal_type, to_plain
+from dagster_adjunct.resources.schemas.schema import Plain, parse_decimal_type, plain_converter
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SEED = 42
 
 
-def buckets(columns: Sequence[pa.Array | pa.ChunkedArray], n: int) -> npt.NDArray[np.int32]:
+def assign_buckets(columns: Sequence[pa.Array | pa.ChunkedArray], n: int) -> npt.NDArray[np.int32]:
     """Return for each row the bucket in [0, n) that Spark would give it."""
     import numpy as np
 
@@ -41,16 +41,16 @@ def buckets(columns: Sequence[pa.Array | pa.ChunkedArray], n: int) -> npt.NDArra
     return result
 
 
-def bucket_of(values: Sequence[object], types: Sequence[str], n: int) -> int:
+def bucket_of_key(values: Sequence[object], types: Sequence[str], n: int) -> int:
     """Return the bucket of one key, given as Python values and Spark type names."""
-    plain = [None if value is None else to_plain(kind)(value) for value, kind in zip(values, types, strict=True)]
-    return bucketer(tuple(types), n)(plain)
+    plain = [None if value is None else plain_converter(kind)(value) for value, kind in zip(values, types, strict=True)]
+    return bucket_function(tuple(types), n)(plain)
 
 
 @lru_cache(maxsize=256)
-def bucketer(types: tuple[str, ...], n: int) -> Callable[[Sequence[Plain | None]], int]:
+def bucket_function(types: tuple[str, ...], n: int) -> Callable[[Sequence[Plain | None]], int]:
     """Return what gives the bucket in [0, n) of one key of these Spark types, its values in stored form."""
-    hashers = [_hasher(kind) for kind in types]
+    hashers = [_int_hasher(kind) for kind in types]
 
     def bucket(values: Sequence[Plain | None]) -> int:
         seed = SEED
@@ -193,16 +193,16 @@ def _hash_decimal(array: pa.Array, seeds: UInt32) -> UInt32:
     unscaled = [0 if v is None else int(v.scaleb(scale, exact)) for v in array.to_pylist()]
     if precision <= 18:
         return _hash_long(np.array(unscaled, dtype=np.int64), seeds)
-    return _hash_bytes(pa.array([_shortest(v) for v in unscaled], pa.binary()), seeds)
+    return _hash_bytes(pa.array([_java_bytes(v) for v in unscaled], pa.binary()), seeds)
 
 
-def _hasher(kind: str) -> Callable[[Any, int], int]:
+def _int_hasher(kind: str) -> Callable[[Any, int], int]:
     if kind in ("string", "binary"):
         return _hash_one_bytes
     if kind in ("bigint", "timestamp"):
         return _hash_one_long
     if kind.startswith("decimal"):
-        return _hash_one_long if decimal_type(kind)[0] <= 18 else _hash_one_large
+        return _hash_one_long if parse_decimal_type(kind)[0] <= 18 else _hash_one_large
     if kind in ("tinyint", "smallint", "int", "date", "boolean"):
         return _hash_one_int
     raise SchemaMismatchError(
@@ -240,12 +240,12 @@ def _hash_one_bytes(value: bytes, seed: int) -> int:
 
 
 def _hash_one_large(value: int, seed: int) -> int:
-    return _hash_one_bytes(_shortest(value), seed)
+    return _hash_one_bytes(_java_bytes(value), seed)
 
 
 # The digest of rows that Spark's `xxhash64` gives, for rows in Arrow: 64-bit xxHash, seed 42, chained over the values.
 #
-# It is `row_hash` (schemas/quoted_columns.py) row by row in plain Python, which is for tables that fit in memory.
+# It is `row_hash` (schemas/column_sql.py) row by row in plain Python, which is for tables that fit in memory.
 
 
 _P1, _P2, _P3, _P4, _P5 = (
@@ -260,94 +260,94 @@ def row_digests(table: pa.Table, schema: Schema) -> pa.Array:
 
     hashes = [SEED] * table.num_rows
     for place, field in enumerate(schema.fields):
-        hashed = _value_hasher(field.type)
+        hashed = _xxhash_hasher(field.type)
         for row, value in enumerate(table.column(field.name).to_pylist()):
             if value is not None:
-                hashes[row] = hashed(value, _of_int(place, hashes[row]))
+                hashes[row] = hashed(value, _xxhash_int(place, hashes[row]))
     return pa.array([number - ((number >> 63) << 64) for number in hashes], pa.int64())
 
 
-def _value_hasher(kind: str) -> Callable[[Any, int], int]:
+def _xxhash_hasher(kind: str) -> Callable[[Any, int], int]:
     """Return what hashes a value of this Spark type name as Spark does."""
     if kind == "float":
-        return lambda value, seed: _of_int(_bits("<f", "<i", value), seed)
+        return lambda value, seed: _xxhash_int(_float_bits("<f", "<i", value), seed)
     if kind == "double":
-        return lambda value, seed: _of_long(_bits("<d", "<q", value), seed)
-    plain: Callable[[Any], Any] = to_plain(kind)
+        return lambda value, seed: _xxhash_long(_float_bits("<d", "<q", value), seed)
+    plain: Callable[[Any], Any] = plain_converter(kind)
     if kind in ("string", "binary"):
-        return lambda value, seed: _of_bytes(plain(value), seed)
+        return lambda value, seed: _xxhash_bytes(plain(value), seed)
     if kind in ("bigint", "timestamp"):
-        return lambda value, seed: _of_long(plain(value), seed)
+        return lambda value, seed: _xxhash_long(plain(value), seed)
     if not kind.startswith("decimal"):
-        return lambda value, seed: _of_int(plain(value), seed)
-    if decimal_type(kind)[0] <= 18:
-        return lambda value, seed: _of_long(plain(value), seed)
-    return lambda value, seed: _of_bytes(_shortest(plain(value)), seed)
+        return lambda value, seed: _xxhash_int(plain(value), seed)
+    if parse_decimal_type(kind)[0] <= 18:
+        return lambda value, seed: _xxhash_long(plain(value), seed)
+    return lambda value, seed: _xxhash_bytes(_java_bytes(plain(value)), seed)
 
 
-def _bits(number: str, bits: str, value: float) -> int:
+def _float_bits(number: str, bits: str, value: float) -> int:
     """Return the bits of a float as a whole number; -0.0 is 0.0, and all NaN are one."""
     value = math.nan if math.isnan(value) else value + 0.0
     as_bits: int = struct.unpack(bits, struct.pack(number, value))[0]
     return as_bits
 
 
-def _shortest(unscaled: int) -> bytes:
+def _java_bytes(unscaled: int) -> bytes:
     """Return a whole number as Java's BigInteger gives it: big-endian, signed, in no more bytes than it needs."""
     magnitude = unscaled if unscaled >= 0 else ~unscaled
     return unscaled.to_bytes(magnitude.bit_length() // 8 + 1, "big", signed=True)
 
 
-def _of_int(value: int, seed: int) -> int:
-    return _last_mix(_int_mixed(seed + _P5 + 4 & _ALL, value & 0xFFFFFFFF))
+def _xxhash_int(value: int, seed: int) -> int:
+    return _xxhash_final(_mix_int(seed + _P5 + 4 & _ALL, value & 0xFFFFFFFF))
 
 
-def _of_long(value: int, seed: int) -> int:
-    return _last_mix(_long_mixed(seed + _P5 + 8 & _ALL, value & _ALL))
+def _xxhash_long(value: int, seed: int) -> int:
+    return _xxhash_final(_mix_long(seed + _P5 + 8 & _ALL, value & _ALL))
 
 
-def _of_bytes(data: bytes, seed: int) -> int:
+def _xxhash_bytes(data: bytes, seed: int) -> int:
     size, at = len(data), 0
     if size >= 32:
         lanes = [seed + _P1 + _P2 & _ALL, seed + _P2 & _ALL, seed, seed - _P1 & _ALL]
         while at + 32 <= size:
             words = struct.unpack_from("<4Q", data, at)
-            lanes = [_round(lane, word) for lane, word in zip(lanes, words, strict=True)]
+            lanes = [_xxhash_round(lane, word) for lane, word in zip(lanes, words, strict=True)]
             at += 32
-        mixed = sum(_rotated(lane, by) for lane, by in zip(lanes, (1, 7, 12, 18), strict=True)) & _ALL
+        mixed = sum(_rotate_left(lane, by) for lane, by in zip(lanes, (1, 7, 12, 18), strict=True)) & _ALL
         for lane in lanes:
-            mixed = (mixed ^ _round(0, lane)) * _P1 + _P4 & _ALL
+            mixed = (mixed ^ _xxhash_round(0, lane)) * _P1 + _P4 & _ALL
     else:
         mixed = seed + _P5 & _ALL
     mixed = mixed + size & _ALL
     while at + 8 <= size:
-        mixed = _long_mixed(mixed, struct.unpack_from("<Q", data, at)[0])
+        mixed = _mix_long(mixed, struct.unpack_from("<Q", data, at)[0])
         at += 8
     if at + 4 <= size:
-        mixed = _int_mixed(mixed, struct.unpack_from("<I", data, at)[0])
+        mixed = _mix_int(mixed, struct.unpack_from("<I", data, at)[0])
         at += 4
     for byte in data[at:]:
-        mixed = _rotated(mixed ^ (byte * _P5 & _ALL), 11) * _P1 & _ALL
-    return _last_mix(mixed)
+        mixed = _rotate_left(mixed ^ (byte * _P5 & _ALL), 11) * _P1 & _ALL
+    return _xxhash_final(mixed)
 
 
-def _round(lane: int, word: int) -> int:
-    return _rotated(lane + word * _P2 & _ALL, 31) * _P1 & _ALL
+def _xxhash_round(lane: int, word: int) -> int:
+    return _rotate_left(lane + word * _P2 & _ALL, 31) * _P1 & _ALL
 
 
-def _long_mixed(mixed: int, word: int) -> int:
-    return _rotated(mixed ^ _round(0, word), 27) * _P1 + _P4 & _ALL
+def _mix_long(mixed: int, word: int) -> int:
+    return _rotate_left(mixed ^ _xxhash_round(0, word), 27) * _P1 + _P4 & _ALL
 
 
-def _int_mixed(mixed: int, word: int) -> int:
-    return _rotated(mixed ^ (word * _P1 & _ALL), 23) * _P2 + _P3 & _ALL
+def _mix_int(mixed: int, word: int) -> int:
+    return _rotate_left(mixed ^ (word * _P1 & _ALL), 23) * _P2 + _P3 & _ALL
 
 
-def _rotated(number: int, by: int) -> int:
+def _rotate_left(number: int, by: int) -> int:
     return (number << by | number >> (64 - by)) & _ALL
 
 
-def _last_mix(mixed: int) -> int:
+def _xxhash_final(mixed: int) -> int:
     mixed = (mixed ^ mixed >> 33) * _P2 & _ALL
     mixed = (mixed ^ mixed >> 29) * _P3 & _ALL
     return mixed ^ mixed >> 32

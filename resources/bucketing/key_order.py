@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def check_order(key: Sequence[str], what: str, last: pa.Table | None, rows: pa.Table) -> None:
+def check_key_order(key: Sequence[str], what: str, last: pa.Table | None, rows: pa.Table) -> None:
     """Raise ManifestMismatchError unless keys ascend within `rows`, and from `last`, the row before them.
 
     Keys have no nulls; equal ones may stand next to each other.

@@ -20,16 +20,16 @@ from uuid import uuid4
 from dagster_adjunct.resources.bucketing.files import (
     BucketFile,
     BucketLayout,
-    attempt_of,
+    attempt_id,
     bucket_file_name,
     encode_key,
     pack_footer,
 )
-from dagster_adjunct.resources.bucketing.key_order import check_order
-from dagster_adjunct.resources.bucketing.write_over_time import VALID_FROM, OverTimeWrite, Timeline
+from dagster_adjunct.resources.bucketing.key_order import check_key_order
+from dagster_adjunct.resources.bucketing.timeline import VALID_FROM, Timeline, TimelineOptions
 from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError, PermanentError
 from dagster_adjunct.resources.objects.store import staged_file_errors
-from dagster_adjunct.resources.schemas.quoted_columns import quoted, row_hash
+from dagster_adjunct.resources.schemas.column_sql import quote_name, row_hash
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.spark.errors import (
     encode_task_errors,
@@ -56,7 +56,7 @@ _FACTS = b"adjunct"
 _SAMPLED = 4_096
 
 
-class Completing(Protocol):
+class RowCompleter(Protocol):
     """Takes the rows of one bucket, all of a key next to each other, and gives those that are to be written."""
 
     incomplete: list[tuple[int, int, str]]
@@ -76,7 +76,7 @@ class Completion(Protocol):
     @property
     def marks(self) -> tuple[str, ...]: ...
 
-    def of_bucket(self, store: ObjectStore, bucket: int) -> Completing: ...
+    def of_bucket(self, store: ObjectStore, bucket: int) -> RowCompleter: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class WriteOptions:
     number_rows: bool = False
     range_of: str | None = None
     differing: tuple[str, str] | None = None
-    over_time: OverTimeWrite | None = None
+    over_time: TimelineOptions | None = None
     completion: Completion | None = None
 
 
@@ -118,7 +118,7 @@ class BucketFileWriter:
     ) -> None:
         self._store, self._folder, self._bucket = store, folder, bucket
         self._layout, self._options = layout, options
-        self._name = bucket_file_name(bucket, attempt_of(folder))
+        self._name = bucket_file_name(bucket, attempt_id(folder))
         # Directly in the staging folder: there a local lake links it instead of copying it.
         self._path = store.staging_dir() / f"{uuid4().hex}.parquet"
         self._writer: Any = None
@@ -205,7 +205,7 @@ class BucketFileWriter:
         return staged_file_errors(self._store, self._path, self._options.what)
 
     def _check(self, batch: pa.Table) -> None:
-        check_values(batch, self._layout.schema, self._options.what, self._layout.key)
+        check_readable(batch, self._layout.schema, self._options.what, self._layout.key)
         for name in self._layout.key:
             nulls = batch.column(name).null_count
             if nulls:
@@ -216,11 +216,11 @@ class BucketFileWriter:
                     column=name,
                 )
         if self._layout.bucket_by:
-            from dagster_adjunct.resources.bucketing.hashing import buckets
+            from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 
             # Spark checks each row by its own hash; this one shows that ours, which lookups use, is the same.
             first = [batch.column(name).slice(0, 1) for name in self._layout.bucket_by]
-            bucket = int(buckets(first, self._layout.partitions)[0])
+            bucket = int(assign_buckets(first, self._layout.partitions)[0])
             if bucket != self._bucket:
                 raise ManifestMismatchError(
                     f"{self._options.what}: a row of bucket {bucket} reached the task of bucket {self._bucket}: rows "
@@ -273,7 +273,7 @@ class BucketFileWriter:
             batch = kept
         if not batch.num_rows:
             return
-        check_order(self._layout.key, self._options.what, self._last, batch)
+        check_key_order(self._layout.key, self._options.what, self._last, batch)
         if TOMBSTONE in self._layout.columns:
             self._tombstones += pc.sum(batch.column(TOMBSTONE)).as_py() or 0
         if DIGEST in batch.column_names:
@@ -320,7 +320,7 @@ class BucketFileWriter:
                     self._path,
                     self._layout.arrow_schema(),
                     compression="zstd",
-                    use_dictionary=_repetitive(self._waiting[0].select(self._layout.columns)),
+                    use_dictionary=_repetitive_columns(self._waiting[0].select(self._layout.columns)),
                     column_encoding={ROW: "DELTA_BINARY_PACKED"} if self._options.number_rows else None,
                     write_page_checksum=True,  # without, a flipped bit in a page may decode to another value
                 )
@@ -376,11 +376,11 @@ class BucketFileWriter:
         with self._telling(), self._path.open("rb") as file:
             size = self._path.stat().st_size
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            footer = pack_footer(_tail(file, size)) if self._layout.key else None
+            footer = pack_footer(_footer_bytes(file, size)) if self._layout.key else None
         return BucketFile(self._bucket, self._name, size=size, sha256=sha256, footer=footer, **facts)
 
 
-def check_values(
+def check_readable(
     rows: pa.Table | pa.RecordBatch, schema: Schema, what: str, key: Sequence[str] = (), **about: Any
 ) -> None:
     """Raise SchemaMismatchError for a value that could be stored and not be read again, naming its record by its key.
@@ -389,17 +389,17 @@ def check_values(
     """
     found = first_unreadable(rows)
     if found is not None:
-        place = record_place(rows, found.row, schema, key)
+        place = describe_record(rows, found.row, schema, key)
         raise found.error(what, place, hidden=found.column in schema.sensitive, **about)
 
 
-def record_place(rows: pa.Table | pa.RecordBatch, row: int, schema: Schema, key: Sequence[str] = ()) -> str:
+def describe_record(rows: pa.Table | pa.RecordBatch, row: int, schema: Schema, key: Sequence[str] = ()) -> str:
     """Return how errors call a record: by its key, or by all of its columns."""
     record = {name: readable_value(rows.column(name)[row]) for name in key or schema.names}
     return f"the record {format_record(record, schema.sensitive)}"
 
 
-def _repetitive(rows: pa.Table) -> list[str]:
+def _repetitive_columns(rows: pa.Table) -> list[str]:
     """Return the columns whose values repeat, by a sample of these rows: only there does a dictionary pay.
 
     For others it is built, found to be too large and thrown away again, which takes longer than writing them.
@@ -415,7 +415,7 @@ def _repetitive(rows: pa.Table) -> list[str]:
     ]
 
 
-def _tail(file: BinaryIO, size: int) -> bytes:
+def _footer_bytes(file: BinaryIO, size: int) -> bytes:
     """Return a Parquet file from its footer on: the footer, its length in 4 bytes, and the magic."""
     file.seek(size - 8)
     length = int.from_bytes(file.read(4), "little")
@@ -430,9 +430,9 @@ def write_arrow_buckets(
     import numpy as np
 
     if layout.bucket_by:
-        from dagster_adjunct.resources.bucketing.hashing import buckets
+        from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 
-        numbers = buckets([table.column(name) for name in layout.bucket_by], layout.partitions)
+        numbers = assign_buckets([table.column(name) for name in layout.bucket_by], layout.partitions)
     else:
         numbers = np.zeros(table.num_rows, dtype=np.int32)
     files: list[BucketFile | None] = []
@@ -485,20 +485,22 @@ def write_buckets(
 
     digest = row_hash((*layout.schema.names, *digest_also))
     if layout.bucket_by:
-        keys = [F.col(quoted(name)) for name in layout.bucket_by]
+        keys = [F.col(quote_name(name)) for name in layout.bucket_by]
         bucket = F.pmod(F.hash(*keys), F.lit(layout.partitions))
         if not partitioned and not one_task:
             df = df.repartition(layout.partitions, *keys)
         if partitioned or not one_task:
             # In the digest's own column: one more would have to travel to Python.
-            digest = F.when(bucket == F.spark_partition_id(), digest).otherwise(_misplaced(options.what, layout))
+            digest = F.when(bucket == F.spark_partition_id(), digest).otherwise(
+                _misplaced_row_column(options.what, layout)
+            )
         if one_task:
             # Looked at where the rows lie, and only then brought together.
             df = df.withColumns({_BUCKET: bucket, DIGEST: digest}).coalesce(1)
     elif not partitioned:
         df = df.coalesce(1)
     one_task = one_task and bool(layout.bucket_by)
-    by = [*([_BUCKET] if one_task else []), *map(quoted, order_by)]
+    by = [*([_BUCKET] if one_task else []), *map(quote_name, order_by)]
     if by:
         df = df.sortWithinPartitions(*by)
     marks = [TOMBSTONE] if options.drop_tombstones and TOMBSTONE not in layout.columns else []
@@ -506,7 +508,7 @@ def write_buckets(
     there = set(df.columns)
     stored = [name for name in (*layout.columns, *marks) if name in there]
     # By position: mapInArrow looks columns up by name, and stumbles over dots and backticks in them.
-    numbered = [f"{quoted(name)} AS c{index}" for index, name in enumerate(stored)]
+    numbered = [f"{quote_name(name)} AS c{index}" for index, name in enumerate(stored)]
     last = [f"{DIGEST} AS digest", *([f"{_BUCKET} AS bucket"] if one_task else [])]
     df = (df if one_task else df.withColumn(DIGEST, digest)).selectExpr(*numbered, *last)
     wanted = [*stored, DIGEST, *([_BUCKET] if one_task else [])]
@@ -521,7 +523,7 @@ def write_buckets(
     return sorted(files, key=lambda file: file.bucket)
 
 
-def _misplaced(what: str, layout: BucketLayout) -> Column:
+def _misplaced_row_column(what: str, layout: BucketLayout) -> Column:
     """Return a column that fails the job, for a row that is in the task of another bucket."""
     from pyspark.sql import functions as F
 
@@ -552,11 +554,11 @@ def _task(
         bucket = context.partitionId() if context is not None else 0
         store = descriptor.open()
         rows = (pa.Table.from_batches([batch]).rename_columns(columns) for batch in batches)
-        parts = _by_bucket(rows) if _BUCKET in columns else iter([(bucket, rows)])
+        parts = _split_by_bucket(rows) if _BUCKET in columns else iter([(bucket, rows)])
         facts = []
         try:
             for number, tables in parts:
-                file = _written(BucketFileWriter(store, folder, number, layout, options), tables)
+                file = _write_file(BucketFileWriter(store, folder, number, layout, options), tables)
                 facts += [json.dumps(file.to_json())] if file else []
         except PermanentError as error:
             # As a result and not as an exception: Spark would try the task again, and wrap the error in its own.
@@ -568,7 +570,7 @@ def _task(
     return write
 
 
-def _written(writer: BucketFileWriter, tables: Iterator[pa.Table]) -> BucketFile | None:
+def _write_file(writer: BucketFileWriter, tables: Iterator[pa.Table]) -> BucketFile | None:
     """Write these rows as one file; return its facts, None where there is nothing to store."""
     try:
         for table in tables:
@@ -578,7 +580,7 @@ def _written(writer: BucketFileWriter, tables: Iterator[pa.Table]) -> BucketFile
         writer.discard()
 
 
-def _by_bucket(tables: Iterator[pa.Table]) -> Iterator[tuple[int, Iterator[pa.Table]]]:
+def _split_by_bucket(tables: Iterator[pa.Table]) -> Iterator[tuple[int, Iterator[pa.Table]]]:
     """Yield each bucket of rows that are sorted by it, with its rows; these are to be consumed before the next."""
     for bucket, parts in groupby(_runs(tables), key=itemgetter(0)):
         yield bucket, (part for _, part in parts)

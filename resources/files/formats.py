@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError
 from dagster_adjunct.resources.file_errors import file_error
 from dagster_adjunct.resources.objects.arrow_files import RangedFile
-from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, conform, repeated
+from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, fit_to_schema, repeated_names
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct.resources.files.tree import FileTree, FoundFile
+    from dagster_adjunct.resources.files.tree import FileTree, ListedFile
 
 
-def declared_as(field: Field) -> str:
+def describe_column(field: Field) -> str:
     """Return how errors name a column, before they come to what was found in it."""
     return f"column {field.name!r} is declared {field.type}"
 
 
 def check_columns(columns: list[str], schema: Schema, where: str) -> None:
     """Refuse a file whose columns are not those declared, each once."""
-    twice, there = repeated(columns), set(columns)
+    twice, there = repeated_names(columns), set(columns)
     missing = [name for name in schema.names if name not in there]
     extra = [name for name in columns if name not in schema]
     parts = [f"column {name!r} stands twice" for name in twice]
@@ -54,7 +54,7 @@ def check_columns(columns: list[str], schema: Schema, where: str) -> None:
         )
 
 
-def damaged(where: str, error: Exception) -> AdjunctError:
+def unreadable_file_error(where: str, error: Exception) -> AdjunctError:
     """Return the error for a file that can't be read as what it should be, or that the file system does not give."""
     if isinstance(error, OSError) and error.errno:
         return file_error(error, error.filename or where, where)
@@ -67,7 +67,7 @@ def damaged(where: str, error: Exception) -> AdjunctError:
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 
-def opened(path: Path, name: str) -> Any:
+def open_decompressed(path: Path, name: str) -> Any:
     """Return the decompressed bytes of the file at `path`, which is called `name` where it comes from."""
     import pyarrow as pa
 
@@ -76,7 +76,7 @@ def opened(path: Path, name: str) -> Any:
     return raw if codec is None else pa.CompressedInputStream(raw, codec)
 
 
-class Watched(io.RawIOBase):
+class TailReader(io.RawIOBase):
     """Passes a stream on and remembers its last bytes."""
 
     KEPT = 64 * 1024
@@ -104,14 +104,14 @@ _CONVERSION = re.compile(r"In CSV column #(\d+): (?:Row #(\d+): )?(?:CSV convers
 _ROW = re.compile(r"CSV parse error: Row #(\d+): (.*)", re.S)
 
 
-def csv_tables(tree: FileTree, file: FoundFile, schema: Schema, where: str) -> Iterator[tuple[int, pa.Table]]:
+def read_csv(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> Iterator[tuple[int, pa.Table]]:
     """Yield (number of the first record, table) of the whole file."""
     import pyarrow as pa
 
     with tree.on_disk(file) as path:
-        names = _header(path, file.path, schema, where)
+        names = _read_header(path, file.path, schema, where)
         number, last = 0, None  # the last text, where such a column ends the file
-        source = Watched(opened(path, file.path))
+        source = TailReader(open_decompressed(path, file.path))
         try:
             for batch in _csv_reader(source, schema):
                 table = pa.Table.from_batches([batch])
@@ -122,7 +122,7 @@ def csv_tables(tree: FileTree, file: FoundFile, schema: Schema, where: str) -> I
         except pa.ArrowInvalid as error:
             raise _csv_error(error, names, schema, where) from error
         except OSError as error:
-            raise damaged(where, error) from error
+            raise unreadable_file_error(where, error) from error
         _check_closed(source.tail, names[-1], last, where)
 
 
@@ -145,13 +145,13 @@ def _csv_reader(source: Any, schema: Schema) -> Any:
     )
 
 
-def _header(path: Path, name: str, schema: Schema, where: str) -> list[str]:
+def _read_header(path: Path, name: str, schema: Schema, where: str) -> list[str]:
     """Return the names in the file's first line, which have to be the declared ones."""
     try:
-        with opened(path, name) as source:
+        with open_decompressed(path, name) as source:
             text = bytes(source.read(_HEADER)).decode("utf-8-sig", errors="replace")
     except OSError as error:
-        raise damaged(where, error) from error
+        raise unreadable_file_error(where, error) from error
     names = next((row for row in csv.reader(io.StringIO(text)) if row), None)
     if names is None:
         raise SchemaMismatchError(
@@ -170,7 +170,7 @@ def _csv_error(error: Exception, names: list[str], schema: Schema, where: str) -
         line = int(misfit[2]) if misfit[2] else None
         place = where if line is None else f"{where}, line {line}"
         return SchemaMismatchError(
-            f"{place}: {declared_as(schema.field(name))}: {misfit[3].rstrip('.')}.",
+            f"{place}: {describe_column(schema.field(name))}: {misfit[3].rstrip('.')}.",
             "Mend the value, or declare the column as what it holds.",
             column=name,
             line=line,
@@ -181,7 +181,7 @@ def _csv_error(error: Exception, names: list[str], schema: Schema, where: str) -
             "Mend the line: each has a value for every column.",
             line=int(misfit[1]),
         )
-    return damaged(where, error)
+    return unreadable_file_error(where, error)
 
 
 def _check_closed(tail: bytes, column: str, last: str | None, where: str) -> None:
@@ -189,7 +189,7 @@ def _check_closed(tail: bytes, column: str, last: str | None, where: str) -> Non
 
     Without this, one quote too many would swallow all lines after it into one value.
     """
-    if last is None or len(last) > Watched.KEPT // 8:
+    if last is None or len(last) > TailReader.KEPT // 8:
         return
     ending = tail.rstrip(b"\r\n")
     plain = last.encode()
@@ -215,15 +215,15 @@ def _check_closed(tail: bytes, column: str, last: str | None, where: str) -> Non
 
 
 FileFormat = Literal["parquet", "csv", "jsonl"]
-_FIRST = {"csv": 2, "jsonl": 1, "parquet": 1}  # the header line is the first one of a CSV
+_FIRST_LINE = {"csv": 2, "jsonl": 1, "parquet": 1}  # the header line is the first one of a CSV
 
 
-def place_in(format: FileFormat, number: int) -> tuple[str, int]:
+def record_position(format: FileFormat, number: int) -> tuple[str, int]:
     """Return where the record of this number, counted from 0, is in its file: in words, and as a number.
 
     A line break in a quoted value begins no line here.
     """
-    line = number + _FIRST[format]
+    line = number + _FIRST_LINE[format]
     return f"{'row' if format == 'parquet' else 'line'} {line}", line
 
 
@@ -240,25 +240,25 @@ class DeclaredFiles:
     what: str
     values: bool = True
 
-    def place(self, file: FoundFile) -> str:
+    def place(self, file: ListedFile) -> str:
         """Return how errors name a file."""
         return f"{self.what}: file {self.tree.url}/{file.path}"
 
-    def tables(self, file: FoundFile, span: tuple[int, int] | None = None) -> Iterator[tuple[int, pa.Table]]:
+    def tables(self, file: ListedFile, span: tuple[int, int] | None = None) -> Iterator[tuple[int, pa.Table]]:
         """Yield the records of a file as (number of the first, counted from 0; table with the schema's columns).
 
         `span` chooses the row groups of a Parquet file that begin in these bytes. Raises SchemaMismatchError for
         whatever is not as declared, and SourceChangedError.
         """
-        with self.telling(file):
+        with self.locating_errors(file):
             for number, table in self._tables(file, span):
                 if (found := first_unreadable(table)) is not None:
-                    place, line = place_in(self.format, number + found.row)
+                    place, line = record_position(self.format, number + found.row)
                     raise found.error(self.place(file), place, line=line)
                 yield number, table
 
     @contextmanager
-    def telling(self, file: FoundFile) -> Iterator[None]:
+    def locating_errors(self, file: ListedFile) -> Iterator[None]:
         """Have errors about a file name it in their fields, and tell nothing of what stands there without `values`."""
         try:
             yield
@@ -272,7 +272,7 @@ class DeclaredFiles:
         name = error.column if error.column in self.schema.names else None  # another may be a value: of no header line
         place = where if error.line is None else f"{where}, line {error.line}"
         if name is not None:
-            place = f"{place}: {declared_as(self.schema.field(name))}"
+            place = f"{place}: {describe_column(self.schema.field(name))}"
         return SchemaMismatchError(
             f"{place}: what was found is not told, because columns are sensitive.",
             error.next_step,
@@ -281,12 +281,12 @@ class DeclaredFiles:
             column=name,
         )
 
-    def _tables(self, file: FoundFile, span: tuple[int, int] | None) -> Iterator[tuple[int, pa.Table]]:
+    def _tables(self, file: ListedFile, span: tuple[int, int] | None) -> Iterator[tuple[int, pa.Table]]:
         if self.format == "parquet":
-            return parquet_tables(self.tree, file, self.schema, self.place(file), span)
+            return read_parquet(self.tree, file, self.schema, self.place(file), span)
         if self.format == "csv":
-            return csv_tables(self.tree, file, self.schema, self.place(file))
-        return jsonl_tables(self.tree, file, self.schema, self.place(file))
+            return read_csv(self.tree, file, self.schema, self.place(file))
+        return read_jsonl(self.tree, file, self.schema, self.place(file))
 
 
 _JSON_BLOCK = 8 * 1024 * 1024
@@ -294,13 +294,13 @@ _BOM = b"\xef\xbb\xbf"
 _TEXTS = ("date", "timestamp", "binary")
 
 
-def jsonl_tables(tree: FileTree, file: FoundFile, schema: Schema, where: str) -> Iterator[tuple[int, pa.Table]]:
+def read_jsonl(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> Iterator[tuple[int, pa.Table]]:
     """Yield (number of the first record, table) of the whole file."""
     number, line = 0, 1
     with tree.on_disk(file) as path:
-        for block in _blocks(opened(path, file.path), where):
+        for block in _blocks(open_decompressed(path, file.path), where):
             if block.strip():
-                table = _parsed(block, line, schema, where)
+                table = _parse_block(block, line, schema, where)
                 yield number, table
                 number += table.num_rows
             line += block.count(b"\n")
@@ -313,7 +313,7 @@ def _blocks(source: Any, where: str) -> Iterator[bytes]:
         try:
             data = bytes(source.read(_JSON_BLOCK))
         except OSError as error:
-            raise damaged(where, error) from error
+            raise unreadable_file_error(where, error) from error
         if first:
             data, first = data.removeprefix(_BOM), False
         if not data:
@@ -326,27 +326,27 @@ def _blocks(source: Any, where: str) -> Iterator[bytes]:
             carried = carried[cut:]
 
 
-def _parsed(block: bytes, line: int, schema: Schema, where: str) -> pa.Table:
+def _parse_block(block: bytes, line: int, schema: Schema, where: str) -> pa.Table:
     import pyarrow as pa
 
     try:
-        table = _read(block, schema.fields)
+        table = _read_json(block, schema.fields)
     except pa.ArrowInvalid as error:
         raise _json_error(block, line, schema, where, error) from error
     columns = []
     for field in schema.fields:
         try:
-            columns.append(_typed(table.column(field.name), field))
+            columns.append(_convert_column(table.column(field.name), field))
         except (pa.ArrowInvalid, binascii.Error, ValueError) as error:
             raise SchemaMismatchError(
-                f"{where}: {declared_as(field)}: {str(error).splitlines()[0]}",
+                f"{where}: {describe_column(field)}: {str(error).splitlines()[0]}",
                 "Write dates as 2026-01-31, timestamps as ISO 8601 with a zone, binary values as base64.",
                 column=field.name,
             ) from error
     return pa.table(columns, schema=schema.to_arrow())
 
 
-def _read(block: bytes, fields: tuple[Field, ...], *, others: str = "error") -> pa.Table:
+def _read_json(block: bytes, fields: tuple[Field, ...], *, others: str = "error") -> pa.Table:
     import pyarrow as pa
     import pyarrow.json as pj
 
@@ -358,7 +358,7 @@ def _read(block: bytes, fields: tuple[Field, ...], *, others: str = "error") -> 
     )
 
 
-def _typed(column: pa.ChunkedArray, field: Field) -> pa.ChunkedArray:
+def _convert_column(column: pa.ChunkedArray, field: Field) -> pa.ChunkedArray:
     import pyarrow as pa
 
     if field.type in _TEXTS:
@@ -375,7 +375,7 @@ def _json_error(block: bytes, first: int, schema: Schema, where: str, error: Exc
 
     lines = block.split(b"\n")
     for number, line in enumerate(lines, first):
-        if problem := _problem(line, schema):
+        if problem := _find_line_problem(line, schema):
             return SchemaMismatchError(
                 f"{where}, line {number}: {problem}. Declared are "
                 f"{', '.join(f'{field.name} {field.type}' for field in schema.fields)}.",
@@ -384,19 +384,19 @@ def _json_error(block: bytes, first: int, schema: Schema, where: str, error: Exc
             )
     for field in schema.fields:
         try:
-            _read(block, (field,), others="ignore")
+            _read_json(block, (field,), others="ignore")
         except pa.ArrowInvalid as arrow_error:
-            number = first + _first_bad(lines, field)
+            number = first + _find_first_bad_line(lines, field)
             return SchemaMismatchError(
-                f"{where}, line {number}: {declared_as(field)}: {arrow_error}",
+                f"{where}, line {number}: {describe_column(field)}: {arrow_error}",
                 "Mend the value, or declare the column as what it holds.",
                 column=field.name,
                 line=number,
             )
-    return damaged(where, error)
+    return unreadable_file_error(where, error)
 
 
-def _problem(line: bytes, schema: Schema) -> str:
+def _find_line_problem(line: bytes, schema: Schema) -> str:
     if not line.strip():
         return ""
     try:
@@ -409,7 +409,7 @@ def _problem(line: bytes, schema: Schema) -> str:
     return f"field {unknown[0]!r} is not declared" if unknown else ""
 
 
-def _first_bad(lines: list[bytes], field: Field) -> int:
+def _find_first_bad_line(lines: list[bytes], field: Field) -> int:
     """Return the index of the first line whose value of the column can't be read, by halving."""
     import pyarrow as pa
 
@@ -419,7 +419,7 @@ def _first_bad(lines: list[bytes], field: Field) -> int:
         part = b"\n".join(lines[low:middle])
         try:
             if part.strip():
-                _read(part, (field,), others="ignore")
+                _read_json(part, (field,), others="ignore")
             low = middle
         except pa.ArrowInvalid:
             high = middle
@@ -428,49 +428,51 @@ def _first_bad(lines: list[bytes], field: Field) -> int:
 
 _BATCH = 65_536
 
-_WHOLE = 16 * 1024 * 1024
+_MAX_WHOLE_BYTES = 16 * 1024 * 1024
 _BUFFER = 1024 * 1024
 
 
-def parquet_tables(
-    tree: FileTree, file: FoundFile, schema: Schema, where: str, span: tuple[int, int] | None = None
+def read_parquet(
+    tree: FileTree, file: ListedFile, schema: Schema, where: str, span: tuple[int, int] | None = None
 ) -> Iterator[tuple[int, pa.Table]]:
     """Yield (number of the first record, table) of the row groups that begin in `span`."""
     import pyarrow as pa
 
-    parquet, int96 = _open(tree, file, schema, where)
+    parquet, int96 = _open_parquet(tree, file, schema, where)
     start, end = span or (0, file.size)
     number = 0
     for group in range(parquet.metadata.num_row_groups):
         rows = parquet.metadata.row_group(group).num_rows
-        if start <= _begins(parquet.metadata.row_group(group).column(0)) < end:
+        if start <= _first_byte(parquet.metadata.row_group(group).column(0)) < end:
             at = number
             try:
                 for batch in parquet.iter_batches(_BATCH, row_groups=[group]):
-                    table = conform(_zoned(pa.Table.from_batches([batch]), int96), schema, where, partial(_place, at))
+                    table = fit_to_schema(
+                        _with_time_zones(pa.Table.from_batches([batch]), int96), schema, where, partial(_row_label, at)
+                    )
                     yield at, table
                     at += table.num_rows
             except (pa.ArrowException, OSError) as error:
-                raise damaged(where, error) from error
+                raise unreadable_file_error(where, error) from error
         number += rows
 
 
-def _place(first: int, row: int) -> tuple[str, dict[str, int]]:
+def _row_label(first: int, row: int) -> tuple[str, dict[str, int]]:
     line = first + row + 1
     return f"row {line}", {"line": line}
 
 
-def count_parquet(tree: FileTree, file: FoundFile, schema: Schema, where: str) -> int:
+def count_parquet(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> int:
     """Return how many records the file holds and check its columns: from its footer alone."""
-    return int(_open(tree, file, schema, where)[0].metadata.num_rows)
+    return int(_open_parquet(tree, file, schema, where)[0].metadata.num_rows)
 
 
-def _open(tree: FileTree, file: FoundFile, schema: Schema, where: str) -> tuple[Any, set[str]]:
+def _open_parquet(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> tuple[Any, set[str]]:
     """Return the opened file, and its columns that hold timestamps as INT96."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    source = _ranged(tree, file)
+    source = _open_ranged(tree, file)
     try:
         parquet = pq.ParquetFile(
             pa.PythonFile(io.BufferedReader(source, _BUFFER), mode="r"),
@@ -479,7 +481,7 @@ def _open(tree: FileTree, file: FoundFile, schema: Schema, where: str) -> tuple[
             page_checksum_verification=True,
         )
     except (pa.ArrowException, OSError) as error:
-        raise damaged(where, error) from error
+        raise unreadable_file_error(where, error) from error
     columns = [parquet.schema.column(index) for index in range(len(parquet.schema))]
     int96 = {column.path for column in columns if column.physical_type == "INT96"}
     _check_types(parquet.schema_arrow, int96, schema, where)
@@ -509,7 +511,7 @@ def _check_types(stored: pa.Schema, int96: set[str], schema: Schema, where: str)
         )
 
 
-def _zoned(table: pa.Table, int96: set[str]) -> pa.Table:
+def _with_time_zones(table: pa.Table, int96: set[str]) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -523,14 +525,14 @@ def _zoned(table: pa.Table, int96: set[str]) -> pa.Table:
     return pa.table(columns, names=names)
 
 
-def _begins(column: Any) -> int:
+def _first_byte(column: Any) -> int:
     pages: list[int | None] = [column.data_page_offset, column.dictionary_page_offset]
     return min(offset for offset in pages if offset)
 
 
-def _ranged(tree: FileTree, file: FoundFile) -> RangedFile:
+def _open_ranged(tree: FileTree, file: ListedFile) -> RangedFile:
     """Return a listed file that can be sought in: fetched whole while it is small, else by ranges."""
-    if file.size > _WHOLE:
+    if file.size > _MAX_WHOLE_BYTES:
         return RangedFile(file.size, partial(tree.read_range, file))
     whole = memoryview(tree.read(file))
     return RangedFile(file.size, lambda at, count: whole[at : at + count])
@@ -543,31 +545,31 @@ def _ranged(tree: FileTree, file: FoundFile) -> RangedFile:
 # error that names file and column. Large Parquet files are shared out by their row groups.
 
 
-_PIECE = 64 * 1024 * 1024
-_AT_ONCE = 16
+_TASK_BYTES = 64 * 1024 * 1024
+_MAX_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FilePart:
     """A file, or the part of a large Parquet file whose row groups begin in [start, end).
 
     `number` is the file's place in the list, which stands in `__partition` of its records.
     """
 
     number: int
-    file: FoundFile
+    file: ListedFile
     start: int
     end: int
 
 
-def files_frame(spark: SparkSession, declared: DeclaredFiles, files: Sequence[FoundFile]) -> DataFrame:
+def read_files_with_spark(spark: SparkSession, declared: DeclaredFiles, files: Sequence[ListedFile]) -> DataFrame:
     """Return the records of these files: the columns that are declared, then those of META.
 
     `__partition` is the file's place in `files`, `__offset` the record's in its file, both counted from 0.
     """
     from pyspark.sql import functions as F
 
-    tasks, schema = shared_out(files, declared.format), declared.schema
+    tasks, schema = plan_tasks(files, declared.format), declared.schema
     read = _task_reader(declared, tasks)
     # By position: mapInArrow looks columns up by name, and stumbles over dots and backticks in them.
     kinds = [*(field.type for field in schema.fields), "int", "bigint"]
@@ -580,14 +582,14 @@ def files_frame(spark: SparkSession, declared: DeclaredFiles, files: Sequence[Fo
     )
 
 
-def files_table(declared: DeclaredFiles, files: Sequence[FoundFile]) -> pa.Table:
+def read_files(declared: DeclaredFiles, files: Sequence[ListedFile]) -> pa.Table:
     """Return what `files_frame` does without Spark; all of it is held in memory."""
     import pyarrow as pa
 
     columns = [*declared.schema.to_arrow(), pa.field(PARTITION, pa.int32()), pa.field(OFFSET, pa.int64())]
     parts = [
         batch.rename_columns([column.name for column in columns])
-        for task in shared_out(files, declared.format)
+        for task in plan_tasks(files, declared.format)
         for piece in task
         for batch in _batches(declared, piece)
     ]
@@ -596,40 +598,40 @@ def files_table(declared: DeclaredFiles, files: Sequence[FoundFile]) -> pa.Table
     return rows.append_column(TOMBSTONE, pa.array([False] * rows.num_rows, pa.bool_()))
 
 
-def count_records(declared: DeclaredFiles, files: Sequence[FoundFile]) -> int:
+def count_file_records(declared: DeclaredFiles, files: Sequence[ListedFile]) -> int:
     """Return how many records these files hold, without Spark: Parquet by footers, texts by reading them."""
 
-    def count(file: FoundFile) -> int:
+    def count(file: ListedFile) -> int:
         if declared.format == "parquet":
-            with declared.telling(file):
+            with declared.locating_errors(file):
                 return count_parquet(declared.tree, file, declared.schema, declared.place(file))
         return sum(table.num_rows for _, table in declared.tables(file))
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_MAX_THREADS) as pool:
         return sum(pool.map(count, files))
 
 
-def shared_out(files: Sequence[FoundFile], format: FileFormat) -> list[list[Piece]]:
+def plan_tasks(files: Sequence[ListedFile], format: FileFormat) -> list[list[FilePart]]:
     """Return what each task reads: about 64 MiB, of one large Parquet file or of several small files."""
     pieces = []
     for number, file in enumerate(files):
-        parts = max(1, round(file.size / _PIECE)) if format == "parquet" else 1
+        parts = max(1, round(file.size / _TASK_BYTES)) if format == "parquet" else 1
         edges = [file.size * part // parts for part in range(parts + 1)]
-        pieces += [Piece(number, file, start, end) for start, end in pairwise(edges)]
-    tasks: list[list[Piece]] = []
+        pieces += [FilePart(number, file, start, end) for start, end in pairwise(edges)]
+    tasks: list[list[FilePart]] = []
     room = 0
     for piece in pieces:
         size = piece.end - piece.start
         if not tasks or size > room:
             tasks.append([])
-            room = _PIECE
+            room = _TASK_BYTES
         tasks[-1].append(piece)
         room -= size
     return tasks
 
 
 def _task_reader(
-    declared: DeclaredFiles, tasks: list[list[Piece]]
+    declared: DeclaredFiles, tasks: list[list[FilePart]]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         wanted = [number for batch in batches for number in batch.column(0).to_pylist()]
@@ -640,7 +642,7 @@ def _task_reader(
     return read
 
 
-def _batches(declared: DeclaredFiles, piece: Piece) -> Iterator[pa.RecordBatch]:
+def _batches(declared: DeclaredFiles, piece: FilePart) -> Iterator[pa.RecordBatch]:
     import numpy as np
     import pyarrow as pa
 

@@ -40,7 +40,7 @@ _CHUNK = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class FoundFile:
+class ListedFile:
     """A file as it was listed: `path` is relative to the tree, `size` in bytes, `modified` by the store's clock."""
 
     path: str
@@ -59,23 +59,23 @@ class FileTree(Protocol):
 
     def __hash__(self) -> int: ...
 
-    def list(self, folder: str = "") -> list[FoundFile]:
+    def list(self, folder: str = "") -> list[ListedFile]:
         """Return all files below `folder` ("" or "NAME/"), by path; none where there is no such folder."""
         ...
 
-    def read(self, file: FoundFile) -> bytes:
+    def read(self, file: ListedFile) -> bytes:
         """Return the whole file."""
         ...
 
-    def read_range(self, file: FoundFile, start: int, length: int) -> bytes:
+    def read_range(self, file: ListedFile, start: int, length: int) -> bytes:
         """Return `length` bytes from `start`."""
         ...
 
-    def on_disk(self, file: FoundFile) -> contextlib.AbstractContextManager[Path]:
+    def on_disk(self, file: ListedFile) -> contextlib.AbstractContextManager[Path]:
         """Give the file under a local path, for as long as the context lasts."""
         ...
 
-    def content_tag(self, file: FoundFile) -> str:
+    def content_tag(self, file: ListedFile) -> str:
         """Return what equal contents have in common, whenever they were written. A local file is read whole for it."""
         ...
 
@@ -111,27 +111,27 @@ class LocalTree:
     def url(self) -> str:
         return self.root
 
-    def list(self, folder: str = "") -> list[FoundFile]:
+    def list(self, folder: str = "") -> list[ListedFile]:
         root = Path(self.root)
         files = []
         for parent, _, names in os.walk(root / folder, onerror=self._unlisted):
             for name in names:
                 path = Path(parent) / name
                 with contextlib.suppress(FileNotFoundError), self._telling(path):  # deleted while we look
-                    files.append(_local(path.relative_to(root).as_posix(), path.stat()))
-        return sorted((_named(self.url, file) for file in files), key=lambda file: file.path)
+                    files.append(_listed_local_file(path.relative_to(root).as_posix(), path.stat()))
+        return sorted((_require_utf8_name(self.url, file) for file in files), key=lambda file: file.path)
 
-    def read(self, file: FoundFile) -> bytes:
+    def read(self, file: ListedFile) -> bytes:
         with self._opened(file) as opened:
             return opened.read()
 
-    def read_range(self, file: FoundFile, start: int, length: int) -> bytes:
+    def read_range(self, file: ListedFile, start: int, length: int) -> bytes:
         with self._opened(file) as opened:
             opened.seek(start)
             return opened.read(length)
 
     @contextlib.contextmanager
-    def on_disk(self, file: FoundFile) -> Iterator[Path]:
+    def on_disk(self, file: ListedFile) -> Iterator[Path]:
         path = Path(self.root) / file.path
         self._check(path, file)
         try:
@@ -139,12 +139,12 @@ class LocalTree:
         finally:
             self._check(path, file)  # what looks damaged may have been written to meanwhile
 
-    def content_tag(self, file: FoundFile) -> str:
+    def content_tag(self, file: ListedFile) -> str:
         with self._opened(file) as opened:
             return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
     @contextlib.contextmanager
-    def _opened(self, file: FoundFile) -> Iterator[BufferedReader]:
+    def _opened(self, file: ListedFile) -> Iterator[BufferedReader]:
         with self.on_disk(file) as path, self._telling(path), path.open("rb") as opened:
             yield opened
 
@@ -162,14 +162,14 @@ class LocalTree:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             raise file_error(error, error.filename or self.url, f"files in {self.url}") from error
 
-    def _check(self, path: Path, file: FoundFile) -> None:
+    def _check(self, path: Path, file: ListedFile) -> None:
         try:
             with self._telling(path):
-                now = _local(file.path, path.stat())
+                now = _listed_local_file(file.path, path.stat())
         except FileNotFoundError:
-            raise changed(self, file, "is gone") from None
+            raise source_changed_error(self, file, "is gone") from None
         if now.etag != file.etag:
-            raise changed(self, file, "was written to")
+            raise source_changed_error(self, file, "was written to")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class S3Tree:
     def url(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
-    def list(self, folder: str = "") -> list[FoundFile]:
+    def list(self, folder: str = "") -> list[ListedFile]:
         files = []
         more: dict[str, Any] = {"Bucket": self.bucket, "Prefix": self.prefix + folder}
         while True:
@@ -192,21 +192,21 @@ class S3Tree:
             for item in page.get("Contents", []):
                 path = item["Key"].removeprefix(self.prefix)
                 if path and not path.endswith("/"):  # consoles make empty objects that stand for folders
-                    files.append(FoundFile(path, item["Size"], item["ETag"].strip('"'), item["LastModified"]))
+                    files.append(ListedFile(path, item["Size"], item["ETag"].strip('"'), item["LastModified"]))
             if not page.get("IsTruncated"):
                 return sorted(files, key=lambda file: file.path)
             more["ContinuationToken"] = page["NextContinuationToken"]
 
-    def read(self, file: FoundFile) -> bytes:
+    def read(self, file: ListedFile) -> bytes:
         return self._get(file, lambda body: bytes(body.read()))
 
-    def read_range(self, file: FoundFile, start: int, length: int) -> bytes:
+    def read_range(self, file: ListedFile, start: int, length: int) -> bytes:
         if length <= 0:
             return b""
         return self._get(file, lambda body: bytes(body.read()), Range=f"bytes={start}-{start + length - 1}")
 
     @contextlib.contextmanager
-    def on_disk(self, file: FoundFile) -> Iterator[Path]:
+    def on_disk(self, file: ListedFile) -> Iterator[Path]:
         with contextlib.ExitStack() as kept:
             with translate_file_errors(tempfile.gettempdir(), f"a copy of {self.url}/{file.path}"):
                 path = Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="adjunct-"))) / "file"
@@ -218,24 +218,24 @@ class S3Tree:
                 self._get(file, save)
             yield path
 
-    def content_tag(self, file: FoundFile) -> str:
+    def content_tag(self, file: ListedFile) -> str:
         return file.etag
 
-    def _get(self, file: FoundFile, take: Callable[[Any], T], **more: Any) -> T:
+    def _get(self, file: ListedFile, take: Callable[[Any], T], **more: Any) -> T:
         def request() -> T:
             answer = self._client().get_object(
                 Bucket=self.bucket, Key=self.prefix + file.path, IfMatch=f'"{file.etag}"', **more
             )
             if answer["ETag"].strip('"') != file.etag:  # a server that ignores the condition
-                raise changed(self, file, "was replaced")
+                raise source_changed_error(self, file, "was replaced")
             return take(answer["Body"])
 
         try:
             return self._ask("GET", file.path, request)
         except PreconditionFailedError:
-            raise changed(self, file, "was replaced") from None
+            raise source_changed_error(self, file, "was replaced") from None
         except ObjectNotFoundError:
-            raise changed(self, file, "is gone") from None
+            raise source_changed_error(self, file, "is gone") from None
 
     def _ask(self, request: str, path: str, send: Callable[[], T]) -> T:
         from dagster_adjunct.resources.objects.s3_store import S3Request, retry_request, send_request
@@ -255,7 +255,7 @@ def _client_of(process: int, options: S3Options) -> S3Client:
     return create_s3_client(options, S3Request("opening S3"))
 
 
-def changed(tree: FileTree, file: FoundFile, what: str) -> SourceChangedError:
+def source_changed_error(tree: FileTree, file: ListedFile, what: str) -> SourceChangedError:
     """Return the error for a file that is not what was listed."""
     return SourceChangedError(
         f"{tree.url}/{file.path} {what} after it was listed with {file.size:,} bytes, changed {file.modified:%F %T}.",
@@ -265,12 +265,12 @@ def changed(tree: FileTree, file: FoundFile, what: str) -> SourceChangedError:
     )
 
 
-def _local(path: str, stat: os.stat_result) -> FoundFile:
+def _listed_local_file(path: str, stat: os.stat_result) -> ListedFile:
     etag = f"{stat.st_size:x}-{stat.st_ino:x}-{stat.st_mtime_ns:x}"
-    return FoundFile(path, stat.st_size, etag, datetime.fromtimestamp(stat.st_mtime, UTC))
+    return ListedFile(path, stat.st_size, etag, datetime.fromtimestamp(stat.st_mtime, UTC))
 
 
-def _named(url: str, file: FoundFile) -> FoundFile:
+def _require_utf8_name(url: str, file: ListedFile) -> ListedFile:
     try:
         file.path.encode()
     except UnicodeEncodeError:

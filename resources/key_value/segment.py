@@ -410,7 +410,7 @@ def describe_backend(backend: SegmentBackend) -> dict[str, Any]:
 
 def backend_from(description: Mapping[str, Any]) -> SegmentBackend:
     """Return the backend that `describe_backend` described."""
-    return _BACKENDS.made_from(description)
+    return _BACKENDS.from_description(description)
 
 
 def deleted_table(table: TableId, label: str) -> KeyValueTableNotFoundError:

@@ -34,7 +34,7 @@ from dagster_adjunct.resources.key_value.serializers import (
     TextSerializer,
 )
 from dagster_adjunct.resources.key_value.table import KeyValueTable
-from dagster_adjunct.resources.schemas.quoted_columns import column as sql_column
+from dagster_adjunct.resources.schemas.column_sql import named_column as sql_column
 from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.errors import (

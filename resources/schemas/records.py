@@ -7,7 +7,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.schema import Schema, made_of_present, repeated
+from dagster_adjunct.resources.schemas.schema import Schema, build_without_missing, repeated_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,7 +21,7 @@ class ArrowFrame(Protocol):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
-def table_of(records: Any, what: str, schema: Schema | None = None) -> pa.Table:
+def to_arrow_table(records: Any, what: str, schema: Schema | None = None) -> pa.Table:
     """Return an ArrowFrame, or rows as dictionaries, as an Arrow table with the types that they have.
 
     `schema` gives the columns that no row names. A pandas index that has a name becomes a column; one without is
@@ -31,7 +31,7 @@ def table_of(records: Any, what: str, schema: Schema | None = None) -> pa.Table:
     import pyarrow as pa
 
     if isinstance(records, pa.Table):
-        return _each_once(records, what)
+        return _require_unique_names(records, what)
     if isinstance(records, pa.RecordBatchReader):
         raise ConfigurationError(
             f"{what}: a RecordBatchReader can be read only once, and a repeated call has to give the same records.",
@@ -39,7 +39,7 @@ def table_of(records: Any, what: str, schema: Schema | None = None) -> pa.Table:
             argument="data",
         )
     if not isinstance(records, ArrowFrame):
-        return _table_of_rows(records, what, schema)
+        return _table_from_rows(records, what, schema)
     try:
         table = pa.Table.from_pandas(records) if _is_pandas(records) else _without_views(pa.table(records))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:  # pandas' columns are named in it
@@ -50,12 +50,12 @@ def table_of(records: Any, what: str, schema: Schema | None = None) -> pa.Table:
                 argument="data",
             ) from error
         raise SchemaMismatchError(
-            f"{what}: the {type(records).__name__} can't be made an Arrow table: {_in_words(error)}.",
+            f"{what}: the {type(records).__name__} can't be made an Arrow table: {_error_text(error)}.",
             "Give each column values of one type, and a name of its own.",
             argument="data",
         ) from error
     unnamed = [name for name in table.column_names if name.startswith("__index_level_")]
-    return _each_once(table.drop_columns(unnamed).replace_schema_metadata(None), what)
+    return _require_unique_names(table.drop_columns(unnamed).replace_schema_metadata(None), what)
 
 
 def _is_one_column(frame: ArrowFrame) -> bool:
@@ -68,14 +68,14 @@ def _is_one_column(frame: ArrowFrame) -> bool:
         return False
 
 
-def spark_frame_of(answer: Any, spark: SparkSession, what: str) -> DataFrame | None:
+def to_spark_frame(answer: Any, spark: SparkSession, what: str) -> DataFrame | None:
     """Return what a user's function has returned as a Spark frame; None where it is no frame at all."""
     if isinstance(answer, ArrowFrame) and not hasattr(answer, "mapInArrow"):
-        answer = spark.createDataFrame(table_of(answer, what))
+        answer = spark.createDataFrame(to_arrow_table(answer, what))
     return answer if hasattr(answer, "mapInArrow") else None
 
 
-def _table_of_rows(rows: Sequence[Mapping[str, Any]], what: str, schema: Schema | None) -> pa.Table:
+def _table_from_rows(rows: Sequence[Mapping[str, Any]], what: str, schema: Schema | None) -> pa.Table:
     """Return rows as a table: a column of the schema or of another row that a row does not name is null there."""
     import pyarrow as pa
 
@@ -83,9 +83,9 @@ def _table_of_rows(rows: Sequence[Mapping[str, Any]], what: str, schema: Schema 
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]
         try:
-            columns[name] = made_of_present(_array, values)  # df.to_dict("records") has NaT and NA
+            columns[name] = build_without_missing(_array, values)  # df.to_dict("records") has NaT and NA
         except UnicodeEncodeError as error:  # json.loads makes it of "\\ud83d" alone
-            row = next(row for row, value in enumerate(values) if _is_half_a_character(value))
+            row = next(row for row, value in enumerate(values) if _is_lone_surrogate(value))
             raise SchemaMismatchError(
                 f"{what}: column {name!r} of row {row} is {ascii(values[row])[:100]}, which has half of a character.",
                 "Write the whole character, or replace the half: text.encode('utf-8', 'replace').decode().",
@@ -94,7 +94,7 @@ def _table_of_rows(rows: Sequence[Mapping[str, Any]], what: str, schema: Schema 
             ) from error
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise SchemaMismatchError(
-                f"{what}: column {name!r} of the rows can't be made an Arrow column: {_in_words(error)}.",
+                f"{what}: column {name!r} of the rows can't be made an Arrow column: {_error_text(error)}.",
                 "Give the column values of one type.",
                 column=name,
             ) from error
@@ -111,7 +111,7 @@ def _array(values: Sequence[Any]) -> pa.Array:
     return pa.array(values)
 
 
-def _is_half_a_character(value: Any) -> bool:
+def _is_lone_surrogate(value: Any) -> bool:
     import pyarrow as pa
 
     try:
@@ -140,8 +140,8 @@ def _without_views(table: pa.Table) -> pa.Table:
     return pa.table(columns, names=table.column_names)
 
 
-def _each_once(table: pa.Table, what: str) -> pa.Table:
-    twice = repeated(table.schema.names)
+def _require_unique_names(table: pa.Table, what: str) -> pa.Table:
+    twice = repeated_names(table.schema.names)
     if twice:
         raise SchemaMismatchError(f"{what}: there are two columns {twice[0]!r}.", "Rename one.", column=twice[0])
     return table
@@ -151,7 +151,7 @@ def _is_pandas(value: object) -> bool:
     return any(kind.__module__.startswith("pandas.") for kind in type(value).__mro__)
 
 
-def _in_words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Return what Arrow says in one line; it names a column of pandas in the second argument."""
     words = "; ".join(
         str(argument).strip().splitlines()[0].rstrip(".") for argument in error.args if str(argument).strip()

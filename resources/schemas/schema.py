@@ -18,8 +18,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dagster_adjunct.resources.errors import MalformedDocumentError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.quoted_columns import quoted
-from dagster_adjunct.resources.schemas.values import YEARS, first_unreadable, unreadable
+from dagster_adjunct.resources.schemas.column_sql import quote_name
+from dagster_adjunct.resources.schemas.values import YEARS, first_unreadable, unreadable_values
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,7 +74,7 @@ class Schema:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", {field.name: field for field in self.fields})
-        twice = repeated(field.name.lower() for field in self.fields)  # Spark's names ignore case
+        twice = repeated_names(field.name.lower() for field in self.fields)  # Spark's names ignore case
         if twice:
             raise SchemaMismatchError(
                 f"columns {twice} stand twice in a schema.", "Rename one of each.", column=twice[0]
@@ -153,7 +153,7 @@ class Schema:
 
     def ddl(self) -> str:
         """Return the columns as Spark DDL with quoted names."""
-        return ", ".join(f"{quoted(field.name)} {field.type.upper()}" for field in self.fields)
+        return ", ".join(f"{quote_name(field.name)} {field.type.upper()}" for field in self.fields)
 
     def difference(self, other: Schema) -> str:
         """Return in words what `other` has otherwise ("" when the two are equal)."""
@@ -185,7 +185,7 @@ class Schema:
         return cls(tuple(Field(field.name, field.dataType.simpleString()) for field in schema.fields))
 
 
-def repeated(names: Iterable[str]) -> list[str]:
+def repeated_names(names: Iterable[str]) -> list[str]:
     """Return the names that are there more than once, sorted."""
     return sorted(name for name, count in Counter(names).items() if count > 1)
 
@@ -193,7 +193,7 @@ def repeated(names: Iterable[str]) -> list[str]:
 _WHOLE = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
 
 
-def widens(narrow: str, wide: str) -> bool:
+def is_widening(narrow: str, wide: str) -> bool:
     """Whether every value of the first type is exactly one of the second, and Spark reads files of it as the second.
 
     Whole numbers into longer ones, float into double, decimals into ones with as many or more digits on both sides
@@ -263,7 +263,9 @@ def _type_from_arrow(field: pa.Field) -> str:
     if pa.types.is_timestamp(kind):
         if kind.tz is None:
             raise SchemaMismatchError(
-                f"column {field.name!r} is a timestamp without a time zone.", _zoned(field.name), column=field.name
+                f"column {field.name!r} is a timestamp without a time zone.",
+                _time_zone_advice(field.name),
+                column=field.name,
             )
         return "timestamp"
     if pa.types.is_decimal(kind):
@@ -274,15 +276,15 @@ def _type_from_arrow(field: pa.Field) -> str:
     return str(kind)
 
 
-Place: TypeAlias = Callable[[int], tuple[str, dict[str, Any]]]
+RowLabel: TypeAlias = Callable[[int], tuple[str, dict[str, Any]]]
 """How errors call a row, in words and in their fields."""
 
 
-def _row(row: int) -> tuple[str, dict[str, Any]]:
+def _row_label(row: int) -> tuple[str, dict[str, Any]]:
     return f"row {row}", {"row": row}
 
 
-def conform(table: pa.Table, schema: Schema, what: str, place: Place = _row) -> pa.Table:
+def fit_to_schema(table: pa.Table, schema: Schema, what: str, place: RowLabel = _row_label) -> pa.Table:
     """Return `table` with exactly the schema's columns and Arrow types, or say what does not fit, and in which row.
 
     Widening and dictionary decoding are done; anything that would lose a value is refused, and so is text where
@@ -304,22 +306,22 @@ def conform(table: pa.Table, schema: Schema, what: str, place: Place = _row) -> 
     columns = []
     for field in schema.fields:
         column = table.column(field.name)
-        if not same_family(column.type, arrow_type(field.type)):
+        if not is_same_family(column.type, arrow_type(field.type)):
             raise SchemaMismatchError(
                 f"{what}: column {field.name!r} holds {column.type} where the schema says {field.type}.",
-                _zoned(field.name)
+                _time_zone_advice(field.name)
                 if pa.types.is_timestamp(column.type) and field.type == "timestamp"
                 else f"Cast it, as in pandas df[{field.name!r}].astype('Int64'), which keeps what is missing."
                 if pa.types.is_floating(column.type) and pa.types.is_integer(arrow_type(field.type))
                 else "Cast the column before, so that it is seen what becomes of odd values.",
                 column=field.name,
             )
-        columns.append(fitted(column, field.name, field.type, what, place, sensitive=field.sensitive))
+        columns.append(cast_column(column, field.name, field.type, what, place, sensitive=field.sensitive))
     return pa.table(columns, schema=schema.to_arrow())
 
 
-def fitted(
-    column: pa.ChunkedArray, name: str, kind: str, what: str, place: Place = _row, *, sensitive: bool = False
+def cast_column(
+    column: pa.ChunkedArray, name: str, kind: str, what: str, place: RowLabel = _row_label, *, sensitive: bool = False
 ) -> pa.ChunkedArray:
     """Return a column in the declared type. Raises SchemaMismatchError for the row whose value would lose something."""
     import pyarrow as pa
@@ -327,11 +329,13 @@ def fitted(
     try:
         return column.cast(arrow_type(kind), safe=True)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise _misfit(column, name, kind, what, place, error, sensitive=sensitive) from (None if sensitive else error)
+        raise _misfit_error(column, name, kind, what, place, error, sensitive=sensitive) from (
+            None if sensitive else error
+        )
 
 
-def _misfit(
-    column: pa.ChunkedArray, name: str, kind: str, what: str, place: Place, error: Exception, *, sensitive: bool
+def _misfit_error(
+    column: pa.ChunkedArray, name: str, kind: str, what: str, place: RowLabel, error: Exception, *, sensitive: bool
 ) -> SchemaMismatchError:
     """Return the error for a column of which a value does not fit into the declared type."""
     import pyarrow as pa
@@ -352,13 +356,13 @@ def _misfit(
     return SchemaMismatchError(
         f"{what}: column {name!r} holds {column.type} where the schema says {kind}, and its value of "
         f"{words} does not fit{said}.",
-        _coarser(name) if _is_ns(column.type) else "Cast the column, or mend the record that does not fit.",
+        _rounding_advice(name) if _is_ns(column.type) else "Cast the column, or mend the record that does not fit.",
         column=name,
         **about,
     )
 
 
-def same_family(given: pa.DataType, expected: pa.DataType) -> bool:
+def is_same_family(given: pa.DataType, expected: pa.DataType) -> bool:
     """Whether values of the first type may become ones of the second, as far as each of them fits."""
     import pyarrow.types as t
 
@@ -387,21 +391,23 @@ def _is_ns(kind: pa.DataType) -> bool:
     return bool(t.is_timestamp(kind) and kind.unit == "ns")
 
 
-def _coarser(name: str) -> str:
+def _rounding_advice(name: str) -> str:
     return (
         f"Timestamps are stored in microseconds: round first, as in pandas df[{name!r}].dt.floor('us'), or in Arrow "
         f"pyarrow.compute.floor_temporal(table[{name!r}], unit='microsecond'); or keep nanoseconds in a bigint column."
     )
 
 
-def _zoned(name: str) -> str:
+def _time_zone_advice(name: str) -> str:
     return (
         f"A time without its zone could be any of a day's: say which, as in pandas df[{name!r}].dt.tz_localize('UTC'), "
         f"or in Arrow pyarrow.compute.assume_timezone(table[{name!r}], 'UTC')."
     )
 
 
-def refused_changes(stored: Schema, declared: Schema, fixed: Iterable[str] = (), what: str = "the key") -> list[str]:
+def incompatible_changes(
+    stored: Schema, declared: Schema, fixed: Iterable[str] = (), what: str = "the key"
+) -> list[str]:
     """Return in words which changes stored rows can't be read with; none for columns that are only added or widened.
 
     The types of `fixed`, the columns of `what`, never change.
@@ -417,12 +423,12 @@ def refused_changes(stored: Schema, declared: Schema, fixed: Iterable[str] = (),
             refused.append(f"{name} ({was}) is removed")
         elif kind != was and name in fixed:
             refused.append(f"{name} is {kind}, was {was}, and is a column of {what}, which never changes")
-        elif not widens(was, kind):
+        elif not is_widening(was, kind):
             refused.append(f"{name} is {kind}, was {was}, whose values do not all fit")
     return refused
 
 
-def evolved(stored: Schema, declared: Schema) -> Schema:
+def evolve_schema(stored: Schema, declared: Schema) -> Schema:
     """Return the stored columns in their order with the declared types, then those that were added.
 
     What is sensitive in one of the two stays so.
@@ -431,7 +437,7 @@ def evolved(stored: Schema, declared: Schema) -> Schema:
     return declared.select(names).with_sensitive(*stored.sensitive)
 
 
-def exact_array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
+def to_exact_array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     """Return the values in this type. Raises what Arrow raises, and ValueError for a value that would lose something.
 
     Arrow makes 2 of 2.5 where whole numbers are asked for, a day of a time of that day, a time in UTC of one without a
@@ -439,10 +445,10 @@ def exact_array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     float has fewer digits than a double is what its type says. What pandas and NumPy have for a missing value (NaT, NA)
     is null.
     """
-    return made_of_present(lambda present: _exact(present, kind), values)
+    return build_without_missing(lambda present: _exact(present, kind), values)
 
 
-def made_of_present(make: Callable[[Sequence[Any]], pa.Array], values: Sequence[Any]) -> pa.Array:
+def build_without_missing(make: Callable[[Sequence[Any]], pa.Array], values: Sequence[Any]) -> pa.Array:
     """Return what `make` makes of the values; where it fails, of the values with None for NaT and NA, in lists too."""
     import pyarrow as pa
 
@@ -483,21 +489,21 @@ def _exact(values: Sequence[object], kind: pa.DataType) -> pa.Array:
 
     array = pa.array(values, kind)
     checks = {
-        t.is_integer: _whole,
+        t.is_integer: _check_whole,
         t.is_date: _check_days,
-        t.is_timestamp: _times,
-        t.is_float32: _small,
-        t.is_list: _items,
+        t.is_timestamp: _check_times,
+        t.is_float32: _check_float32,
+        t.is_list: _check_items,
     }
     for is_kind, check in checks.items():
         if is_kind(kind):
             check(values, array)
-    for value in unreadable(array).values():  # 9999-12-31 23:00 of a zone may be the next day in UTC
+    for value in unreadable_values(array).values():  # 9999-12-31 23:00 of a zone may be the next day in UTC
         raise ValueError(f"{value} is no date of Python: {YEARS}")
     return array
 
 
-def _whole(values: Sequence[object], array: pa.Array) -> None:
+def _check_whole(values: Sequence[object], array: pa.Array) -> None:
     if any(value is not None and type(value) is not int for value in values):
         for value, kept in zip(values, array.to_pylist(), strict=True):
             if value is not None and value != kept:
@@ -512,7 +518,7 @@ def _check_days(values: Sequence[object], array: pa.Array) -> None:
             raise ValueError(f"{value} is no day")
 
 
-def _times(values: Sequence[object], array: pa.Array) -> None:
+def _check_times(values: Sequence[object], array: pa.Array) -> None:
     for value in map(_as_python, values):
         if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
             raise ValueError(f"{value} is no time with a zone")
@@ -520,13 +526,13 @@ def _times(values: Sequence[object], array: pa.Array) -> None:
             raise ValueError(f"{value} is finer than microseconds")
 
 
-def _small(values: Sequence[object], array: pa.Array) -> None:
+def _check_float32(values: Sequence[object], array: pa.Array) -> None:
     for value, kept in zip(values, array.to_pylist(), strict=True):
         if kept is not None and math.isinf(kept) and value != kept:
             raise ValueError(f"{value} is too large for 32 bits")
 
 
-def _items(values: Sequence[object], array: pa.Array) -> None:
+def _check_items(values: Sequence[object], array: pa.Array) -> None:
     lists: Any = [value for value in values if value is not None]
     _exact([item for items in lists for item in items], array.type.value_type)
 
@@ -549,19 +555,19 @@ _FIRST_DAY = _EPOCH.date().toordinal()
 _EXACT = Context(prec=76)
 
 
-def to_plain(kind: str) -> Callable[[Any], Plain]:
+def plain_converter(kind: str) -> Callable[[Any], Plain]:
     """Return what turns a value of this Spark type name into its stored form.
 
     string: UTF-8 bytes; binary: itself; integers and booleans: themselves; date: days, timestamp: microseconds,
     both since 1970 in UTC; decimal: the unscaled number.
     """
     if kind.startswith("decimal"):
-        scale = decimal_type(kind)[1]
+        scale = parse_decimal_type(kind)[1]
         return lambda value: int(Decimal(value).scaleb(scale, _EXACT))
-    return _FORMS.get(kind, int)
+    return _CONVERTERS.get(kind, int)
 
 
-def decimal_type(kind: str) -> tuple[int, int]:
+def parse_decimal_type(kind: str) -> tuple[int, int]:
     """Return precision and scale of `decimal(p,s)`."""
     precision, _, scale = kind.removeprefix("decimal(").rstrip(")").partition(",")
     return int(precision), int(scale)
@@ -576,4 +582,9 @@ def _days(value: dt.date) -> int:
     return value.toordinal() - _FIRST_DAY
 
 
-_FORMS: dict[str, Callable[[Any], Plain]] = {"string": str.encode, "binary": bytes, "date": _days, "timestamp": _micros}
+_CONVERTERS: dict[str, Callable[[Any], Plain]] = {
+    "string": str.encode,
+    "binary": bytes,
+    "date": _days,
+    "timestamp": _micros,
+}

@@ -22,29 +22,29 @@ DAYS = (-719_162, 2_932_896)
 """0001-01-01 and 9999-12-31, in days since 1970."""
 MICROS = (DAYS[0] * 86_400_000_000, (DAYS[1] + 1) * 86_400_000_000 - 1)
 _A_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
-_LONGEST = 100
+_MAX_CHARS = 100
 
 
-def unreadable(column: pa.Array | pa.ChunkedArray, errors: Errors = "backslashreplace") -> dict[int, Any]:
+def unreadable_values(column: pa.Array | pa.ChunkedArray, errors: Errors = "backslashreplace") -> dict[int, Any]:
     """Return the values of a column that Python does not have, by row, as `readable_value` gives them.
 
     Nearly always there is none. Arrow's own functions look; rows are searched only where a column holds such a value.
     """
-    if not _is_unreadable(column):
+    if not _has_unreadable(column):
         return {}
-    return {row: readable_value(column[row], errors) for row in _rows(column)}
+    return {row: readable_value(column[row], errors) for row in _unreadable_rows(column)}
 
 
 def readable_values(column: pa.Array | pa.ChunkedArray, errors: Errors = "backslashreplace") -> list[Any]:
     """Return a column's values as `readable_value` gives them: as Arrow does, where Python has them all."""
-    if _is_unreadable(column):
+    if _has_unreadable(column):
         return [readable_value(value, errors) for value in column]
     values: list[Any] = column.to_pylist()
     return values
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadableValue:
     """A value that Python does not have: its column and row, the value as text, and what is expected in its place."""
 
     column: str
@@ -73,22 +73,24 @@ class Unreadable:
         return SchemaMismatchError(f"{what}: {problem}.", self.next_step, column=self.column, **about)
 
 
-def first_unreadable(records: pa.Table | pa.RecordBatch, names: Iterable[str] | None = None) -> Unreadable | None:
+def first_unreadable(records: pa.Table | pa.RecordBatch, names: Iterable[str] | None = None) -> UnreadableValue | None:
     """Return the first value of these columns, or of all, that Python does not have."""
     for place, name in enumerate(records.schema.names) if names is None else ((name, name) for name in names):
         column = records.column(place)
-        if _is_unreadable(column):
-            row = next(iter(_rows(column)))
-            return Unreadable(name, row, _text(readable_value(column[row])), _expected(column.type))
+        if _has_unreadable(column):
+            row = next(iter(_unreadable_rows(column)))
+            return UnreadableValue(
+                name, row, _format_value(readable_value(column[row])), _expected_of_arrow_type(column.type)
+            )
     return None
 
 
-def rule_of(kind: str) -> str:
+def expected_values(kind: str) -> str:
     """Return what is expected of values of this Spark type, one of CHECKED_TYPES."""
     return UTF8 if kind == "string" else YEARS
 
 
-def _expected(kind: pa.DataType) -> str:
+def _expected_of_arrow_type(kind: pa.DataType) -> str:
     """Return what is expected of values of this type."""
     import pyarrow.types as t
 
@@ -115,14 +117,14 @@ def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> An
         return {field.name: readable_value(scalar[place], errors) for place, field in enumerate(kind)}
     if t.is_nested(kind):
         return [readable_value(item, errors) for item in scalar.values]
-    if (t.is_date(kind) or t.is_timestamp(kind)) and _is_unreadable(pa.array([scalar], kind)):
-        return _dated(scalar.value, "D" if t.is_date32(kind) else "ms" if t.is_date64(kind) else kind.unit)
+    if (t.is_date(kind) or t.is_timestamp(kind)) and _has_unreadable(pa.array([scalar], kind)):
+        return _format_date(scalar.value, "D" if t.is_date32(kind) else "ms" if t.is_date64(kind) else kind.unit)
     if t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind):
         return scalar.as_buffer().to_pybytes().decode(errors=errors)
     return scalar.as_py()
 
 
-def unreadable_in_sql(value: str, kind: str) -> str:
+def unreadable_condition(value: str, kind: str) -> str:
     """Return Spark SQL: whether a value of this type, one of CHECKED_TYPES, is one that Python does not have."""
     if kind == "string":
         return f"NOT is_valid_utf8({value})"
@@ -130,7 +132,7 @@ def unreadable_in_sql(value: str, kind: str) -> str:
     return f"{count}({value}) NOT BETWEEN {least} AND {most}"
 
 
-def spark_date(text: str) -> str:
+def format_spark_date(text: str) -> str:
     """Return a date or timestamp that numpy wrote as Spark writes it: a sign before long years, no needless zeros."""
     sign, digits = ("-", text[1:]) if text.startswith("-") else ("", text)
     day, _, time = digits.partition("T")
@@ -140,7 +142,7 @@ def spark_date(text: str) -> str:
     return f"{sign}{int(year):04d}-{rest}" + (f" {time}" if time else "")
 
 
-def _is_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
+def _has_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
     """Whether Python lacks one of these values."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -148,7 +150,7 @@ def _is_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
 
     kind = column.type
     if isinstance(column, pa.ChunkedArray):
-        return any(map(_is_unreadable, column.chunks))
+        return any(map(_has_unreadable, column.chunks))
     if t.is_date(kind) or t.is_timestamp(kind):
         ends = pc.min_max(column)
         low, high = ends["min"].value, ends["max"].value
@@ -161,13 +163,13 @@ def _is_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
             return True
         return False
     if t.is_dictionary(kind):
-        return _is_unreadable(column.dictionary_decode())
+        return _has_unreadable(column.dictionary_decode())
     if t.is_struct(kind):
-        return any(map(_is_unreadable, column.flatten()))
+        return any(map(_has_unreadable, column.flatten()))
     if t.is_map(kind):  # Arrow flattens no maps
         column = column.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
-        return _is_unreadable(column.flatten())
-    return bool(t.is_nested(kind)) and _is_unreadable(column.flatten())
+        return _has_unreadable(column.flatten())
+    return bool(t.is_nested(kind)) and _has_unreadable(column.flatten())
 
 
 def _bounds(kind: pa.DataType) -> tuple[int, int]:
@@ -177,7 +179,7 @@ def _bounds(kind: pa.DataType) -> tuple[int, int]:
     return DAYS[0] * a_day, (DAYS[1] + 1) * a_day - 1
 
 
-def _rows(column: pa.Array | pa.ChunkedArray) -> Iterable[int]:
+def _unreadable_rows(column: pa.Array | pa.ChunkedArray) -> Iterable[int]:
     """Return the rows of a column whose values Python does not have."""
     import numpy as np
     import pyarrow.compute as pc
@@ -185,7 +187,7 @@ def _rows(column: pa.Array | pa.ChunkedArray) -> Iterable[int]:
 
     kind = column.type
     if not (t.is_date(kind) or t.is_timestamp(kind)):
-        return _searched(column, 0, len(column))
+        return _search_by_halves(column, 0, len(column))
     counts = column.cast("int32").cast("int64") if t.is_date32(kind) else column.cast("int64")
     least, most = _bounds(kind)
     outside = pc.fill_null(pc.or_(pc.less(counts, least), pc.greater(counts, most)), False)
@@ -193,24 +195,24 @@ def _rows(column: pa.Array | pa.ChunkedArray) -> Iterable[int]:
     return rows
 
 
-def _searched(column: pa.Array | pa.ChunkedArray, start: int, count: int) -> Iterable[int]:
+def _search_by_halves(column: pa.Array | pa.ChunkedArray, start: int, count: int) -> Iterable[int]:
     """Yield the rows with such a value, by halves: few of many rows are looked at alone."""
-    if not _is_unreadable(column.slice(start, count)):
+    if not _has_unreadable(column.slice(start, count)):
         return
     if count == 1:
         yield start
         return
     half = count // 2
-    yield from _searched(column, start, half)
-    yield from _searched(column, start + half, count - half)
+    yield from _search_by_halves(column, start, half)
+    yield from _search_by_halves(column, start + half, count - half)
 
 
-def _dated(count: int, unit: str) -> str:
+def _format_date(count: int, unit: str) -> str:
     import numpy as np
 
-    return spark_date(str(np.datetime64(count, unit)))  # type: ignore[call-overload]
+    return format_spark_date(str(np.datetime64(count, unit)))  # type: ignore[call-overload]
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = f"'{value}'" if isinstance(value, str) and value.isprintable() else repr(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 1]}…"

@@ -333,7 +333,7 @@ class TypedExpression:
     expression: Expression
     type: str | None
 
-    def stars(self, columns: Sequence[str]) -> tuple[str, ...]:
+    def expand_star(self, columns: Sequence[str]) -> tuple[str, ...]:
         """Return which of these columns "*" stands for, or "* except (…)"."""
         gone = {name.lower() for name in self.expression.excepted}
         return tuple(name for name in columns if name.lower() not in gone) if gone else tuple(columns)

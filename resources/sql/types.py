@@ -149,7 +149,7 @@ class TypeScope(Protocol):
 
     def type(self, node: exp.Expr | None) -> str | None: ...
 
-    def alike(self, nodes: list[exp.Expr | None]) -> str | None: ...
+    def common_type(self, nodes: list[exp.Expr | None]) -> str | None: ...
 
     def same(self, *nodes: exp.Expr | None) -> str | None: ...
 
@@ -235,7 +235,7 @@ def _cast(known: TypeScope, node: exp.Expr) -> str | None:
 
 
 def _array(known: TypeScope, node: exp.Expr) -> str | None:
-    element = known.alike(list(node.expressions))
+    element = known.common_type(list(node.expressions))
     return "array<…>" if element is None or "…" in element else f"array<{element}>"
 
 
@@ -325,15 +325,17 @@ def _text(known: TypeScope, node: exp.Expr) -> str | None:
 
 
 def _alike(known: TypeScope, node: exp.Expr) -> str | None:
-    return known.alike([node.this, *node.expressions])
+    return known.common_type([node.this, *node.expressions])
 
 
 def _case(known: TypeScope, node: exp.Expr) -> str | None:
-    return known.alike([item.args.get("true") for item in node.args.get("ifs") or ()] + [node.args.get("default")])
+    return known.common_type(
+        [item.args.get("true") for item in node.args.get("ifs") or ()] + [node.args.get("default")]
+    )
 
 
 def _if(known: TypeScope, node: exp.Expr) -> str | None:
-    return known.alike([node.args.get("true"), node.args.get("false")])
+    return known.common_type([node.args.get("true"), node.args.get("false")])
 
 
 def _variable(known: TypeScope, node: exp.Expr) -> str | None:
@@ -533,7 +535,7 @@ class KnownTypes:
         rule = None if node is None else TYPE_RULES.get(type(node).__name__)
         return None if rule is None or node is None else rule(self, node)
 
-    def alike(self, nodes: list[exp.Expr | None]) -> str | None:
+    def common_type(self, nodes: list[exp.Expr | None]) -> str | None:
         """Return the type that all become that are not null: their own, or of numbers the widest."""
         kinds = {self.type(node) for node in nodes if node is not None} - {"void"}
         if len(kinds) == 1:

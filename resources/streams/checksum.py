@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.bucketing.hashing import row_digests
-from dagster_adjunct.resources.schemas.quoted_columns import row_hash
+from dagster_adjunct.resources.schemas.column_sql import row_hash
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.streams.system import PARTITION
 

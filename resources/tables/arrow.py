@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.records import ArrowFrame, table_of
-from dagster_adjunct.resources.schemas.schema import fitted, repeated
+from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
+from dagster_adjunct.resources.schemas.schema import cast_column, repeated_names
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.tables.operation import (
     Changes,
@@ -94,11 +94,11 @@ class ArrowEntries:
                 "Give one, or make RowEntries(keys, values).",
                 argument="batch",
             )
-        rows = batch if isinstance(batch, pa.RecordBatch) else table_of(batch, "entries")
+        rows = batch if isinstance(batch, pa.RecordBatch) else to_arrow_table(batch, "entries")
         key = key_columns("entries", key)
         columns = {name: _plain_column(rows, place) for place, name in enumerate(rows.schema.names)}
         missing = [name for name in key if name not in columns]
-        twice = repeated(rows.schema.names)
+        twice = repeated_names(rows.schema.names)
         if missing or twice:
             wrong = f"no column {missing[0]!r}, which is of the key" if missing else f"two columns {twice[0]!r}"
             raise SchemaMismatchError(
@@ -117,7 +117,7 @@ class ArrowEntries:
             raise found.error("an Arrow batch", f"row {found.row}", row=found.row)
         for name, column in columns.items():  # stores keep microseconds
             if pa.types.is_timestamp(column.type) and column.type.tz is not None and column.type.unit == "ns":
-                columns[name] = fitted(column, name, "timestamp", "an Arrow batch")
+                columns[name] = cast_column(column, name, "timestamp", "an Arrow batch")
         held = {name: column for name, column in columns.items() if not (updates and name in key)}
         return ArrowEntries(
             to_struct_array({name: columns[name] for name in key}, rows.num_rows), to_struct_array(held, rows.num_rows)

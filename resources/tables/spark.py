@@ -17,8 +17,8 @@ from dagster_adjunct.resources.errors import (
     TableError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.schemas.quoted_columns import column
-from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value, unreadable
+from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value, unreadable_values
 from dagster_adjunct.resources.spark.errors import error_from_json, error_to_json
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.tables import metrics as metrics_hooks
@@ -359,7 +359,7 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
 
     check_record_columns(df.columns, write.table.name, write.table.key, updates=write.contract is not None, what=what)
     if exchange:
-        df = df.repartition(write.tasks, *map(column, write.table.key))
+        df = df.repartition(write.tasks, *map(named_column, write.table.key))
     df, write = _sort_records(df, write)
     kept = {TOMBSTONE, *_LETTER, *(() if write.marking is None else write.marking.order)}
     hidden = [name for name in df.columns if name.startswith("__") and name not in kept]
@@ -382,7 +382,7 @@ def _sort_records(df: DataFrame, write: TableWrite) -> tuple[DataFrame, TableWri
     exact = _is_deterministic(df) and all(
         _is_orderable(field.dataType) for field in df.schema.fields if not field.name.startswith("__")
     )
-    columns = [column(name) for name in (*names, *content)]
+    columns = [named_column(name) for name in (*names, *content)]
     return df.sortWithinPartitions(*columns), replace(write, marking=replace(marking, exact=exact))
 
 
@@ -527,7 +527,7 @@ class _Sending:
             raise found.error(self._what, place, hidden=write.sensitive, **about)
         refused = np.zeros(batch.num_rows, bool)
         for name in names:
-            refused[list(unreadable(batch.column(name)))] = True
+            refused[list(unreadable_values(batch.column(name)))] = True
         for place in np.nonzero(refused)[0][: write.dead_letters + 1 - len(self._report.letters)].tolist():
             self._report.letters.append(_letter_document(self._refused(batch.slice(place, 1), names)))
         return batch.filter(pa.array(~refused))

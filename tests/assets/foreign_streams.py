@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import StreamInfo, StreamSystem
@@ -60,7 +60,7 @@ class ForeignStreams(LakeStreams):
         made = {"date": F.date_from_unix_date, "timestamp": F.timestamp_micros}
         schema = self._schema(ranges)
         for field in () if schema is None else schema.fields:
-            value = column(field.name)
+            value = named_column(field.name)
             frame = frame.withColumn(
                 field.name, made[field.type](value) if field.type in made else value.cast(field.type)
             )

@@ -13,7 +13,7 @@ import pyarrow as pa
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, KeptHistory, SealedVersion, build_layout
 from dagster_adjunct.resources.bucketing.files import Generation
-from dagster_adjunct.resources.bucketing.write_over_time import FIRST, VALID_FROM, VALID_TO
+from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -85,7 +85,7 @@ def stored(lake: Lake, generations: Sequence[Sequence[Change]], **layout: Any) -
                 TOMBSTONE: change.price is None,
                 VALID_FROM: day(change.at),
                 VALID_TO: day(end) if base and (end := known[change.key, change.at].end) is not None else None,
-                FIRST: known[change.key, change.at].first if base else None,
+                IS_FIRST: known[change.key, change.at].first if base else None,
             }
             for change in changes
         ]

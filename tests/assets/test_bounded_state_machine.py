@@ -24,7 +24,7 @@ from dagster_adjunct.assets.retention import discard as discard_module
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.leases import Lease, list_leases
 from dagster_adjunct.assets.versions.version import Verdict
-from dagster_adjunct.resources.bucketing.hashing import bucket_of
+from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
 from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
@@ -100,7 +100,7 @@ class BoundedMachine(RuleBasedStateMachine):
     def deliver(self, rows: list[tuple[str, int | None]]) -> None:
         self.world.send("planes", rows)
         for key, value in rows:
-            self.model.partitions[bucket_of([key], ["string"], PARTITIONS)].rows.append((key, value))
+            self.model.partitions[bucket_of_key([key], ["string"], PARTITIONS)].rows.append((key, value))
 
     @rule(rows=ROWS, crash=CRASHES, advance=st.booleans())
     def deliver_whole(self, rows: list[tuple[str, int | None]], crash: tuple[int, str] | None, advance: bool) -> None:

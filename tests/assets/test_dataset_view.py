@@ -173,7 +173,7 @@ def test_threads_may_share_a_view(sparkling: World) -> None:
 
 @pytest.mark.spark
 def test_a_version_read_again_and_again_outlives_the_tables_of_others(sparkling: World, monkeypatch) -> None:
-    monkeypatch.setattr("dagster_adjunct.resources.bucketing.files._TABLES_KEPT", 3)
+    monkeypatch.setattr("dagster_adjunct.resources.bucketing.files._MAX_TABLES", 3)
     world = sealed(sparkling)
     view = world.view(PLANES)
     for number in range(2, 6):

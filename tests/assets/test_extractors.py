@@ -16,8 +16,8 @@ from dagster_adjunct.assets.declaration.extractors import (
     Projection,
     PythonExtractor,
     _entries,
-    fits,
-    hiding,
+    is_assignable,
+    mask_columns,
 )
 from dagster_adjunct.assets.declaration.sources import QuerySource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
@@ -120,7 +120,7 @@ def test_declarations_that_can_not_work_are_refused_at_once() -> None:
     ],
 )
 def test_a_type_fits_another_when_each_value_of_it_is_one_of_the_other(kind: str, declared: str, answer: bool) -> None:
-    assert fits(kind, declared) is answer
+    assert is_assignable(kind, declared) is answer
 
 
 # -- projections
@@ -340,7 +340,7 @@ def test_errors_are_found_in_the_text_that_spark_makes_of_them() -> None:
 def test_no_value_of_a_sensitive_column_is_in_an_error(returned: str) -> None:
     with pytest.raises(DatasetError) as open_:
         run(WHATEVER, ("N-secret", 1, returned, 3, 12, False))
-    hidden = hiding(WHATEVER, ("tailnum",))
+    hidden = mask_columns(WHATEVER, ("tailnum",))
     with pytest.raises(DatasetError) as caught:
         run(hidden, ("N-secret", 1, returned, 3, 12, False))
     assert "the record at offset 12 of partition 3" in caught.value.problem

@@ -17,7 +17,7 @@ from dagster_adjunct.resources.bucketing.files import BucketLayout
 from dagster_adjunct.resources.bucketing.hashing import row_digests
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.schemas.quoted_columns import row_hash
+from dagster_adjunct.resources.schemas.column_sql import row_hash
 from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:

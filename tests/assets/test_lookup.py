@@ -27,7 +27,7 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
 )
 from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectStore
-from dagster_adjunct.resources.schemas.schema import Schema, to_plain
+from dagster_adjunct.resources.schemas.schema import Schema, plain_converter
 from tests.faulty_store import FaultyStore
 
 Key = tuple[Any, ...]
@@ -421,7 +421,7 @@ def test_rows_in_several_arrays_or_in_a_part_of_one_are_searched_alike(kind: str
     def check(keys: list[Any]) -> None:
         layout = build_layout(Schema.of(k=kind, v="int"), ("k",), (), None, False)
         table = pa.table({"k": keys, "v": [None, *range(1, len(keys))]}, schema=layout.arrow_schema())
-        plain = to_plain(kind)
+        plain = plain_converter(kind)
         halves = pa.concat_tables([table.slice(0, len(keys) // 2), table.slice(len(keys) // 2)])
         for rows in (RowGroup(table, layout), RowGroup(halves, layout)):
             assert [rows.find((plain(key),)) for key in keys] == [*range(len(keys))]

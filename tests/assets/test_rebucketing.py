@@ -13,7 +13,7 @@ from dagster_adjunct.assets.reading.verify import verify_version
 from dagster_adjunct.assets.rebucketing.rebucketing import repartition_versions
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import Lease
-from dagster_adjunct.resources.bucketing.hashing import bucket_of
+from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
 from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError, DatasetError, StillReadError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
@@ -80,7 +80,7 @@ def check(lake: Lake, partitions: int, *numbers: int) -> None:
         sealed = store.version(ref.id).sealed
         assert sealed.partitions == partitions
         (generation,) = sealed.generations
-        assert {file.bucket for file in generation.files} == {bucket_of([k], ["string"], partitions) for k in KEYS}
+        assert {file.bucket for file in generation.files} == {bucket_of_key([k], ["string"], partitions) for k in KEYS}
         assert verify_version(store.version(ref.id), deep=True).ok
     assert served(lake) == whole(numbers[-1])
 

@@ -12,7 +12,7 @@ from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime, t
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, KeptHistory
 from dagster_adjunct.resources.bucketing.files import Generation
-from dagster_adjunct.resources.bucketing.write_over_time import FIRST, VALID_FROM, VALID_TO
+from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from tests.assets.histories import (
@@ -42,7 +42,7 @@ def rows_of(frame: DataFrame) -> list[Interval]:
         price = None if row.get(TOMBSTONE) else row["price"]
         start, end = _day_of(row[VALID_FROM]), _day_of(row[VALID_TO])
         assert start is not None
-        as_intervals.append(Interval((row["item"], row["shop"]), start, end, row[FIRST], price))
+        as_intervals.append(Interval((row["item"], row["shop"]), start, end, row[IS_FIRST], price))
     return as_intervals
 
 

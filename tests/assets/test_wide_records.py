@@ -14,9 +14,9 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
-from dagster_adjunct.resources.bucketing.writer import check_values
+from dagster_adjunct.resources.bucketing.writer import check_readable
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.schemas.schema import Schema, conform
+from dagster_adjunct.resources.schemas.schema import Schema, fit_to_schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.read import _column_or_nulls
 from tests.assets.conftest import World
@@ -96,8 +96,8 @@ class Watched:
 @pytest.mark.parametrize(
     "do",
     [
-        lambda table, schema: conform(table, schema, "records"),
-        lambda table, schema: check_values(table, schema, "records", ("k",)),
+        lambda table, schema: fit_to_schema(table, schema, "records"),
+        lambda table, schema: check_readable(table, schema, "records", ("k",)),
         lambda table, schema: [_column_or_nulls(table, name) for name in schema.names],
     ],
 )

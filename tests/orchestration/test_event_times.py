@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step import event_times as records_behind
 from dagster_adjunct.orchestration.step.event_times import extract_times
 from dagster_adjunct.orchestration.step.progress import StepEvent
-from dagster_adjunct.resources.bucketing.hashing import bucket_of
+from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
@@ -246,7 +246,7 @@ def test_a_partition_that_was_idle_finds_closed_what_was_closed_without_it(step_
     world = replace(step_world, lake=on_clock(step_world.lake, lambda: now[0]))
     world.stream("clicks", "k", 2, k="string", n="int", ts="timestamp")
     keys = [f"k{number}" for number in range(8)]
-    where = {key: bucket_of((key,), ("string",), 2) for key in keys}
+    where = {key: bucket_of_key((key,), ("string",), 2) for key in keys}
     busy, idle = (next(key for key in keys if where[key] == number) for number in (0, 1))
     app = application(idle_after=timedelta(seconds=60))
     for clock, row in (
@@ -271,7 +271,7 @@ def test_a_partition_with_a_backlog_is_waited_for_after_a_pause(step_world: Step
     world = replace(step_world, lake=on_clock(step_world.lake, lambda: now[0]))
     world.stream("clicks", "k", 2, k="string", n="int", ts="timestamp")
     keys = [f"k{number}" for number in range(8)]
-    where = {key: bucket_of((key,), ("string",), 2) for key in keys}
+    where = {key: bucket_of_key((key,), ("string",), 2) for key in keys}
     busy, quiet = (next(key for key in keys if where[key] == number) for number in (0, 1))
     app = application(4, idle_after=timedelta(seconds=60))
     world.send("clicks", (busy, 0, at(10)), (quiet, 1, at(10)))

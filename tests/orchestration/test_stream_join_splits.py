@@ -14,7 +14,7 @@ from datetime import timedelta
 import pytest
 
 from dagster_adjunct.orchestration.step.progress import StepEvent
-from dagster_adjunct.resources.bucketing.hashing import bucket_of
+from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
 from tests.clocks import Clock, on_clock
 from tests.faulty_store import Crash
 from tests.orchestration.meeting_streams import KINDS, create, drawn, expected, joined_rows, meeting
@@ -27,7 +27,9 @@ PARTITIONS = 3
 SILENT = 2
 """The partition of the payments that has no record until it wakes."""
 KEYS = {
-    partition: [key for key in map("k{}".format, range(30)) if bucket_of((key,), ("string",), PARTITIONS) == partition]
+    partition: [
+        key for key in map("k{}".format, range(30)) if bucket_of_key((key,), ("string",), PARTITIONS) == partition
+    ]
     for partition in range(PARTITIONS)
 }
 PAUSE, IDLE_AFTER = timedelta(minutes=70), timedelta(hours=1)

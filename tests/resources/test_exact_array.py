@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.schemas.schema import exact_array
+from dagster_adjunct.resources.schemas.schema import to_exact_array
 
 TIME = pa.timestamp("us", tz="UTC")
 NOON, MIDNIGHT = datetime(2026, 1, 1, 12, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)
@@ -49,7 +49,7 @@ class Nowhere(tzinfo):
     ],
 )
 def test_what_a_type_holds_is_kept(value: Any, kind: pa.DataType, kept: Any) -> None:
-    assert exact_array([None, value], kind).to_pylist() == [None, kept]
+    assert to_exact_array([None, value], kind).to_pylist() == [None, kept]
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_what_a_type_holds_is_kept(value: Any, kind: pa.DataType, kept: Any) -> 
 )
 def test_what_it_would_cut_is_refused(value: Any, kind: pa.DataType, why: str) -> None:
     with pytest.raises((ValueError, pa.ArrowException, OverflowError), match=why):
-        exact_array([1 if pa.types.is_integer(kind) else None, value], kind)
+        to_exact_array([1 if pa.types.is_integer(kind) else None, value], kind)

@@ -37,7 +37,7 @@ from dagster_adjunct.resources.errors import (
     TransientError,
 )
 from dagster_adjunct.resources.file_errors import file_error, translate_file_errors
-from dagster_adjunct.resources.files.tree import FoundFile, open_tree
+from dagster_adjunct.resources.files.tree import ListedFile, open_tree
 from dagster_adjunct.resources.spark.errors import find_adjunct_error
 from dagster_adjunct.resources.streams.lake.export import export_records
 from dagster_adjunct.sources import FileSource
@@ -169,7 +169,7 @@ def test_a_file_that_fails_in_the_middle_is_not_taken_for_a_damaged_one(tmp_path
     (tmp_path / "a.csv").symlink_to("/proc/self/mem")
     tree = open_tree(str(tmp_path))
     (file,) = tree.list()
-    assert isinstance(file, FoundFile)
+    assert isinstance(file, ListedFile)
     for read in (lambda: tree.read(file), lambda: tree.read_range(file, 0, 10), lambda: tree.content_tag(file)):
         with pytest.raises(StoreUnavailableError):
             read()

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.bucketing.hashing import bucket_of, buckets, spark_hash
+from dagster_adjunct.resources.bucketing.hashing import assign_buckets, bucket_of_key, spark_hash
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, to_plain
+from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, plain_converter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,7 +82,7 @@ KEYS = st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=3).flatmap
 def test_a_single_key_hashes_as_columns_do(key: tuple[list[str], tuple[object, ...]], n: int) -> None:
     types, values = key
     columns = [pa.array([value], arrow_type(kind)) for value, kind in zip(values, types, strict=True)]
-    assert bucket_of(values, types, n) == int(buckets(columns, n)[0])
+    assert bucket_of_key(values, types, n) == int(assign_buckets(columns, n)[0])
 
 
 @pytest.mark.parametrize("kind", sorted(VALUES))
@@ -90,7 +90,7 @@ def test_stored_forms_order_as_the_values_do(kind: str) -> None:
     @settings(deadline=None)
     @given(VALUES[kind], VALUES[kind])
     def check(one: object, other: object) -> None:
-        plain = to_plain(kind)
+        plain = plain_converter(kind)
         assert (plain(one) < plain(other)) == (one < other)  # type: ignore[operator]
         assert (plain(one) == plain(other)) == (one == other)
 
@@ -123,17 +123,17 @@ def test_known_values_of_spark() -> None:
 
 
 def test_a_null_key_has_a_bucket_of_its_own() -> None:
-    assert bucket_of([None], ["string"], 8) == 42 % 8
-    assert bucket_of([None, None], ["string", "bigint"], 5) == 42 % 5
+    assert bucket_of_key([None], ["string"], 8) == 42 % 8
+    assert bucket_of_key([None, None], ["string", "bigint"], 5) == 42 % 5
 
 
 def test_slices_and_chunks_hash_like_the_whole() -> None:
     values = [f"key-{n}" if n % 3 else None for n in range(50)]
-    whole = buckets([pa.array(values)], 7).tolist()
-    assert buckets([pa.array(["x", *values]).slice(1)], 7).tolist() == whole
-    assert buckets([pa.chunked_array([values[:20], values[20:]])], 7).tolist() == whole
-    assert buckets([pa.chunked_array([], pa.string())], 7).tolist() == []
-    assert buckets([pa.array([], pa.string())], 7).tolist() == []
+    whole = assign_buckets([pa.array(values)], 7).tolist()
+    assert assign_buckets([pa.array(["x", *values]).slice(1)], 7).tolist() == whole
+    assert assign_buckets([pa.chunked_array([values[:20], values[20:]])], 7).tolist() == whole
+    assert assign_buckets([pa.chunked_array([], pa.string())], 7).tolist() == []
+    assert assign_buckets([pa.array([], pa.string())], 7).tolist() == []
 
 
 def test_what_can_not_be_hashed_is_refused() -> None:
@@ -142,4 +142,4 @@ def test_what_can_not_be_hashed_is_refused() -> None:
     with pytest.raises(SchemaMismatchError, match="no columns"):
         spark_hash([])
     with pytest.raises(SchemaMismatchError, match="a value of type double can't be hashed"):
-        bucket_of([1.5], ["double"], 8)
+        bucket_of_key([1.5], ["double"], 8)

@@ -9,7 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value, readable_values, unreadable
+from dagster_adjunct.resources.schemas.values import (
+    first_unreadable,
+    readable_value,
+    readable_values,
+    unreadable_values,
+)
 
 TIME, DAY, STRING = pa.timestamp("us", tz="UTC"), pa.date32(), pa.string()
 FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
@@ -62,18 +67,18 @@ def test_it_is_what_python_can_not_make_a_value_of(column: pa.Array) -> None:
     lacking = {row for row in range(len(column)) if not python_has(column[row])}
     assert lacking, "some are"
     for cut in (column, pa.chunked_array([column.slice(0, 3), column.slice(3)]), column.slice(0)):
-        assert set(unreadable(cut)) == lacking
+        assert set(unreadable_values(cut)) == lacking
     for start in range(len(column)):
         part = column.slice(start, 3)
-        assert set(unreadable(part)) == {row - start for row in lacking if start <= row < start + 3}
+        assert set(unreadable_values(part)) == {row - start for row in lacking if start <= row < start + 3}
     good = column.take([row for row in range(len(column)) if row not in lacking])
-    assert unreadable(good) == {}
+    assert unreadable_values(good) == {}
     assert readable_values(good) == good.to_pylist()
 
 
 def test_a_dictionary_whose_bad_value_nobody_has_is_fine() -> None:
     column = pa.DictionaryArray.from_arrays(pa.array([0, 0, None]), texts([b"a", b"\xff"]))
-    assert unreadable(column) == {}
+    assert unreadable_values(column) == {}
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
@@ -84,7 +89,7 @@ def test_times_of_every_unit_are_of_the_same_years(unit: Any, zone: str | None) 
     held = [edge for edge in edges if abs(edge * factor) < 2**63]
     column = pa.array([edge * factor for edge in held], pa.int64()).cast(pa.timestamp(unit, tz=zone))
     outside = [row for row, edge in enumerate(held) if edge in (edges[0], edges[3])]
-    assert list(unreadable(column)) == outside
+    assert list(unreadable_values(column)) == outside
     assert len(outside) == (0 if unit == "ns" else 2)
 
 
@@ -117,12 +122,12 @@ def test_few_of_many_texts_are_found_by_halves(monkeypatch: pytest.MonkeyPatch) 
     from dagster_adjunct.resources.schemas import values as module
 
     looks = []
-    looked = module._is_unreadable
+    looked = module._has_unreadable
     monkeypatch.setattr(module, "_is_unreadable", lambda column: looks.append(None) or looked(column))
-    assert unreadable(texts([b"ok"] * 100_000)) == {}
+    assert unreadable_values(texts([b"ok"] * 100_000)) == {}
     assert len(looks) == 1
     place = random.Random(7).randrange(100_000)
-    assert unreadable(texts([b"\xff" if row == place else b"ok" for row in range(100_000)])) == {place: "\\xff"}
+    assert unreadable_values(texts([b"\xff" if row == place else b"ok" for row in range(100_000)])) == {place: "\\xff"}
     assert len(looks) < 50
 
 

@@ -19,7 +19,7 @@ from dagster_adjunct import IN_PROCESS, LakeStreams, Schema, advance_dataset, bo
 from dagster_adjunct.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
-from dagster_adjunct.resources.schemas.records import table_of
+from dagster_adjunct.resources.schemas.records import to_arrow_table
 from dagster_adjunct.sources import QuerySource
 from dagster_adjunct.tables import BlockingTable, MemoryTable, RemoteTable
 
@@ -139,7 +139,7 @@ def test_what_can_be_made_a_frame_says_how(streams: LakeStreams, form: Any, step
         streams.append("s", form, producer="p", sequence=1)
     frame = getattr(form, step)()
     assert refused.value.next_step == f"Give data= .{step}() of it."
-    assert len(table_of(frame, "s")) == 1
+    assert len(to_arrow_table(frame, "s")) == 1
 
 
 @pytest.mark.parametrize("data", [None, "abc", 5, [1], pd.Series(["a"]), pl.DataFrame([A]).lazy()])
@@ -206,7 +206,7 @@ def test_spark_takes_what_a_query_computes_as_any_frame(form: str, spark: SparkS
 @pytest.mark.parametrize("half", [{"k": "\ud83d"}, {"k": "fine", "tags": ["\udc00"]}])
 def test_half_a_character_is_refused_with_its_column_and_row(half: dict[str, Any]) -> None:
     with pytest.raises(SchemaMismatchError) as caught:
-        table_of([{"k": "a", "tags": []}, half], "rows")
+        to_arrow_table([{"k": "a", "tags": []}, half], "rows")
     assert (caught.value.column, caught.value.row) == (list(half)[-1], 1)
 
 

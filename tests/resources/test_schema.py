@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import pytest
 
 from dagster_adjunct.resources.errors import MalformedDocumentError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.schema import TYPES, Field, Schema, check_key_types, conform
+from dagster_adjunct.resources.schemas.schema import TYPES, Field, Schema, check_key_types, fit_to_schema
 
 ALL = Schema.of({f"c_{kind}": kind for kind in TYPES}, price="decimal(10, 2)")
 
@@ -81,7 +81,7 @@ def test_conform_widens_and_decodes_without_loss() -> None:
         }
     )
     schema = Schema.of(n="date", i="bigint", s="string", t="timestamp", d="decimal(10,2)", f="double")
-    made = conform(table, schema, "records")
+    made = fit_to_schema(table, schema, "records")
     assert made.schema == schema.to_arrow()
     assert made.to_pylist()[0] == {
         "n": None,
@@ -108,7 +108,7 @@ def test_conform_widens_and_decodes_without_loss() -> None:
 )
 def test_conform_refuses_what_would_lose_or_invent_a_value(values: pa.Array, kind: str) -> None:
     with pytest.raises(SchemaMismatchError, match=r"stream 's': column 'a' holds .* where the schema says"):
-        conform(pa.table({"a": values}), Schema.of(a=kind), "stream 's'")
+        fit_to_schema(pa.table({"a": values}), Schema.of(a=kind), "stream 's'")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_value_that_does_not_fit_is_told_by_its_row(values: pa.Array, kind: st
     cut = pa.chunked_array([values.slice(0, 1), values.slice(1)])
     for schema in (Schema.of(k="int", a=kind), Schema.of(k="int", a=kind).with_sensitive("a")):
         with pytest.raises(SchemaMismatchError, match="row 2") as refused:
-            conform(pa.table({"k": pa.array([1] * 4), "a": cut}), schema, "stream 's'")
+            fit_to_schema(pa.table({"k": pa.array([1] * 4), "a": cut}), schema, "stream 's'")
         assert (refused.value.column, refused.value.row) == ("a", 2)
     shown = f"{refused.value.problem}{refused.value.__cause__}"
     assert not any(text in shown for text in ("1000", "-1000", "300", "1.23")), shown
@@ -135,18 +135,18 @@ def test_a_value_that_does_not_fit_is_told_by_its_row(values: pa.Array, kind: st
 
 def test_conform_wants_exactly_the_columns() -> None:
     with pytest.raises(SchemaMismatchError, match=r"columns \['b'\] are missing and \['c'\] are not expected"):
-        conform(pa.table({"a": [1], "c": [1]}), Schema.of(a="bigint", b="int"), "stream 's'")
+        fit_to_schema(pa.table({"a": [1], "c": [1]}), Schema.of(a="bigint", b="int"), "stream 's'")
 
 
 def test_times_that_do_not_fit_say_what_to_write() -> None:
     ns = pa.array([1_700_000_000_123_456_789], pa.timestamp("ns", "UTC"))
     schema = Schema.of(at="timestamp")
     with pytest.raises(SchemaMismatchError, match=r"dt\.floor\('us'\).*floor_temporal"):
-        conform(pa.table({"at": ns}), schema, "stream 's'")
+        fit_to_schema(pa.table({"at": ns}), schema, "stream 's'")
     rounded = pc.floor_temporal(ns, unit="microsecond")
-    assert conform(pa.table({"at": rounded}), schema, "s").column("at")[0].value == 1_700_000_000_123_456
+    assert fit_to_schema(pa.table({"at": rounded}), schema, "s").column("at")[0].value == 1_700_000_000_123_456
     naive = ns.cast(pa.timestamp("ns"))
     with pytest.raises(SchemaMismatchError, match=r"tz_localize\('UTC'\).*assume_timezone"):
-        conform(pa.table({"at": naive}), schema, "stream 's'")
+        fit_to_schema(pa.table({"at": naive}), schema, "stream 's'")
     told = pc.floor_temporal(pc.assume_timezone(naive, "UTC"), unit="microsecond")
-    assert conform(pa.table({"at": told}), schema, "s").num_rows == 1
+    assert fit_to_schema(pa.table({"at": told}), schema, "s").num_rows == 1

@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 from dagster_adjunct.orchestration.operators.arguments import MAX_DURATION
 from dagster_adjunct.orchestration.operators.windows.exact_sums import DECIMAL, ExactSum, Partial
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.schemas.quoted_columns import quoted
+from dagster_adjunct.resources.schemas.column_sql import quote_name
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.user_code import check_plain_function
 
@@ -60,7 +60,7 @@ class Aggregation(ABC):
 
     def result(self, name: str, kind: str) -> str:
         """Return the value, of the partial values; null where its type can't hold it (`exact`)."""
-        return quoted(name)
+        return quote_name(name)
 
     def exact(self, name: str, kind: str) -> str | None:
         """Return the value in a type or text that holds it whole, where the type of the result may not."""
@@ -90,7 +90,7 @@ class Count(Aggregation):
         return (_count(f"{name}$count", self.column),)
 
     def result(self, name: str, kind: str) -> str:
-        return quoted(f"{name}$count")
+        return quote_name(f"{name}$count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Sum(_OfColumn):
 
     def result(self, name: str, kind: str) -> str:
         exact = self.exact(name, kind)
-        return quoted(f"{name}$sum") if exact is None else f"try_cast({exact} as {_sum_type(kind)})"
+        return quote_name(f"{name}$sum") if exact is None else f"try_cast({exact} as {_sum_type(kind)})"
 
     def exact(self, name: str, kind: str) -> str | None:
         return None if kind in FLOATS else ExactSum(name, kind).total()
@@ -135,7 +135,7 @@ class _Extreme(_OfColumn):
         return kind
 
     def _partial(self, name: str, kind: str, aggregate: str, of_two: str) -> tuple[Partial, ...]:
-        made, merged = f"{aggregate}({quoted(self.column)})", f"{aggregate}({quoted(name)})"
+        made, merged = f"{aggregate}({quote_name(self.column)})", f"{aggregate}({quote_name(name)})"
         return (Partial(name, kind, made, merged, f"{of_two}({{0}}, {{1}})"),)
 
 
@@ -147,7 +147,7 @@ class Min(_Extreme):
         return self._partial(f"{name}$min", kind, "min", "least")
 
     def result(self, name: str, kind: str) -> str:
-        return quoted(f"{name}$min")
+        return quote_name(f"{name}$min")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Max(_Extreme):
         return self._partial(f"{name}$max", kind, "max", "greatest")
 
     def result(self, name: str, kind: str) -> str:
-        return quoted(f"{name}$max")
+        return quote_name(f"{name}$max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Mean(_OfColumn):
         return _count(f"{name}$count", self.column), *_sum(name, self.column, kind)
 
     def result(self, name: str, kind: str) -> str:
-        total, number, returns = quoted(f"{name}$sum"), quoted(f"{name}$count"), str(self.returns_of(kind))
+        total, number, returns = quote_name(f"{name}$sum"), quote_name(f"{name}$count"), str(self.returns_of(kind))
         decimal, exact = DECIMAL.fullmatch(kind), self.exact(name, kind)
         if exact is not None:
             return f"try_cast({exact} as {returns})"
@@ -200,7 +200,7 @@ class Mean(_OfColumn):
         kept, decimal = ExactSum(name, kind), DECIMAL.fullmatch(kind)
         if decimal is None or not kept.is_wide:
             return None
-        return kept.mean(quoted(f"{name}$count"), _scale_of_mean(int(decimal[1]), int(decimal[2])))
+        return kept.mean(quote_name(f"{name}$count"), _scale_of_mean(int(decimal[1]), int(decimal[2])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +224,11 @@ class Distinct(_OfColumn):
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
         if self.approximate:
-            kept, value = quoted(f"{name}$sketch"), _sketch_input(self.column, kind)
+            kept, value = quote_name(f"{name}$sketch"), _sketch_input(self.column, kind)
             either = "case when {0} is null then {1} when {1} is null then {0} else hll_union({0}, {1}) end"
             made, merged = f"hll_sketch_agg({value}, 12)", f"hll_union_agg({kept})"
             return (Partial(f"{name}$sketch", "binary", made, merged, either, ordered=True),)
-        kept = quoted(f"{name}$values")
+        kept = quote_name(f"{name}$values")
         made = f"to_json(array_sort(collect_set({_as_text(self.column, kind)})))"
         merged = f"to_json(array_sort(array_distinct(flatten(collect_list({_values(kept)})))))"
         either = f"to_json(array_sort(array_union({_values('{0}')}, {_values('{1}')})))"
@@ -236,8 +236,8 @@ class Distinct(_OfColumn):
 
     def result(self, name: str, kind: str) -> str:
         if self.approximate:
-            return f"hll_sketch_estimate({quoted(f'{name}$sketch')})"
-        return f"cast(size({_values(quoted(f'{name}$values'))}) as bigint)"
+            return f"hll_sketch_estimate({quote_name(f'{name}$sketch')})"
+        return f"cast(size({_values(quote_name(f'{name}$values'))}) as bigint)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,16 +325,18 @@ def _quotient(total: str, number: str, precision: int, scale: int, returns: str)
 
 
 def _count(name: str, column: str | None) -> Partial:
-    counted = "1" if column is None else quoted(column)
-    return Partial(name, "bigint", f"count({counted})", f"sum({quoted(name)})", "coalesce({0}, 0L) + coalesce({1}, 0L)")
+    counted = "1" if column is None else quote_name(column)
+    return Partial(
+        name, "bigint", f"count({counted})", f"sum({quote_name(name)})", "coalesce({0}, 0L) + coalesce({1}, 0L)"
+    )
 
 
 def _sum(name: str, column: str, kind: str) -> tuple[Partial, ...]:
     if kind not in FLOATS:
         return ExactSum(name, kind).partials(column)
-    kept = quoted(f"{name}$sum")
+    kept = quote_name(f"{name}$sum")
     either = "case when {0} is null then {1} when {1} is null then {0} else {0} + {1} end"
-    return (Partial(f"{name}$sum", "double", f"sum({quoted(column)})", f"sum({kept})", either, ordered=True),)
+    return (Partial(f"{name}$sum", "double", f"sum({quote_name(column)})", f"sum({kept})", either, ordered=True),)
 
 
 def _values(text: str) -> str:
@@ -343,7 +345,7 @@ def _values(text: str) -> str:
 
 def _as_text(column: str, kind: str) -> str:
     """Return a text for each value, different texts for different values: 0.0 and -0.0 are equal."""
-    value = quoted(column)
+    value = quote_name(column)
     if kind == "binary":
         return f"hex({value})"
     return (
@@ -353,7 +355,7 @@ def _as_text(column: str, kind: str) -> str:
 
 def _sketch_input(column: str, kind: str) -> str:
     """Return what a sketch takes of each value: it passes over empty texts."""
-    return f"cast({quoted(column)} as bigint)" if kind in INTEGERS else f"concat('=', {_as_text(column, kind)})"
+    return f"cast({quote_name(column)} as bigint)" if kind in INTEGERS else f"concat('=', {_as_text(column, kind)})"
 
 
 _MAX_OVERLAP = 1_000

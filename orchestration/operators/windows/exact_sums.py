@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from dagster_adjunct.resources.schemas.quoted_columns import quoted
+from dagster_adjunct.resources.schemas.column_sql import quote_name
 
 DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 WIDEST = "decimal(38,0)"
@@ -65,7 +65,7 @@ class ExactSum:
 
     def partials(self, column: str) -> tuple[Partial, ...]:
         """Return what is kept of this column of the records."""
-        value, scale = quoted(column), self.scale
+        value, scale = quote_name(column), self.scale
         if self.is_wide:
             value, split = f"cast({value} as decimal(38,{scale}))", _power(_LOW - scale)
             # Taking a number apart takes ten times as long as adding it, so only those are that may add up to too much.
@@ -85,7 +85,7 @@ class ExactSum:
     def total(self) -> str:
         """Return the sum: a number, or of a wide one its digits as text, which may be too many for any type."""
         if not self.is_wide:
-            return quoted(self._low)
+            return quote_name(self._low)
         sign, high, low = self._digits()
         return self._if_any(f"concat({sign}, {high}, lpad({low}, {_LOW}, '0'), 'E-{self.scale}')")
 
@@ -110,13 +110,13 @@ class ExactSum:
 
     def _digits(self) -> tuple[str, str, str]:
         """Return the sign, and `high` and `low` of the amount, where low has no more than its 20 digits."""
-        high, low = f"coalesce({quoted(self._high)}, 0)", quoted(self._low)
+        high, low = f"coalesce({quote_name(self._high)}, 0)", quote_name(self._low)
         negative = f"({_upper(high, low)} < 0)"
         high, low = (f"(case when {negative} then 0 - {part} else {part} end)" for part in (high, low))
         return f"if({negative}, '-', '')", _upper(high, low), f"pmod({low}, {_power(_LOW)})"
 
     def _if_any(self, text: str) -> str:
-        return f"case when {quoted(self._low)} is not null then {text} end"
+        return f"case when {quote_name(self._low)} is not null then {text} end"
 
 
 def _upper(high: str, low: str) -> str:
@@ -135,4 +135,4 @@ def _added(name: str, made: str, scale: int) -> Partial:
     addend = "cast({} as decimal(37," + f"{scale}))"  # Spark rounds off a digit of the sum of two of 38 digits
     both = f"cast({addend.format('{0}')} + {addend.format('{1}')} as {kind})"
     either = f"case when {{0}} is null then {{1}} when {{1}} is null then {{0}} else {both} end"
-    return Partial(name, kind, f"cast({made} as {kind})", f"cast(sum({quoted(name)}) as {kind})", either)
+    return Partial(name, kind, f"cast({made} as {kind})", f"cast(sum({quote_name(name)}) as {kind})", either)

@@ -24,8 +24,8 @@ from dagster_adjunct.orchestration.operators.windows.rows import (
     join_old_and_new,
 )
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
-from dagster_adjunct.resources.schemas.schema import Field, Schema, exact_array
+from dagster_adjunct.resources.schemas.column_sql import named_column, quote_name
+from dagster_adjunct.resources.schemas.schema import Field, Schema, to_exact_array
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.spark.map_arrow import apply_in_arrow
@@ -60,7 +60,7 @@ def prepare_records(records: DataFrame, windows: Windows) -> DataFrame:
     else:
         last = window_end(F.col("__last_start"), windows.kind) + to_micros(windows.lateness)
     own = {KEPT_TIME: F.timestamp_micros(TIME), LIMIT: F.timestamp_micros("__limit"), EXPIRES: F.timestamp_micros(last)}
-    return records.withColumns(own).select(*map(column, schema.names))
+    return records.withColumns(own).select(*map(named_column, schema.names))
 
 
 def merge_records(kept: DataFrame, new: DataFrame, windows: Windows) -> DataFrame:
@@ -70,9 +70,9 @@ def merge_records(kept: DataFrame, new: DataFrame, windows: Windows) -> DataFram
     key = (*windows.by, POSITION)
     both, keys = join_old_and_new(kept, new, key)
     others = [name for name in kept_record_schema(windows).names if name not in key]
-    there = F.col(f"new.{quoted(POSITION)}").isNotNull()
+    there = F.col(f"new.{quote_name(POSITION)}").isNotNull()
     values = [
-        F.when(there, F.col(f"new.{quoted(name)}")).otherwise(F.col(f"old.{quoted(name)}")).alias(name)
+        F.when(there, F.col(f"new.{quote_name(name)}")).otherwise(F.col(f"old.{quote_name(name)}")).alias(name)
         for name in others
     ]
     return both.select(*keys, *values)
@@ -82,13 +82,13 @@ def assign_sessions(records: DataFrame, rows: DataFrame, windows: Windows) -> Da
     """Return the records of the sessions `rows`, with BEGIN of theirs, and its EXPIRES in place of their own."""
     from pyspark.sql import functions as F
 
-    sessions = rows.select(*map(column, (*windows.by, START, END, EXPIRES)), TOUCHED, CLOSING).alias("session")
-    pairs = F.col(f"record.{quoted(KEPT_TIME)}") >= F.col(f"session.{START}")
-    pairs = pairs & (F.col(f"record.{quoted(KEPT_TIME)}") < F.col(f"session.{END}"))
+    sessions = rows.select(*map(named_column, (*windows.by, START, END, EXPIRES)), TOUCHED, CLOSING).alias("session")
+    pairs = F.col(f"record.{quote_name(KEPT_TIME)}") >= F.col(f"session.{START}")
+    pairs = pairs & (F.col(f"record.{quote_name(KEPT_TIME)}") < F.col(f"session.{END}"))
     for name in windows.by:
-        pairs = pairs & (F.col(f"record.{quoted(name)}") == F.col(f"session.{quoted(name)}"))
-    theirs = [F.col(f"record.{quoted(name)}") for name in kept_record_schema(windows).names if name != EXPIRES]
-    marks = [F.col(f"session.{quoted(name)}") for name in (EXPIRES, TOUCHED, CLOSING)]
+        pairs = pairs & (F.col(f"record.{quote_name(name)}") == F.col(f"session.{quote_name(name)}"))
+    theirs = [F.col(f"record.{quote_name(name)}") for name in kept_record_schema(windows).names if name != EXPIRES]
+    marks = [F.col(f"session.{quote_name(name)}") for name in (EXPIRES, TOUCHED, CLOSING)]
     begin = F.col(f"session.{START}").alias(BEGIN)
     return records.alias("record").join(sessions.hint("merge"), pairs).select(*theirs, begin, *marks)
 
@@ -97,12 +97,12 @@ def select_window_records(records: DataFrame, rows: DataFrame, windows: Windows)
     """Return a record for each of the windows `rows` of one size that it is in, with the window's BEGIN."""
     from pyspark.sql import functions as F
 
-    times = {TIME: F.unix_micros(column(KEPT_TIME)), "__limit": F.unix_micros(column(LIMIT))}
+    times = {TIME: F.unix_micros(named_column(KEPT_TIME)), "__limit": F.unix_micros(named_column(LIMIT))}
     placed = assign_windows(add_window_starts(records.withColumns(times), windows), windows)
-    asked = rows.select(*map(column, (*windows.by, START))).alias("asked")
+    asked = rows.select(*map(named_column, (*windows.by, START))).alias("asked")
     condition = F.col(f"record.{BEGIN}") == F.col(f"asked.{START}")
     for name in windows.by:
-        condition = condition & (F.col(f"record.{quoted(name)}") == F.col(f"asked.{quoted(name)}"))
+        condition = condition & (F.col(f"record.{quote_name(name)}") == F.col(f"asked.{quote_name(name)}"))
     return placed.alias("record").join(asked.hint("merge"), condition, "left_semi")
 
 
@@ -139,7 +139,7 @@ class WindowFunctionCall:
         kind = self.made.to_arrow().field(name).type
         try:
             value = value.as_py() if isinstance(value, pa.Scalar) else value
-            return exact_array([value], kind)
+            return to_exact_array([value], kind)
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise SchemaMismatchError(
                 f"{self.operator}: {made.words()} returned {type(value).__name__} for {name!r}, which "

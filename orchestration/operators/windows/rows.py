@@ -24,7 +24,7 @@ from dagster_adjunct.orchestration.operators.windows.aggregates import (
 )
 from dagster_adjunct.orchestration.operators.windows.bounds import window_end, window_start
 from dagster_adjunct.orchestration.operators.windows.exact_sums import ExactSum, Partial
-from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
+from dagster_adjunct.resources.schemas.column_sql import named_column, quote_name
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.streams.system import TOMBSTONE
 
@@ -59,7 +59,7 @@ class Windows:
     def partials(self) -> tuple[Partial, ...]:
         """The columns of a window's row that are made of its records."""
         counted = Partial(
-            RECORDS, "bigint", "count(1)", f"sum({quoted(RECORDS)})", "coalesce({0}, 0L) + coalesce({1}, 0L)"
+            RECORDS, "bigint", "count(1)", f"sum({quote_name(RECORDS)})", "coalesce({0}, 0L) + coalesce({1}, 0L)"
         )
         return (
             counted,
@@ -138,9 +138,9 @@ def merge_partials(
 def _aggregated(
     frame: DataFrame, by: Sequence[str], partials: Sequence[Partial], order: Sequence[str], made: Sequence[Column]
 ) -> DataFrame:
-    names = [column(name) for name in by]
+    names = [named_column(name) for name in by]
     if any(partial.ordered for partial in partials):  # a task adds up rows as they come
-        frame = frame.sortWithinPartitions(*names, *map(column, order))
+        frame = frame.sortWithinPartitions(*names, *map(named_column, order))
     return frame.groupBy(*names).agg(*made)
 
 
@@ -151,12 +151,12 @@ def join_old_and_new(left: DataFrame, right: DataFrame, on: Sequence[str]) -> tu
     """
     from pyspark.sql import functions as F
 
-    pairs = [F.col(f"old.{quoted(name)}") == F.col(f"new.{quoted(name)}") for name in on]
+    pairs = [F.col(f"old.{quote_name(name)}") == F.col(f"new.{quote_name(name)}") for name in on]
     condition = pairs[0]
     for pair in pairs[1:]:
         condition = condition & pair
     both = left.alias("old").join(right.hint("merge").alias("new"), condition, "full")
-    return both, [F.coalesce(f"old.{quoted(name)}", f"new.{quoted(name)}").alias(name) for name in on]
+    return both, [F.coalesce(f"old.{quote_name(name)}", f"new.{quote_name(name)}").alias(name) for name in on]
 
 
 def mark_windows(rows: DataFrame, windows: Windows, after: datetime | None) -> DataFrame:
@@ -167,9 +167,9 @@ def mark_windows(rows: DataFrame, windows: Windows, after: datetime | None) -> D
     """
     from pyspark.sql import functions as F
 
-    kept_until = F.greatest(column(EXPIRES), F.timestamp_micros(F.unix_micros(END) + to_micros(windows.lateness)))
+    kept_until = F.greatest(named_column(EXPIRES), F.timestamp_micros(F.unix_micros(END) + to_micros(windows.lateness)))
     reached = epoch_micros(after)
-    closing = F.lit(False) if reached is None else F.unix_micros(column(EXPIRES)) <= F.lit(reached)
+    closing = F.lit(False) if reached is None else F.unix_micros(named_column(EXPIRES)) <= F.lit(reached)
     marked = rows.withColumn(EXPIRES, kept_until).withColumn(CLOSING, closing)
     return marked.filter(F.col(TOUCHED) | F.col(CLOSING))
 
@@ -211,7 +211,7 @@ def classify_window_records(frame: DataFrame, windows: Windows, before: datetime
     reasons = [(F.col(REPLAYED), REPLAYED_REASON)] if REPLAYED in frame.columns else []
     null_key = F.lit(False)
     for name in windows.by:
-        null_key = null_key | column(name).isNull()
+        null_key = null_key | named_column(name).isNull()
     reasons += [(F.col(TOMBSTONE), DELETED), (F.col(TIME).isNull(), NULL_TIME), (null_key, NULL_KEY), (late, LATE)]
     why = F.coalesce(*[F.when(condition, F.lit(reason)) for condition, reason in reasons])
     return frame.withColumns({EXCLUSION: why, PARTLY_LATE: why.isNull() & F.coalesce(partly, F.lit(False))})
@@ -273,13 +273,13 @@ def update_fixed_windows(kept: DataFrame, records: DataFrame, windows: Windows, 
     new = aggregate_records(assign_windows(records, windows), (*windows.by, BEGIN), windows.partials, (POSITION,))
     both, keys = join_old_and_new(kept, new.withColumnRenamed(BEGIN, START), key)
     added = [
-        F.expr(partial.added.format(f"old.{quoted(partial.name)}", f"new.{quoted(partial.name)}"))
+        F.expr(partial.added.format(f"old.{quote_name(partial.name)}", f"new.{quote_name(partial.name)}"))
         .cast(partial.type)
         .alias(partial.name)
         for partial in windows.partials
     ]
-    touched = F.col(f"new.{quoted(RECORDS)}").isNotNull().alias(TOUCHED)
-    rows = both.select(*keys, *added, touched, F.col(f"old.{quoted(EXPIRES)}").alias(EXPIRES))
+    touched = F.col(f"new.{quote_name(RECORDS)}").isNotNull().alias(TOUCHED)
+    rows = both.select(*keys, *added, touched, F.col(f"old.{quote_name(EXPIRES)}").alias(EXPIRES))
     end = F.timestamp_micros(window_end(F.unix_micros(START), windows.kind))
     return mark_windows(rows.withColumn(END, end), windows, marks.after)
 
@@ -296,7 +296,7 @@ def build_session_runs(records: DataFrame, windows: Windows) -> DataFrame:
     assert isinstance(windows.kind, Session)
     gap = to_micros(windows.kind.gap)
     order = (TIME, POSITION)
-    before = F.lag(TIME).over(Window.partitionBy(*map(column, windows.by)).orderBy(*map(column, order)))
+    before = F.lag(TIME).over(Window.partitionBy(*map(named_column, windows.by)).orderBy(*map(named_column, order)))
     numbered = _number_sessions(records, before.isNull() | (F.col(TIME) - before >= gap), windows, order)
     times = (
         F.timestamp_micros(F.min(TIME)).alias(START),
@@ -316,18 +316,18 @@ def union_sessions(kept: DataFrame, runs: DataFrame, windows: Windows, marks: Wa
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    asked = F.col(f"new.{quoted(windows.by[0])}").isNotNull()
+    asked = F.col(f"new.{quote_name(windows.by[0])}").isNotNull()
     reached = epoch_micros(marks.after)
     if reached is not None:
-        first = F.min(column(EXPIRES)).over(Window.partitionBy(*map(column, windows.by)))
+        first = F.min(named_column(EXPIRES)).over(Window.partitionBy(*map(named_column, windows.by)))
         kept = kept.withColumn(_CLOSES, F.unix_micros(first) <= reached)
         asked = asked | F.col(f"old.{_CLOSES}")
-    pairs = [F.col(f"old.{quoted(name)}") == F.col(f"new.{quoted(name)}") for name in windows.by]
-    keys = runs.select(*map(column, windows.by)).distinct()
+    pairs = [F.col(f"old.{quote_name(name)}") == F.col(f"new.{quote_name(name)}") for name in windows.by]
+    keys = runs.select(*map(named_column, windows.by)).distinct()
     known = kept.alias("old").join(keys.hint("merge").alias("new"), reduce(and_, pairs), "left").filter(asked)
     names = (*windows.by, START, END, EXPIRES, *(partial.name for partial in windows.partials))
-    before = known.select(*[F.col(f"old.{quoted(name)}") for name in names], F.lit(True).alias(_KEPT))
-    return before.union(runs.select(*map(column, names), F.lit(False).alias(_KEPT)))
+    before = known.select(*[F.col(f"old.{quote_name(name)}") for name in names], F.lit(True).alias(_KEPT))
+    return before.union(runs.select(*map(named_column, names), F.lit(False).alias(_KEPT)))
 
 
 def merge_sessions(rows: DataFrame, windows: Windows, marks: Watermarks) -> DataFrame:
@@ -339,12 +339,14 @@ def merge_sessions(rows: DataFrame, windows: Windows, marks: Watermarks) -> Data
     from pyspark.sql import functions as F
 
     order = (START, _KEPT)
-    before = Window.partitionBy(*map(column, windows.by)).orderBy(*order).rowsBetween(Window.unboundedPreceding, -1)
+    before = (
+        Window.partitionBy(*map(named_column, windows.by)).orderBy(*order).rowsBetween(Window.unboundedPreceding, -1)
+    )
     reach = F.max(END).over(before)
     numbered = _number_sessions(rows, reach.isNull() | (F.col(START) >= reach), windows, order)
-    was = F.when(F.col(_KEPT), F.struct(F.col(START), column(EXPIRES)))
+    was = F.when(F.col(_KEPT), F.struct(F.col(START), named_column(EXPIRES)))
     touched = F.bool_or(~F.col(_KEPT)).alias(TOUCHED)
-    times = (F.min(START).alias(_FIRST_OF_SESSION), F.max(END).alias(END), F.max(column(EXPIRES)).alias(EXPIRES))
+    times = (F.min(START).alias(_FIRST_OF_SESSION), F.max(END).alias(END), F.max(named_column(EXPIRES)).alias(EXPIRES))
     sessions = merge_partials(
         numbered, (*windows.by, _NUMBER), windows.partials, order, *times, touched, F.collect_list(was).alias(_ITEMS)
     )
@@ -358,7 +360,7 @@ def _number_sessions(frame: DataFrame, begins: Column, windows: Windows, order: 
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    so_far = Window.partitionBy(*map(column, windows.by)).orderBy(*map(column, order))
+    so_far = Window.partitionBy(*map(named_column, windows.by)).orderBy(*map(named_column, order))
     so_far = so_far.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     marked = frame.withColumn(_BEGINS, begins.cast("int"))
     return marked.withColumn(_NUMBER, F.sum(_BEGINS).over(so_far)).drop(_BEGINS)

@@ -42,7 +42,7 @@ from dagster_adjunct.orchestration.operators.windows.rows import (
 )
 from dagster_adjunct.resources.common import check_name
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.spark.errors import raise_error_column
 from dagster_adjunct.resources.streams.system import TOMBSTONE
@@ -109,7 +109,7 @@ def make_results(
     values = [F.col(START), F.col(END)]
     values += [_value(name, made, windows, operator, masked) for name, made in windows.aggregates]
     if results == "final":
-        kept = [column(name) for name in windows.by]
+        kept = [named_column(name) for name in windows.by]
         return rows.filter(CLOSING).select(*kept, *values, F.lit(False).alias(TOMBSTONE))
     return _add_retractions(rows, windows, [*values, F.col(CLOSING).alias(FINAL)], (START,))
 
@@ -118,7 +118,7 @@ def _value(name: str, made: Aggregation, windows: Windows, operator: str, masked
     from pyspark.sql import functions as F
 
     if isinstance(made, Aggregate):
-        return column(name)
+        return named_column(name)
     kind = windows.kind_of(made)
     value, exact = F.expr(made.result(name, kind)), made.exact(name, kind)
     if exact is None:
@@ -131,7 +131,7 @@ def _value(name: str, made: Aggregation, windows: Windows, operator: str, masked
     words.append(F.lit(f", which is no {made.returns_of(kind)}: in the window from "))
     words += [F.col(START).cast("string"), F.lit(" to "), F.col(END).cast("string"), F.lit(" UTC of ")]
     for place, key in enumerate(windows.by):
-        words += [F.lit(f"{', ' if place else ''}{key} = "), shown(key, column(key))]
+        words += [F.lit(f"{', ' if place else ''}{key} = "), shown(key, named_column(key))]
     refused = raise_error_column(
         OperatorFailedError, F.concat(*words, F.lit(".")), _next_step(made, kind), operator=operator
     )
@@ -160,7 +160,7 @@ def select_open_windows(rows: DataFrame, windows: Windows) -> DataFrame:
     """Return the rows that stay open, as they are kept, with TOMBSTONE: those of absorbed sessions are deleted."""
     names = [name for name in windows.schema.names if name not in windows.by]
     still_open = rows.filter(TOUCHED).filter(f"not {CLOSING}")
-    return _add_retractions(still_open, windows, [column(name) for name in names], (START, EXPIRES))
+    return _add_retractions(still_open, windows, [named_column(name) for name in names], (START, EXPIRES))
 
 
 def _add_retractions(rows: DataFrame, windows: Windows, values: Sequence[Column], known: Sequence[str]) -> DataFrame:
@@ -170,7 +170,7 @@ def _add_retractions(rows: DataFrame, windows: Windows, values: Sequence[Column]
     """
     from pyspark.sql import functions as F
 
-    key = [column(name) for name in windows.by]
+    key = [named_column(name) for name in windows.by]
     if not isinstance(windows.kind, Session):
         return rows.select(*key, *values, F.lit(False).alias(TOMBSTONE))
     here = F.struct(*values, F.lit(False).alias(TOMBSTONE))
@@ -339,7 +339,7 @@ class Window(Spec):
     ) -> DataFrame:
         """Return the windows that the batch has changed or closes, where their records lie."""
         marks = batch.watermarks(self.name)
-        partition_columns = [column(name) for name in self.partition_by]
+        partition_columns = [named_column(name) for name in self.partition_by]
         if isinstance(self.windows, Session):
             runs = batch.materialize(operator, build_session_runs(counted, windows))
             rows = union_sessions(kept, runs, windows, marks)
@@ -354,7 +354,7 @@ class Window(Spec):
         from pyspark.sql import functions as F
 
         last = F.timestamp_micros(F.unix_micros(F.coalesce(END, START)) - 1)
-        ordinal = to_json_object([column(name) for name in (*self.by, START)])
+        ordinal = to_json_object([named_column(name) for name in (*self.by, START)])
         return make_records(
             results, batch, by=self.partition_by, partitions=partitions, ordinal=ordinal, event_time=last
         )
@@ -395,16 +395,16 @@ class Window(Spec):
         asked = rows.filter(CLOSING) if self.results == "final" else rows
         if session:
             every = functions.merge_records(state.frame(), new, windows)
-            every = every.repartition(partitions, *[column(name) for name in self.partition_by])
+            every = every.repartition(partitions, *[named_column(name) for name in self.partition_by])
             placed = _keep_single_partition(functions.assign_sessions(every, rows, windows), partitions)
             grown = placed.filter(TOUCHED).filter(f"not {CLOSING}")
-            state.write(grown.select(*[column(name) for name in schema.names]), partitioned=True)
+            state.write(grown.select(*[named_column(name) for name in schema.names]), partitioned=True)
             placed = placed.filter(CLOSING) if self.results == "final" else placed
         else:
             state.write(new, partitioned=True)
             placed = functions.select_window_records(state.with_written(), asked, windows)
         values = functions.call_window_functions(operator, placed, windows, batch.sensitive(operator))
-        values = values.repartition(partitions, *[column(name) for name in self.partition_by])
+        values = values.repartition(partitions, *[named_column(name) for name in self.partition_by])
         return _keep_single_partition(asked.join(values.hint("merge"), [*self.by, START], "left"), partitions)
 
 

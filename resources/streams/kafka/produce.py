@@ -20,8 +20,8 @@ from pydantic import ValidationError
 
 from dagster_adjunct.resources.common import StoredDocument, check_name, first_validation_problem
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, ProducerConflictError
-from dagster_adjunct.resources.schemas.quoted_columns import quoted
-from dagster_adjunct.resources.schemas.records import ArrowFrame, table_of
+from dagster_adjunct.resources.schemas.column_sql import quote_name
+from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.spark.errors import encode_task_errors, translate_spark_errors
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.streams.kafka.client import BrokerRefusals, new_client
@@ -341,7 +341,7 @@ def append(
                 "Sort the table before, and leave both out.",
                 argument="order_by",
             )
-        table = table_of(data, str(what.target), topic_schema(facts.declared))
+        table = to_arrow_table(data, str(what.target), topic_schema(facts.declared))
         sent = _send_function(facts)(what, encode_table(table, facts.declared, str(what.target)).to_batches())
     else:
         frame = encode_frame(
@@ -476,8 +476,8 @@ def _select_columns(frame: DataFrame, facts: TopicFacts, order_by: Sequence[str]
     gone = {
         name for name in (*RECORD_META, *order_by) if name not in (TIMESTAMP, TOMBSTONE, EPOCH) and name not in schema
     }
-    kept = [F.col(quoted(name)) for name in frame.columns if name not in gone]
-    order = [F.col(quoted(name)).alias(f"{_ORDER}{i}") for i, name in enumerate(order_by)]
+    kept = [F.col(quote_name(name)) for name in frame.columns if name not in gone]
+    order = [F.col(quote_name(name)).alias(f"{_ORDER}{i}") for i, name in enumerate(order_by)]
     return frame.select(*kept, *order)
 
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.bucketing.writer import check_values, record_place
+from dagster_adjunct.resources.bucketing.writer import check_readable, describe_record
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.quoted_columns import column
-from dagster_adjunct.resources.schemas.schema import Field, Schema, conform, widens
+from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.schema import Field, Schema, fit_to_schema, is_widening
 from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.streams.kafka.formats import (
     FAIL,
@@ -184,10 +184,10 @@ def encode_frame(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
 
     written = _written_schema(topic)
     around = [name for name in frame.schema.names if name.startswith("__")]
-    given = Schema.from_spark(frame.select(*[column(n) for n in frame.columns if n not in around]).schema)
+    given = Schema.from_spark(frame.select(*[named_column(n) for n in frame.columns if n not in around]).schema)
     _check_columns(given, written, stream)
     create_encoder(topic, stream)  # what fails here would fail in every task
-    casts = [column(field.name).cast(field.type).alias(field.name) for field in written.fields]
+    casts = [named_column(field.name).cast(field.type).alias(field.name) for field in written.fields]
     types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
     ddl = [f"{KEY} BINARY", f"{VALUE} BINARY"]
     ddl += [f"{HEADERS} ARRAY<STRUCT<name: STRING, value: BINARY>>"] if topic.headers is not None else []
@@ -226,8 +226,10 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
         names = batch.schema.names
         around = {name: batch.column(name) for name in names if name.startswith("__")}
         table = pa.table({name: batch.column(name) for name in names if name not in around})
-        records = conform(table, written, stream, partial(_record_location, table, written, stream)).combine_chunks()
-        check_values(records, written, stream, stream=stream)
+        records = fit_to_schema(
+            table, written, stream, partial(_record_location, table, written, stream)
+        ).combine_chunks()
+        check_readable(records, written, stream, stream=stream)
         flat = {name: _single_chunk(records.column(name)) for name in written.names}
         gone = around[TOMBSTONE].fill_null(False) if TOMBSTONE in around else pa.array(np.zeros(batch.num_rows, bool))
         keep = pc.invert(gone)
@@ -245,7 +247,7 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
 
 
 def _record_location(table: pa.Table, written: Schema, stream: str, row: int) -> tuple[str, dict[str, Any]]:
-    return record_place(table, row, written), {"stream": stream}
+    return describe_record(table, row, written), {"stream": stream}
 
 
 def _empty_batch(table: pa.Table) -> pa.RecordBatch:
@@ -266,7 +268,7 @@ def _written_schema(topic: KafkaTopic) -> Schema:
 
 def _check_columns(given: Schema, written: Schema, stream: str) -> None:
     fits = set(given.names) == set(written.names) and all(
-        widens(given.field(field.name).type, field.type) for field in written.fields
+        is_widening(given.field(field.name).type, field.type) for field in written.fields
     )
     if not fits:
         raise SchemaMismatchError(

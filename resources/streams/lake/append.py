@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.resources.bucketing.files import BucketFile
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
-from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, conform, fitted, same_family, widens
+from dagster_adjunct.resources.schemas.column_sql import named_column, quote_name
+from dagster_adjunct.resources.schemas.schema import (
+    Schema,
+    arrow_type,
+    cast_column,
+    fit_to_schema,
+    is_same_family,
+    is_widening,
+)
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.streams.lake.manifest import (
     FileEntry,
@@ -244,7 +251,7 @@ def match_columns(state: StreamState, data: Any, order_by: Sequence[str]) -> int
 def _fits(given: Any, kind: str) -> bool:
     if isinstance(given, str):
         return given == kind or _is_widening(given, kind)
-    return same_family(given, arrow_type(kind))
+    return is_same_family(given, arrow_type(kind))
 
 
 def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -> Any:
@@ -259,11 +266,11 @@ def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -
     narrower = {
         field.name: field.type
         for field in before.fields
-        if types.get(field.name, field.type) != field.type and widens(field.type, types[field.name])
+        if types.get(field.name, field.type) != field.type and is_widening(field.type, types[field.name])
     }
     return data.select(
         *[
-            column(name).try_cast(narrower[name]).alias(name) if name in narrower else column(name)
+            named_column(name).try_cast(narrower[name]).alias(name) if name in narrower else named_column(name)
             for name in data.columns
             if name in kept
         ]
@@ -293,7 +300,7 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
     """
     import pyarrow.compute as pc
 
-    plain = conform(
+    plain = fit_to_schema(
         table.select([name for name in table.column_names if name not in MARK_COLUMNS]),
         declaration.schema_,
         what,
@@ -339,7 +346,7 @@ def _mark_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
             "Cast it, or leave the column out.",
             column=name,
         )
-    return fitted(column, name, MARK_COLUMNS[name], what)
+    return cast_column(column, name, MARK_COLUMNS[name], what)
 
 
 def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: tuple[str, ...], what: str) -> DataFrame:
@@ -365,7 +372,7 @@ def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: t
                 f"Cast it: F.col({each.name!r}).cast({each.type!r}).",
                 column=each.name,
             )
-        columns.append(F.col(quoted(each.name)).cast(each.type).alias(each.name))
+        columns.append(F.col(quote_name(each.name)).cast(each.type).alias(each.name))
     for name, kind in MARK_COLUMNS.items():
         if types.get(name, kind) not in (kind, "void"):
             raise SchemaMismatchError(
@@ -375,13 +382,15 @@ def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: t
             )
     times = F.col(TIMESTAMP) if TIMESTAMP in types else F.lit(None)
     if declaration.timestamp is not None:
-        times = F.coalesce(times, F.col(quoted(declaration.timestamp)))
+        times = F.coalesce(times, F.col(quote_name(declaration.timestamp)))
     tombstones = F.coalesce(F.col(TOMBSTONE), F.lit(False)) if TOMBSTONE in types else F.lit(False)
     marks = [times.cast("timestamp").alias(TIMESTAMP), tombstones.cast("boolean").alias(TOMBSTONE)]
     if EPOCH in types:
         marks.append(F.nullif(F.col(EPOCH), F.lit(0)).cast("int").alias(EPOCH))
     marks += [F.col(name).cast(kind).alias(name) for name, kind in _POSITIONS.items() if name in types]
-    rest = [F.col(quoted(name)) for name in dict.fromkeys(order_by) if name not in schema and name not in MARK_COLUMNS]
+    rest = [
+        F.col(quote_name(name)) for name in dict.fromkeys(order_by) if name not in schema and name not in MARK_COLUMNS
+    ]
     return df.select(*columns, *marks, *rest)
 
 

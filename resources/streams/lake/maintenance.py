@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, as_laid_out
+from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, conform_to_layout
 from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
@@ -171,7 +171,7 @@ def _copy_file(
     shift = segment.base[file.partition] - base
     for group in range(parquet.metadata.num_row_groups):
         rows = _rebase_rows(parquet.read_row_group(group), shift, segment.appended, layout)
-        writer.write(as_laid_out(rows, layout))
+        writer.write(conform_to_layout(rows, layout))
 
 
 def _rebase_rows(table: pa.Table, shift: int, appended_ms: int, layout: BucketLayout) -> pa.Table:

@@ -8,11 +8,11 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.bucketing.files import GENERATION, bucket_file_end, bucketed_frame
+from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucket_file_suffix, bucketed_frame
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.store import StoreDescriptor
-from dagster_adjunct.resources.schemas.quoted_columns import bigints, quoted
+from dagster_adjunct.resources.schemas.column_sql import bigint_array, quote_name
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
 from dagster_adjunct.resources.streams.lake.manifest import (
     HIDDEN_COLUMNS,
@@ -307,20 +307,20 @@ def read_frame(
 
     partition: Column = F.lit(0)
     if declaration.key:
-        partition = F.pmod(F.hash(*[F.col(quoted(name)) for name in declaration.key]), F.lit(n))
-    place = F.col(GENERATION) * n + partition
-    base = bigints(offset for segment in segments for offset in segment.base)
-    appended = bigints(segment.appended * 1000 for segment in segments)
+        partition = F.pmod(F.hash(*[F.col(quote_name(name)) for name in declaration.key]), F.lit(n))
+    place = F.col(GENERATION_COLUMN) * n + partition
+    base = bigint_array(offset for segment in segments for offset in segment.base)
+    appended = bigint_array(segment.appended * 1000 for segment in segments)
     meta = {
         PARTITION: partition.cast("int"),
         OFFSET: F.col(ROW) + F.get(base, place),
-        TIMESTAMP: F.coalesce(F.col(TIMESTAMP), F.timestamp_micros(F.get(appended, F.col(GENERATION)))),
+        TIMESTAMP: F.coalesce(F.col(TIMESTAMP), F.timestamp_micros(F.get(appended, F.col(GENERATION_COLUMN)))),
         TOMBSTONE: F.col(TOMBSTONE),
         EPOCH: F.coalesce(F.col(EPOCH), F.lit(0)),  # files without the column read as null
     }
     for condition in _row_conditions(find_row_ranges(segments, spans, n), place, len(segments)):
         frame = frame.where(condition)
-    own = [F.col(quoted(name)) for name in schema.names]
+    own = [F.col(quote_name(name)) for name in schema.names]
     return frame.select(
         *own,
         *[meta[name].alias(name) for name in RECORD_META],
@@ -340,7 +340,7 @@ def _empty_frame(frame: DataFrame, own: Sequence[str], *, positions: bool) -> Da
     kinds |= {name: kind for name, kind in HIDDEN_COLUMNS if positions and name in POSITION}
     known = {EPOCH: F.lit(0), TIMESTAMP: F.col(TIMESTAMP), TOMBSTONE: F.col(TOMBSTONE)}
     return frame.select(
-        *[F.col(quoted(name)) for name in own],
+        *[F.col(quote_name(name)) for name in own],
         *[known.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in kinds.items()],
     )
 
@@ -352,13 +352,15 @@ def _row_conditions(cut: RowRanges, place: Column, segments: int) -> Iterator[Co
     if cut.partitions is not None:
         # By this Spark leaves out files when it plans, and yet it looks at it for every row: endings compare fast.
         name = F.col("_metadata.file_name")
-        yield reduce(or_, [name.endswith(bucket_file_end(partition)) for partition in cut.partitions] or [F.lit(False)])
+        yield reduce(
+            or_, [name.endswith(bucket_file_suffix(partition)) for partition in cut.partitions] or [F.lit(False)]
+        )
     if cut.rows:
         yield reduce(or_, [(F.col(ROW) >= low) & (F.col(ROW) < high) for low, high in cut.rows])
     if cut.begun:
-        yield _is_outside(cut.begun, segments) | (F.col(ROW) >= F.get(bigints(cut.lows), place))
+        yield _is_outside(cut.begun, segments) | (F.col(ROW) >= F.get(bigint_array(cut.lows), place))
     if cut.ended:
-        yield _is_outside(cut.ended, segments) | (F.col(ROW) < F.get(bigints(cut.highs), place))
+        yield _is_outside(cut.ended, segments) | (F.col(ROW) < F.get(bigint_array(cut.highs), place))
 
 
 def _is_outside(some: Sequence[int], segments: int) -> Column:
@@ -367,7 +369,7 @@ def _is_outside(some: Sequence[int], segments: int) -> Column:
 
     if len(some) == segments:
         return F.lit(False)
-    return F.expr(f"`{GENERATION}` NOT IN ({', '.join(map(str, some))})")
+    return F.expr(f"`{GENERATION_COLUMN}` NOT IN ({', '.join(map(str, some))})")
 
 
 @dataclass(frozen=True, slots=True)

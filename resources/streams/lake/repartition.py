@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.bucketing.files import as_laid_out
+from dagster_adjunct.resources.bucketing.files import conform_to_layout
 from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.errors import ConfigurationError, ManifestMismatchError
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
@@ -219,7 +219,7 @@ def _write_step(
     """Write the rows of a cut, in the order of their old partitions and rows, into the new ones."""
     import numpy as np
 
-    from dagster_adjunct.resources.bucketing.hashing import buckets
+    from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 
     store, prefix = streams.lake.store, streams.lake.stream_prefix(stream)
     attempt = f"{streams.now_ms():013d}-{uuid.uuid4().hex[:12]}"
@@ -234,7 +234,7 @@ def _write_step(
             low, high = cut.ranges[file.partition]
             expected += max(high - low, 0)
             for rows in _read_rows(store, prefix, before, cut.segment, file, low, high) if low < high else ():
-                numbers = buckets([rows.column(name) for name in new.key], new.partitions)
+                numbers = assign_buckets([rows.column(name) for name in new.key], new.partitions)
                 for bucket in np.unique(numbers).tolist():
                     if bucket not in writers:
                         writers[bucket] = BucketFileWriter(store, folder, bucket, layout, options)
@@ -269,7 +269,7 @@ def _read_rows(
         for name, kind in layout.hidden:
             if name not in table.column_names:
                 table = table.append_column(name, pa.nulls(table.num_rows, arrow_type(kind)))
-        yield as_laid_out(table, layout).drop_columns([ROW])
+        yield conform_to_layout(table, layout).drop_columns([ROW])
 
 
 def _build_state(

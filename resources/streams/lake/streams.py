@@ -31,8 +31,8 @@ from dagster_adjunct.resources.objects.commit_log import (
     is_deletion_commit,
     list_log_objects,
 )
-from dagster_adjunct.resources.schemas.records import ArrowFrame, table_of
-from dagster_adjunct.resources.schemas.schema import Schema, evolved, refused_changes
+from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
+from dagster_adjunct.resources.schemas.schema import Schema, evolve_schema, incompatible_changes
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.streams.lake.append import Append, NewMarker, decide_append, write_append
 from dagster_adjunct.resources.streams.lake.lineage import (
@@ -312,7 +312,7 @@ def evolve_declaration(
     The order of columns says nothing: records are matched by name. Raises StreamExistsError with what can't change.
     """
     fixed = [*stored.key, *([stored.timestamp] if stored.timestamp else [])]
-    columns = refused_changes(stored.schema_, wanted.schema_, fixed, "the key or the record's time")
+    columns = incompatible_changes(stored.schema_, wanted.schema_, fixed, "the key or the record's time")
     raise_if_different(
         f"lake.{name}",
         [*columns, *describe_differences(stored, wanted)],
@@ -320,7 +320,7 @@ def evolve_declaration(
         "not needed any more can be null. Policies are changed with configure, and partitions by adjunct stream "
         "repartition.",
     )
-    now = evolved(stored.schema_, wanted.schema_)
+    now = evolve_schema(stored.schema_, wanted.schema_)
     return stored if now.to_json() == stored.schema_.to_json() else stored.model_copy(update={"columns": now})
 
 
@@ -486,7 +486,7 @@ class LakeStreams(LakeReads):
         valid_micros = micros_from_valid_from(end_of_dataset, valid_from)
         _, state = self.state(stream)
         if not hasattr(data, "mapInArrow"):
-            data = table_of(data, f"stream {stream!r}", state.declaration.schema_)
+            data = to_arrow_table(data, f"stream {stream!r}", state.declaration.schema_)
         while True:
             append, files = write_append(
                 self.lake,

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from fastavro import parse_schema, schemaless_writer
 
-from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope, json_of, readers
-from dagster_adjunct.assets.declaration.envelopes import transactions_of
+from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope, avro_readers, json_from_avro
+from dagster_adjunct.assets.declaration.envelopes import read_transactions
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.changes.changing import Change, dataset, decoded, stream
@@ -151,13 +151,13 @@ def test_transactions_are_known_of_avro_too(sparkling: World) -> None:
     stream(sparkling, BINARY, [(written(SCHEMA, "c", None, ANVIL, 1, block),) for block in blocks] + [(b"",)])
     form = DebeziumEnvelope("id BIGINT", format="avro", avro_schema=SCHEMA)
     records = sparkling.streams.read(sparkling.spark(), sparkling.streams.whole("changes"))
-    rows = transactions_of(form, records, "it").collect()
+    rows = read_transactions(form, records, "it").collect()
     judged_rows = sorted((row["__offset"], row["transaction"], row["number"], row["readable"]) for row in rows)
     assert judged_rows == [(0, None, None, True), (1, "5", "1", True), (2, None, None, False)]
 
 
 def test_whatever_bytes_there_are_they_are_read_or_a_problem() -> None:
-    by_id = readers({None: SCHEMA}, "it")
+    by_id = avro_readers({None: SCHEMA}, "it")
     good = written(SCHEMA, "u", ANVIL, ANVIL, 9)
     chance = random.Random(7)
     for _ in range(5_000):
@@ -165,7 +165,7 @@ def test_whatever_bytes_there_are_they_are_read_or_a_problem() -> None:
         for _ in range(chance.randrange(4)):
             if data:
                 data[chance.randrange(len(data))] = chance.randrange(256)
-        text, problem = json_of(bytes(data), by_id)
+        text, problem = json_from_avro(bytes(data), by_id)
         assert (text is None) != (problem is None)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.assets.declaration.change_formats import DebeziumUnwrapped, OperationColumn
-from dagster_adjunct.assets.declaration.change_values import pattern_of, sortable, sortable_in_arrow
+from dagster_adjunct.assets.declaration.change_values import ordering_pattern, sortable_array, sortable_column
 from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.policies import DeadLetters, DeltaCompaction
 from dagster_adjunct.assets.reading.diff import read_entries
@@ -347,7 +347,7 @@ def test_positions_sort_as_the_values_do(data: st.DataObject, name: str) -> None
     values, written = KINDS[name]
     drawn = data.draw(st.lists(values, min_size=2, max_size=8))
     texts = [written(value) for value in drawn]
-    places = sortable_in_arrow(pa.chunked_array([pa.array(texts)]), name, texts[0]).to_pylist()
+    places = sortable_array(pa.chunked_array([pa.array(texts)]), name, texts[0]).to_pylist()
     by_place = sorted(range(len(drawn)), key=lambda index: places[index])
     assert [drawn[index] for index in by_place] == sorted(drawn)
     assert all((a == b) == (p == q) for a, p in zip(drawn, places) for b, q in zip(drawn, places))  # noqa: B905
@@ -360,15 +360,15 @@ def test_both_engines_make_the_same_positions(spark: Any) -> None:
         ("n", "7"), ("lsn", lsn(3)), ("f", "mysql-bin.000009"), ("p", "master.000006:800911"), ("a_lsn", "16/B374D848"),
         ("gtid", "3E11FA47-71CA-11E1-9E33-C80AA9429562:23"), ("x_gtid", "0-1-42"),
     ):  # fmt: skip
-        assert pattern_of(name, sample) is not None
+        assert ordering_pattern(name, sample) is not None
         digits = "0123456789"
         texts: list[str | None] = [
             "".join(chance.choice(digits) if c in digits else c for c in sample) for _ in range(50)
         ]
         texts += ["-12", "+5", "-0", "00012", "", None, "x", "ABCD:1:2", sample, sample.upper(), "9" * 38]
-        expected = sortable_in_arrow(pa.chunked_array([pa.array(texts)]), name, sample).to_pylist()
+        expected = sortable_array(pa.chunked_array([pa.array(texts)]), name, sample).to_pylist()
         frame = spark.createDataFrame([(place, text) for place, text in enumerate(texts)], "i int, t string")
-        made = frame.select("i", sortable(frame.t, name, sample).alias("p")).orderBy("i").collect()
+        made = frame.select("i", sortable_column(frame.t, name, sample).alias("p")).orderBy("i").collect()
         assert [found.p for found in made] == expected
 
 
@@ -381,7 +381,7 @@ def test_both_engines_make_the_same_positions(spark: Any) -> None:
     ],
 )  # fmt: skip
 def test_texts_that_only_look_ordered_are_not(name: str, text: str) -> None:
-    assert pattern_of(name, text) is None
+    assert ordering_pattern(name, text) is None
 
 
 # -- rows of a snapshot

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
-from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope, unscaled_text
+from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope, decimal_from_unscaled
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.changes.changing import (
@@ -351,7 +351,7 @@ def test_a_decimal_that_json_has_made_inexact_is_a_problem(sparkling: World) -> 
     ],
 )
 def test_unscaled_numbers_are_read_as_big_endian_twos_complement(text: str, scale: int, expected: str | None) -> None:
-    assert unscaled_text(text, scale) == expected
+    assert decimal_from_unscaled(text, scale) == expected
 
 
 def test_a_precise_decimal_of_38_digits_is_exact(sparkling: World) -> None:

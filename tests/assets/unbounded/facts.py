@@ -16,7 +16,7 @@ from dagster_adjunct.assets.declaration.extractors import PythonExtractor
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.dead_letters import DEAD_LETTERS
-from dagster_adjunct.resources.bucketing.hashing import bucket_of
+from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
 from dagster_adjunct.resources.errors import StreamNotFoundError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -109,7 +109,7 @@ class Log:
 
     def add(self, facts: Iterable[Fact]) -> None:
         for fact in facts:
-            self.facts[bucket_of([fact[0]], ["string"], PARTITIONS)].append(fact)
+            self.facts[bucket_of_key([fact[0]], ["string"], PARTITIONS)].append(fact)
 
     @property
     def ends(self) -> dict[int, int]:

@@ -123,7 +123,7 @@ def partition(number: int) -> SystemStreamPartition:
 
 def keys_of(world: World, number: int, partitions: int, count: int = 3) -> Sequence[str]:
     """Return keys whose records lie in this partition of the stream."""
-    from dagster_adjunct.resources.bucketing.hashing import bucketer
+    from dagster_adjunct.resources.bucketing.hashing import bucket_function
 
-    bucket = bucketer(("string",), partitions)
+    bucket = bucket_function(("string",), partitions)
     return [key for i in range(1000) if bucket([(key := f"key{i}").encode()]) == number][:count]

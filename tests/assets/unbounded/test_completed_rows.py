@@ -34,7 +34,7 @@ from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
 from dagster_adjunct.assets.unbounded.transient import TransientTable
 from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
-from dagster_adjunct.resources.bucketing.hashing import bucket_of
+from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP
 from dagster_adjunct.resources.errors import (
     BadChangeError,
@@ -159,7 +159,7 @@ def incomplete_places(changes: Sequence[Change]) -> list[tuple[int, int]]:
     """Return the partitions and offsets of changes that nothing can be kept of, of all that were sent."""
     bad, places, offsets = applied(changes)[1], [], [0, 0]
     for change in changes:
-        number = bucket_of([change[0]], ["string"], 2)
+        number = bucket_of_key([change[0]], ["string"], 2)
         places += [(number, offsets[number])] if any(change is one for one in bad) else []
         offsets[number] += 1
     return places
@@ -286,7 +286,7 @@ class History:
 
     def _on_the_way(self) -> list[Table]:
         """Return what commits of a chunk each may have come to: prefixes, of each partition its own."""
-        parts = [[c for c in self.sent if bucket_of([c[0]], ["string"], 2) == number] for number in (0, 1)]
+        parts = [[c for c in self.sent if bucket_of_key([c[0]], ["string"], 2) == number] for number in (0, 1)]
         first, second = ([applied(part[:end])[0] for end in range(len(part) + 1)] for part in parts)
         return [one | other for one in first for other in second]
 
@@ -441,7 +441,7 @@ def test_what_is_applied_again_from_the_middle_comes_to_the_same(either: World, 
     either.advance(spec)
     send(either, *changes)
     either.advance(spec)
-    wanted, number = applied([("k", "i", WHOLE), *changes])[0], bucket_of(["k"], ["string"], 2)
+    wanted, number = applied([("k", "i", WHOLE), *changes])[0], bucket_of_key(["k"], ["string"], 2)
     starts = {SystemStreamPartition("lake", NAME, number): StartpointSpecific(offset="1")}
     report = rewind_dataset(
         either.lake, either.systems, spec, either.spark, positions=starts, reason="again", by="test"
@@ -459,7 +459,7 @@ def test_what_came_before_a_snapshots_row_stays_incomplete_when_it_is_applied_ag
         send_unwrapped(world, change)
         world.advance(spec)
     assert content(world, spec) == {"k": WHOLE}
-    starts = {SystemStreamPartition("lake", NAME, bucket_of(["k"], ["string"], 2)): StartpointSpecific(offset="0")}
+    starts = {SystemStreamPartition("lake", NAME, bucket_of_key(["k"], ["string"], 2)): StartpointSpecific(offset="0")}
     rewind_dataset(world.lake, world.systems, spec, IN_PROCESS, positions=starts, reason="again", by="test")
     assert content(world, spec) == {"k": WHOLE}
     send_unwrapped(world, ("k", "u", {"b": 3}))

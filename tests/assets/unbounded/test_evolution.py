@@ -21,7 +21,7 @@ from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.recovery import check_evolution
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.resources.errors import DatasetError
-from dagster_adjunct.resources.schemas.schema import Schema, widens
+from dagster_adjunct.resources.schemas.schema import Schema, is_widening
 from tests.assets.conftest import World
 
 NARROW = (
@@ -181,18 +181,23 @@ def test_removed_narrowed_and_retyped_columns_are_refused_with_the_difference() 
 def test_what_widens_is_what_fits_exactly() -> None:
     kinds = ("tinyint", "smallint", "int", "bigint")
     for at, narrow in enumerate(kinds):
-        assert [wide for wide in kinds if widens(narrow, wide)] == list(kinds[at:])
-    assert [kind for kind in (*kinds, "float") if widens(kind, "double")] == ["tinyint", "smallint", "int", "float"]
-    assert widens("decimal(5,2)", "decimal(6,2)")
-    assert widens("decimal(5,2)", "decimal(7,4)")
-    assert not widens("decimal(5,2)", "decimal(6,4)")
-    assert not widens("decimal(5,2)", "decimal(6,1)")
-    assert widens("int", "decimal(12,2)")
-    assert not widens("int", "decimal(11,2)")
-    assert widens("bigint", "decimal(20,0)")
-    assert not widens("bigint", "decimal(19,0)")
+        assert [wide for wide in kinds if is_widening(narrow, wide)] == list(kinds[at:])
+    assert [kind for kind in (*kinds, "float") if is_widening(kind, "double")] == [
+        "tinyint",
+        "smallint",
+        "int",
+        "float",
+    ]
+    assert is_widening("decimal(5,2)", "decimal(6,2)")
+    assert is_widening("decimal(5,2)", "decimal(7,4)")
+    assert not is_widening("decimal(5,2)", "decimal(6,4)")
+    assert not is_widening("decimal(5,2)", "decimal(6,1)")
+    assert is_widening("int", "decimal(12,2)")
+    assert not is_widening("int", "decimal(11,2)")
+    assert is_widening("bigint", "decimal(20,0)")
+    assert not is_widening("bigint", "decimal(19,0)")
     for narrow, wide in (("int", "float"), ("date", "timestamp"), ("int", "string"), ("double", "float")):
-        assert not widens(narrow, wide)
+        assert not is_widening(narrow, wide)
 
 
 @pytest.mark.spark

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.declaration.policies import Following
+from dagster_adjunct.assets.declaration.policies import ChangeStreamOptions
 from dagster_adjunct.assets.sources.opened_stream import offsets_to_json
 from dagster_adjunct.assets.unbounded.progress import StreamPosition, bootstrap_progress, raise_if_stale
 from dagster_adjunct.resources.errors import DatasetError, StaleDatasetError
@@ -190,7 +190,7 @@ def test_a_system_that_is_not_given_is_named(world: World) -> None:
 
 def test_a_table_that_was_never_caught_up_does_not_say_how_long_ago(world: World) -> None:
     table = table_in(world, partitions=1)
-    spec = replace(table.spec, following=Following(chunk=1))
+    spec = replace(table.spec, following=ChangeStreamOptions(chunk=1))
     table.send(a=1)
     table.send(b=2)
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dagster_adjunct.assets.reading.diff import read_entries
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions.version import datetime_from_micros, has_row_ends
-from dagster_adjunct.resources.bucketing.write_over_time import OverTimeWrite, Timeline
+from dagster_adjunct.resources.bucketing.timeline import Timeline, TimelineOptions
 from dagster_adjunct.resources.objects.lake import lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -129,7 +129,7 @@ def test_a_base_says_where_each_row_ends_and_keeps_what_was_valid_at_the_edge(
         }
     )
     micros = [None if second is None else int(at(second).timestamp() * 1e6) for second in (edge, forget)]
-    over = Timeline(("k",), OverTimeWrite(told=True, edge=micros[0], forget=micros[1]))
+    over = Timeline(("k",), TimelineOptions(told=True, edge=micros[0], forget=micros[1]))
     written: list[dict[str, Any]] = []
     start = 0
     for cut in [*cuts, len(rows)]:

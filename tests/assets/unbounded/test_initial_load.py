@@ -16,7 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
-from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot, PostgresSnapshot, QuerySnapshot, positions
+from dagster_adjunct.assets.declaration.snapshots import (
+    ParquetSnapshot,
+    PostgresSnapshot,
+    QuerySnapshot,
+    resolve_position,
+)
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.opened_stream import offsets_to_json
 from dagster_adjunct.resources.errors import (
@@ -191,15 +196,18 @@ def test_rows_without_a_key_and_rows_of_one_key_are_refused(sparkling: World, tm
 def test_a_position_names_every_partition_of_the_stream_once() -> None:
     accounts = unbounded_dataset(NAME, input="lake.accounts", key="id", partitions=2)
     ssps = [partition(0), partition(1)]
-    assert positions(accounts, "x", {"lake.accounts.0": "5", "1": 7}, ssps) == {partition(0): "5", partition(1): "7"}
-    assert positions(accounts, "x", [(0, 5), (1, 7)], ssps) == {partition(0): "5", partition(1): "7"}
+    assert resolve_position(accounts, "x", {"lake.accounts.0": "5", "1": 7}, ssps) == {
+        partition(0): "5",
+        partition(1): "7",
+    }
+    assert resolve_position(accounts, "x", [(0, 5), (1, 7)], ssps) == {partition(0): "5", partition(1): "7"}
     for given, problem in (
         ({"lake.accounts.0": "5"}, r"each once: lake.accounts.1 missing"),
         ({"0": 1, "1": 1, "2": 1}, r"each once: 2 unknown"),
         ([(0, 1), (1, 1), (1, 2)], r"a partition stands twice"),
     ):
         with pytest.raises(DatasetError, match=problem):
-            positions(accounts, "x", given, ssps)
+            resolve_position(accounts, "x", given, ssps)
 
 
 @pytest.mark.parametrize("offset", ["abc", "-1", " 1", "", None, 1.0, True, [1]])

@@ -19,7 +19,7 @@ from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.retention.erasure import forget
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions.leases import Lease
-from dagster_adjunct.resources.bucketing.hashing import bucket_of
+from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     CommitConflictError,
@@ -75,7 +75,7 @@ def check(world: World, log: Log) -> int:
     partitions = view.sealed.partitions
     assert partitions is not None
     assert StoredVersions(world.lake, NAME).require_manifest().declaration.partitions == partitions
-    buckets = {bucket_of([key], ["string"], partitions) for key in KEYS}
+    buckets = {bucket_of_key([key], ["string"], partitions) for key in KEYS}
     assert {file.bucket for generation in view.sealed.generations for file in generation.files} <= buckets
     assert verify_version(view, deep=True).ok
     return partitions

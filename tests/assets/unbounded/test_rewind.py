@@ -20,7 +20,7 @@ from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind, rewind_dataset
 from dagster_adjunct.assets.versions.reports import AdvanceReport
-from dagster_adjunct.resources.bucketing.hashing import bucket_of
+from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     CommitStateUnknownError,
@@ -97,7 +97,7 @@ class Stream:
 
     def add(self, changes: list[tuple[str, int | None]]) -> None:
         for change in changes:
-            self.sent[bucket_of([change[0]], ["string"], len(self.sent))].append(change)
+            self.sent[bucket_of_key([change[0]], ["string"], len(self.sent))].append(change)
 
     def apply(self, bound: int, starts: Mapping[int, int]) -> dict[str, int]:
         """Take in what these partitions hold from there on: the newest change of each key counts."""

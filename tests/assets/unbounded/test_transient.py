@@ -336,7 +336,7 @@ def test_a_text_that_is_no_version_is_refused(text: str) -> None:
 def test_a_table_outlives_the_catalogue_entry_of_what_it_was_read_from(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dagster_adjunct.resources.bucketing.files._TABLES_KEPT", 1)
+    monkeypatch.setattr("dagster_adjunct.resources.bucketing.files._MAX_TABLES", 1)
     runs.send(a=1)
     table = runs.start()
     runs.batch()

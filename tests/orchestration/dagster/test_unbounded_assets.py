@@ -20,7 +20,7 @@ from dagster_adjunct import (
     build_definitions,
     unbounded_dataset,
 )
-from dagster_adjunct.assets.declaration.policies import DeltaCompaction, Following
+from dagster_adjunct.assets.declaration.policies import ChangeStreamOptions, DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.streams.lake.manifest import Retention
@@ -124,7 +124,7 @@ def test_an_error_after_the_bootstrap_is_not_one_of_the_bootstrap(lab: Lab) -> N
 
 
 def test_a_table_that_is_served_stale_as_declared_fails_its_check_as_a_warning(lab: Lab) -> None:
-    stale = replace(PRICES, following=Following(on_lost_offset="serve_stale"))
+    stale = replace(PRICES, following=ChangeStreamOptions(on_lost_offset="serve_stale"))
     lab.deliver("prices", APPLES, None)
     first = lab.advance(stale).made["prices"]["adjunct/version"]
     for _ in range(3):
@@ -175,7 +175,7 @@ def test_a_materialisation_says_how_far_the_table_is_behind(lab: Lab) -> None:
 
 
 def test_declared_freshness_is_dagsters_freshness_policy() -> None:
-    fresh = replace(PRICES, following=Following(freshness=timedelta(minutes=30)))
+    fresh = replace(PRICES, following=ChangeStreamOptions(freshness=timedelta(minutes=30)))
     app = Application("shop")
     app.table(fresh)
     app.table(replace(PRICES, name="other"))
@@ -183,13 +183,13 @@ def test_declared_freshness_is_dagsters_freshness_policy() -> None:
     assert specs[key_of(fresh)].freshness_policy == FreshnessPolicy.time_window(fail_window=timedelta(minutes=30))
     assert specs[AssetKey(["datasets", "other_dataset"])].freshness_policy is None
     short = Application("shop")
-    short.table(replace(PRICES, following=Following(freshness=timedelta(seconds=30))))
+    short.table(replace(PRICES, following=ChangeStreamOptions(freshness=timedelta(seconds=30))))
     with pytest.raises(ConfigurationError, match=r"'prices' declares freshness=0:00:30, and Dagster's shortest"):
         build_definitions(short)
 
 
 def test_a_table_with_a_freshness_policy_is_materialised_by_each_look_and_others_are_observed(lab: Lab) -> None:
-    fresh = replace(PRICES, following=Following(freshness=timedelta(minutes=30)))
+    fresh = replace(PRICES, following=ChangeStreamOptions(freshness=timedelta(minutes=30)))
     lab.deliver("prices", MORE, None)
     first = lab.advance(fresh).made["prices"]["data version"]
     assert lab.advance(fresh).made["prices"]["data version"] == first
@@ -200,7 +200,7 @@ def test_a_table_with_a_freshness_policy_is_materialised_by_each_look_and_others
 
 
 def test_a_table_of_one_run_is_shown_and_not_made(lab: Lab) -> None:
-    passing = replace(PRICES, following=Following(persistent=False))
+    passing = replace(PRICES, following=ChangeStreamOptions(persistent=False))
     defs = lab.definitions(passing)
     graph = defs.resolve_asset_graph()
     assert not graph.get(key_of(passing)).is_materializable
@@ -218,9 +218,9 @@ def compaction(lab: Lab, *datasets: AdjunctDataset, level: str | None = None) ->
 
 def test_the_compaction_job_goes_by_the_policies_and_a_dataset_that_fails_keeps_no_other(lab: Lab) -> None:
     policy = DeltaCompaction(deltas=2, inside_commit=False)
-    prices = replace(PRICES, following=Following(compaction=policy))
+    prices = replace(PRICES, following=ChangeStreamOptions(compaction=policy))
     other, seldom = (replace(prices, name=name, input=f"lake.{name}") for name in ("other", "seldom"))
-    seldom = replace(seldom, following=Following(compaction=replace(policy, deltas=9)))
+    seldom = replace(seldom, following=ChangeStreamOptions(compaction=replace(policy, deltas=9)))
     for dataset in (prices, other, seldom):
         for _ in range(3):
             lab.deliver(dataset.name, MORE, None)

@@ -19,7 +19,7 @@ from dagster_adjunct.resources.bucketing.files import (
     encode_key,
     unpack_footer,
 )
-from dagster_adjunct.resources.bucketing.hashing import buckets
+from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
@@ -50,7 +50,7 @@ def test_rows_land_in_their_buckets_in_order_with_their_facts() -> None:
     rows = [(f"k{i % 13}", i) for i in range(100)]
     layout = BucketLayout(SCHEMA, ("k",), 4, hidden=(("__row", "bigint"),))
     files = write_arrow_buckets(table(rows), store, FOLDER, layout, WriteOptions("d", number_rows=True))
-    numbers = buckets([pa.array([k for k, _ in rows])], 4).tolist()
+    numbers = assign_buckets([pa.array([k for k, _ in rows])], 4).tolist()
     for file in files:
         mine = [
             (k, v, at) for at, (k, v) in enumerate(r for r, n in zip(rows, numbers, strict=True) if n == file.bucket)
@@ -97,7 +97,7 @@ def test_a_null_key_is_refused_with_its_column() -> None:
 @pytest.mark.parametrize("claimed", [0, 1])
 def test_a_row_of_another_bucket_is_refused(claimed: int) -> None:
     """Both when Spark itself says so, and when only the key's own hash does."""
-    wrong = next(k for k in "abcdefgh" if buckets([pa.array([k])], 4)[0] != 0)
+    wrong = next(k for k in "abcdefgh" if assign_buckets([pa.array([k])], 4)[0] != 0)
     data = table([(wrong, 1)]).append_column("__bucket", pa.array([claimed], pa.int32()))
     store = InMemoryStore()
     writer = BucketFileWriter(store, FOLDER, 0, KEYED, WriteOptions("d"))

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.resources.errors import SchemaMismatchError, SourceChangedError
-from dagster_adjunct.resources.files.formats import DeclaredFiles, FileFormat, count_records, shared_out
-from dagster_adjunct.resources.files.tree import FoundFile, open_tree
+from dagster_adjunct.resources.files.formats import DeclaredFiles, FileFormat, count_file_records, plan_tasks
+from dagster_adjunct.resources.files.tree import ListedFile, open_tree
 from dagster_adjunct.resources.schemas.schema import Schema
 
 PLANES = Schema.of(tailnum="string", seats="int")
@@ -243,7 +243,7 @@ def test_a_parquet_file_that_is_not_as_declared_is_refused_by_its_footer(
     refused(folder, "a.parquet", "parquet", *parts)
     tree = open_tree(str(folder))
     with pytest.raises(SchemaMismatchError, match=r"a\.parquet"):
-        count_records(DeclaredFiles(tree, "parquet", PLANES, "dataset 'planes'"), tree.list())
+        count_file_records(DeclaredFiles(tree, "parquet", PLANES, "dataset 'planes'"), tree.list())
 
 
 def test_a_time_without_a_zone_is_refused_in_parquet(folder: Path) -> None:
@@ -305,9 +305,9 @@ def test_errors_tell_the_place_and_no_value_where_a_column_is_sensitive(
 
 def test_large_parquet_files_are_cut_small_files_share_a_task_and_texts_stay_whole() -> None:
     mib = 1024 * 1024
-    files = [FoundFile(name, size * mib, "", NOON) for name, size in (("a", 200), ("b", 10), ("c", 20), ("d", 50))]
+    files = [ListedFile(name, size * mib, "", NOON) for name, size in (("a", 200), ("b", 10), ("c", 20), ("d", 50))]
     parquet = [
-        [(part.file.path, part.start // mib, part.end // mib) for part in task] for task in shared_out(files, "parquet")
+        [(part.file.path, part.start // mib, part.end // mib) for part in task] for task in plan_tasks(files, "parquet")
     ]
     assert parquet == [
         [("a", 0, 66)],
@@ -316,9 +316,9 @@ def test_large_parquet_files_are_cut_small_files_share_a_task_and_texts_stay_who
         [("b", 0, 10), ("c", 0, 20)],
         [("d", 0, 50)],
     ]
-    csv = [[part.file.path for part in task] for task in shared_out(files, "csv")]
+    csv = [[part.file.path for part in task] for task in plan_tasks(files, "csv")]
     assert csv == [["a"], ["b", "c"], ["d"]]
-    assert shared_out([], "csv") == []
+    assert plan_tasks([], "csv") == []
 
 
 # -- files that change

@@ -65,7 +65,7 @@ def differences(spark: SparkSession, seed: int, expressions: int, lists: int) ->
             continue
         known = []
         for item in items:
-            known += list(item.stars(NAMES)) if item.expression.star else [item.expression.name]
+            known += list(item.expand_star(NAMES)) if item.expression.star else [item.expression.name]
         if [name for name in known if name] != schema.names:
             yield texts, known, schema.names
         for item in items:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.bucketing.hashing import bucket_of
+from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -42,10 +42,10 @@ def test_records_get_dense_offsets_in_the_partition_of_their_key(s: LakeStreams,
     result = s.append("s", records(*rows[3:]), producer="p", sequence=1)
     expected: dict[int, list[tuple[object, ...]]] = {p: [] for p in range(4)}
     for k, v in rows:
-        p = bucket_of([k], ["string"], 4)
+        p = bucket_of_key([k], ["string"], 4)
         expected[p].append((k, v, p, len(expected[p])))
     assert [row[:4] for row in everything(s)] == [row for p in range(4) for row in expected[p]]
-    assert bucket_of([None], ["string"], 4) == 42 % 4
+    assert bucket_of_key([None], ["string"], 4) == 42 % 4
     assert dict(result.next) == {p: str(len(expected[p])) for p in range(4)}
     assert result.rows == 3
     assert not result.duplicate

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.bucketing.hashing import bucket_of
+from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, ProducerConflictError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
@@ -47,7 +47,7 @@ def by_key(streams: LakeStreams) -> Records:
     records: Records = {}
     rows = streams.read_arrow(streams.whole("s")).to_pylist()
     for row in rows:
-        assert row["__partition"] == bucket_of([row["k"]], ["string"], partitions)
+        assert row["__partition"] == bucket_of_key([row["k"]], ["string"], partitions)
         records.setdefault(row["k"], []).append((row["v"], row["__tombstone"], row["__timestamp"], row["__epoch"]))
     assert len({(row["__partition"], row["__offset"]) for row in rows}) == len(rows)
     return records

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from dagster_adjunct.resources.bucketing.hashing import bucket_of
+from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.streams.lake import manifest as stream_index
@@ -64,7 +64,7 @@ class StreamMachine(RuleBasedStateMachine):
         assert not self._append(len(self.sent), rows, end)
         self.sent.append((rows, end))
         for row in rows:
-            self.log[bucket_of([row[0]], ["string"], N)].append(row)
+            self.log[bucket_of_key([row[0]], ["string"], N)].append(row)
         for entries in self.log if end else []:
             entries.append(end or "")
         for entries, times in zip(self.log, self.times, strict=True):

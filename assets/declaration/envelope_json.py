@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.column_sql import named_column
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 TEXT, UNREAD, BAD = "__text", "__unread", "__bad"
 
 
-def texts_of(declared: Envelope, records: DataFrame, what: str) -> DataFrame:
+def with_envelope_json(declared: Envelope, records: DataFrame, what: str) -> DataFrame:
     """Return the records with the envelope as JSON in `__text`, and in `__unread` why it can't be had."""
     from pyspark.sql import functions as F
 
     if declared.format == "avro":
-        from dagster_adjunct.assets.declaration.debezium import with_json
+        from dagster_adjunct.assets.declaration.debezium import with_avro_as_json
 
-        records = with_json(records, declared.value, declared.schemas, (TEXT, UNREAD), what)
+        records = with_avro_as_json(records, declared.value, declared.schemas, (TEXT, UNREAD), what)
     else:
-        records = records.withColumn(TEXT, column(declared.value)).withColumn(UNREAD, F.lit(None).cast("string"))
+        records = records.withColumn(TEXT, named_column(declared.value)).withColumn(UNREAD, F.lit(None).cast("string"))
     if declared.layout == "documents":
-        return records.withColumn(TEXT, _of_documents())
-    return records.withColumn(TEXT, _of_maxwell(declared.table)) if declared.layout == "maxwell" else records
+        return records.withColumn(TEXT, _document_envelope())
+    return records.withColumn(TEXT, _maxwell_envelope(declared.table)) if declared.layout == "maxwell" else records
 
 
 # -- MongoDB: the row is a document, in extended JSON, as a text
@@ -48,7 +48,7 @@ _EXTENDED = (
 )
 
 
-def plain_document(text: Column) -> Column:
+def plain_extended_json(text: Column) -> Column:
     """Return a document in MongoDB's extended JSON with plain values: numbers, dates, ids, binary values as base64."""
     from pyspark.sql import functions as F
 
@@ -57,16 +57,16 @@ def plain_document(text: Column) -> Column:
     return text
 
 
-def plain_key(text: Column) -> Column:
+def plain_extended_key(text: Column) -> Column:
     """Return the value that a key in extended JSON stands for, as a text; what is no JSON, as it is."""
     from pyspark.sql import functions as F
 
-    return F.coalesce(F.get_json_object(F.concat(F.lit('{"k":'), plain_document(text), F.lit("}")), "$.k"), text)
+    return F.coalesce(F.get_json_object(F.concat(F.lit('{"k":'), plain_extended_json(text), F.lit("}")), "$.k"), text)
 
 
-def _of_documents() -> Column:
+def _document_envelope() -> Column:
     whole = _pieces(_DOCUMENTS)
-    rows = {name: plain_document(whole[name]) for name in ("before", "after")}
+    rows = {name: plain_extended_json(whole[name]) for name in ("before", "after")}
     nested = {name: whole[name] for name in ("source", "transaction")}
     return _envelope(whole, {name: whole[name] for name in ("op", "ts_ms", "ts_us", "ts_ns")}, nested | rows)
 
@@ -80,7 +80,7 @@ _OPERATIONS = {
 }  # fmt: skip
 
 
-def _of_maxwell(table: str | None) -> Column:
+def _maxwell_envelope(table: str | None) -> Column:
     from pyspark.sql import functions as F
 
     whole = _pieces(_MAXWELL)

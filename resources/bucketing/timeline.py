@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 VALID_FROM = "__valid_from"
 VALID_TO = "__valid_to"
-FIRST = "__first"
-TOLD = "told"
+IS_FIRST = "__first"
+HAS_ENDS = "told"
 _TOMBSTONE = "__tombstone"
 
 
 @dataclass(frozen=True, slots=True)
-class OverTimeWrite:
+class TimelineOptions:
     """How rows over time are written; all moments are microseconds since the epoch.
 
     `told` says in each row where it ends, and which is its key's first; else both stay null, as in a delta. With it
@@ -44,7 +44,7 @@ class OverTimeWrite:
 class Timeline:
     """Takes a file's rows batch by batch, in order and each moment of a key once; gives them as they are stored."""
 
-    def __init__(self, key: tuple[str, ...], options: OverTimeWrite) -> None:
+    def __init__(self, key: tuple[str, ...], options: TimelineOptions) -> None:
         self._key, self._options = key, options
         self._held: pa.Table | None = None
         self._follows_kept = False
@@ -58,7 +58,7 @@ class Timeline:
         if self._options.newest is not None:
             self._corrections += int((_micros(batch) < self._options.newest).sum())
         if not self._options.told:
-            return _completed(batch, pa.nulls(batch.num_rows, _moment()), pa.nulls(batch.num_rows, pa.bool_()))
+            return _with_ends(batch, pa.nulls(batch.num_rows, _moment()), pa.nulls(batch.num_rows, pa.bool_()))
         rows = batch if self._held is None else pa.concat_tables([self._held, batch])
         self._held = rows.slice(rows.num_rows - 1)
         return self._told(rows, rows.num_rows - 1)
@@ -74,7 +74,9 @@ class Timeline:
         counts = {name: count for name, count in counts.items() if count}
         if self._forgotten_to is not None:
             counts["forgotten_to"] = self._forgotten_to
-        return {TOLD: True, "current": self._current, **counts} if self._options.told else {TOLD: False, **counts}
+        return (
+            {HAS_ENDS: True, "current": self._current, **counts} if self._options.told else {HAS_ENDS: False, **counts}
+        )
 
     def _told(self, rows: pa.Table, count: int) -> pa.Table:
         """Return the first `count` of these rows, told; one more may follow, which is the next."""
@@ -94,7 +96,7 @@ class Timeline:
         if count:
             self._follows_kept = bool(same[-1] and kept[-1])
         self._current += int((kept & ~same & ~tombstones).sum())
-        told = _completed(rows.slice(0, count), pa.array(ends, pa.int64(), mask=~same).cast(_moment()), pa.array(first))
+        told = _with_ends(rows.slice(0, count), pa.array(ends, pa.int64(), mask=~same).cast(_moment()), pa.array(first))
         return told if kept.all() else told.filter(pa.array(kept))
 
     def _forgettable(self, kept: Any, same: Any, tombstones: Any, begins: Any) -> Any:
@@ -110,9 +112,9 @@ class Timeline:
         return gone
 
 
-def _completed(rows: pa.Table, ends: Any, first: Any) -> pa.Table:
+def _with_ends(rows: pa.Table, ends: Any, first: Any) -> pa.Table:
     """Return the rows with these in the columns that say where they end, and which are first."""
-    for name, values in ((VALID_TO, ends), (FIRST, first)):
+    for name, values in ((VALID_TO, ends), (IS_FIRST, first)):
         there = name in rows.column_names
         rows = (
             rows.set_column(rows.column_names.index(name), name, values) if there else rows.append_column(name, values)

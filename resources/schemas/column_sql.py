@@ -9,21 +9,21 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """Return a column's name as Spark SQL reads it."""
     return f"`{name.replace('`', '``')}`"
 
 
-def literal(text: str) -> str:
+def quote_text(text: str) -> str:
     """Return a text as Spark SQL reads it."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def column(name: str) -> Column:
+def named_column(name: str) -> Column:
     """Return the column of this name; its parts are no path into a struct."""
     from pyspark.sql import functions as F
 
-    return F.col(quoted(name))
+    return F.col(quote_name(name))
 
 
 def row_hash(names: Iterable[str]) -> Column:
@@ -36,12 +36,13 @@ def row_hash(names: Iterable[str]) -> Column:
 
     # The place only beside a value: with (0, 1, 1) for both, a 1 that moved would be taken for a place.
     pairs = [
-        f"CASE WHEN {quoted(name)} IS NOT NULL THEN {place} END, {quoted(name)}" for place, name in enumerate(names)
+        f"CASE WHEN {quote_name(name)} IS NOT NULL THEN {place} END, {quote_name(name)}"
+        for place, name in enumerate(names)
     ]
     return F.expr(f"xxhash64({', '.join(pairs)})")  # one request to Spark's JVM, in place of four a column
 
 
-def bigints(values: Iterable[int]) -> Column:
+def bigint_array(values: Iterable[int]) -> Column:
     """Return an array of bigint as one literal: Spark folds the text, so neither plan nor parser grows."""
     from pyspark.sql import functions as F
 
