@@ -1,7 +1,7 @@
-"""`Application`: a user's description of streams, tables and what happens between them.
+"""`Application`: declares the streams, tables and operators of one job.
 
-Describing reads and writes nothing: every call adds a node to a graph, which the planner proves and
-the Spark step compiles later.
+A declaration reads and writes nothing. Each call adds a node to a graph, which the planner checks and the Spark step
+compiles later.
 """
 
 from __future__ import annotations
@@ -46,18 +46,16 @@ T = TypeVar("T")
 class Application:
     """One job: its inputs, outputs, tables and operators.
 
-    `auto_repartition` lets the planner insert the exchanges that joins lack, instead of refusing.
-    `intermediate_partitions` is the count of intermediate streams that nothing else decides; -1 is the same as None.
-    With `tasks`, there are at most so many, and one owns several partitions, instead of one for each partition.
-    `max_batch_records` bounds how many input records the step reads in one batch, over all inputs. A batch of at most
-    `few_records`, over datasets of few rows, takes one task a stage in place of one a partition, and leaves the same.
-    Requests for startpoints that no run has taken up `startpoints_expire_after` they were made are not followed any
-    more. With `startpoints=False` there are none: requests are refused, runs leave those alone that are stored, and
-    say so.
-    A `strict` application is not planned where something is not proven that else is only said in the plan: where the
-    order of a remote table's records holds per source partition only, where a table that keeps what is newest skips
-    columns that only a late record brings, and where the type of a join's key is not known.
-    Records move only where it says so itself.
+    `auto_repartition` lets the planner insert the exchanges that joins lack; otherwise planning fails.
+    `intermediate_partitions` is the default partition count of intermediate streams; -1 means None.
+    `tasks` limits the number of tasks, so that a task owns several partitions; by default each partition has its own.
+    `max_batch_records` limits how many input records one batch reads, over all inputs. A batch of at most
+    `few_records` over small datasets uses one Spark task per stage; its result is the same.
+    Startpoint requests that no run has applied within `startpoints_expire_after` are ignored. With
+    `startpoints=False`, requests are rejected, and runs ignore and report stored ones.
+    A `strict` application turns these notes of the plan into errors: the order of a remote table's records holds per
+    source partition only, a table that keeps the newest record loses columns of late records, or the type of a join
+    key is unknown.
     """
 
     def __init__(
@@ -103,8 +101,8 @@ class Application:
         self.startpoints = startpoints
         if strict and auto_repartition:
             raise ConfigurationError(
-                f"application {self.name!r} has strict=True and auto_repartition=True: a strict one moves records only "
-                "where it says so itself.",
+                f"application {self.name!r} has strict=True and auto_repartition=True: a strict application moves "
+                "records only where it calls partition_by().",
                 "Leave one of them out.",
                 argument="strict",
                 application=self.name,
@@ -123,14 +121,12 @@ class Application:
         self._inputs: dict[str, Input] = {}
         self._outputs: dict[str, OutputStream] = {}
         self._datasets: dict[str, DatasetHandle] = {}
-        self._followed: dict[str, list[AdjunctDataset]] = {}  # the datasets that are made from a stream
+        self._followed: dict[str, list[AdjunctDataset]] = {}  # datasets by their source stream
         self._remote_tables: dict[str, RemoteTableHandle] = {}
         self._tables: dict[str, KeyedTable] = {}
 
     def __repr__(self) -> str:
         return f"Application({self.name!r}, {len(self._graph.operators)} operators)"
-
-    # -- declaring streams and tables
 
     def input_stream(
         self,
@@ -147,20 +143,19 @@ class Application:
     ) -> MessageStream:
         """Return the records of the stream "system.stream".
 
-        `default_offset` is where to begin when neither a checkpoint nor a startpoint says so; None
-        leaves that to the stream. With `reset_offset`, every run forgets its checkpoint of this stream and begins
-        there. `on_lost` says what to do where retention has passed the checkpoint: "fail" (OffsetOutOfRangeError), or
-        go on from the "oldest" offset that is left, and count what is lost.
+        `default_offset` is where reading starts without a checkpoint or startpoint; None leaves it to the stream. With
+        `reset_offset`, every run ignores its checkpoint of this stream and starts there. `on_lost` applies when
+        retention has deleted records after the checkpoint: "fail" (OffsetOutOfRangeError), or continue at the "oldest"
+        remaining offset and count the lost records.
 
-        With `broadcast`, every task of the plan reads the whole stream: each record is there once for each task, with
-        the task's number, from 0, in the column "task", or in the one that `broadcast` names. It is read with one
-        position for all tasks.
+        With `broadcast`, every task reads the whole stream: each record appears once per task, with the task's number
+        (from 0) in the column "task", or in the column that `broadcast` names. All tasks share one position.
 
-        `event_time` says when what a record tells of happened: a Spark SQL expression that is a timestamp or a date, or
-        ARRIVAL, when it was written to the stream. Windows, and joins with other streams, go by it. Records of one
-        partition may come up to `delay` after others of later times; those that come later still are late. A
-        partition without records for `idle_after` is not waited for; left out, each one is. A watermark that is
-        `max_watermark_lag` behind the clock is warned of in Dagster.
+        `event_time` is when the event of a record happened: a Spark SQL expression of type timestamp or date, or
+        ARRIVAL, the time when it was written to the stream. Windows and stream joins use it. Within a partition, a
+        record may arrive up to `delay` after records with later times; after that it is late. A partition without
+        records for `idle_after` does not hold back the watermark; by default every partition does. Dagster warns of a
+        watermark that is `max_watermark_lag` behind the clock.
         """
         time = build_event_time(name, event_time, delay, idle_after, max_watermark_lag)
         spec = build_input(name, default_offset, reset_offset, on_lost, broadcast, time)
@@ -180,8 +175,8 @@ class Application:
     ) -> OutputStream:
         """Return a stream that records can be sent to, partitioned by `key` into `partitions`.
 
-        Without a key, records keep whatever partitioning they have, and count as unpartitioned after. The `description`
-        is shown in the plan and on the stream's asset in Dagster.
+        Without a key, records stay in their partitions and count as unpartitioned from then on. The plan and the
+        stream's asset in Dagster show the `description`.
         """
         split_stream_name(name)
         what = f"output stream {name!r}"
@@ -213,15 +208,15 @@ class Application:
     def table(
         self, table: AdjunctDataset | KeyedTable, *, max_staleness: timedelta | None = None
     ) -> DatasetHandle | RemoteTableHandle:
-        """Declare a table: an adjunct dataset can be joined, a remote table can be sent to.
+        """Declare a table: a dataset to join, or a remote table to send to or look up in.
 
-        With `max_staleness`, of an unbounded dataset, no batch begins while the table lacks a change that is older: the
-        step fails with StaleDatasetError.
+        With `max_staleness`, on an unbounded dataset, the step fails with StaleDatasetError instead of starting a batch
+        while the table lacks a change older than that.
         """
         name = getattr(table, "name", None)
         if name is None or not hasattr(table, "key"):
             raise ConfigurationError(
-                f"application {self.name!r}: {table!r} is no table.",
+                f"application {self.name!r}: {table!r} is not a table.",
                 "Pass a dataset (bounded_dataset, unbounded_dataset) or a RemoteTable.",
                 application=self.name,
             )
@@ -254,12 +249,12 @@ class Application:
         partition_by: str | Sequence[str] | None = None,
         **options: Unpack[LocalTableOptions],
     ) -> DatasetHandle:
-        """Declare a table that is this application's own state: its records are sent to it, and it can be joined.
+        """Declare a table of this application's own state, which it can send to and join.
 
         It is an unbounded dataset `name` of the lake without a stream: entries with the columns of `schema`, unique by
-        `key`, in `partitions` buckets by `partition_by` (the whole key unless given). Each batch commits what it sends
-        once, whatever crashes. A join that is defined before a `send_to` meets it in the next batch, one that is
-        defined after it in the same.
+        `key`, in `partitions` buckets by `partition_by` (default: the key). Each batch commits its records exactly
+        once. A join defined before a `send_to` sees its records in the next batch, a join defined after it in the same
+        batch.
         """
         if name in self._datasets or name in self._remote_tables:
             raise self._twice(name)
@@ -275,11 +270,9 @@ class Application:
         self._datasets[name] = declared = DatasetHandle(self._graph, spec)
         return declared
 
-    # -- what was declared, in the order of declaration
-
     @property
     def operators(self) -> tuple[Operator, ...]:
-        """All operators as they were defined; an operator stands after its inputs."""
+        """All operators in order of definition; an operator follows its inputs."""
         return tuple(self._graph.operators.values())
 
     def operator(self, operator_id: str) -> Operator:
@@ -306,7 +299,7 @@ class Application:
 
     @property
     def max_staleness(self) -> dict[str, timedelta]:
-        """How stale a dataset may be at most when a batch begins, of those that a limit is declared for."""
+        """The declared limits of staleness, by dataset."""
         limits = {name: table.max_staleness for name, table in self._datasets.items()}
         return {name: limit for name, limit in limits.items() if limit is not None}
 
@@ -327,7 +320,7 @@ class Application:
         )
 
     def _with_tables(self, datasets: Mapping[str, AdjunctDataset], tables: Mapping[str, KeyedTable]) -> Application:
-        """Return a copy that reaches these datasets and remote tables by the names of its own."""
+        """Return a copy whose datasets and remote tables are replaced by these, by name."""
         twin = copy(self)
         twin._datasets = {name: replace(held, dataset=datasets[name]) for name, held in self._datasets.items()}
         twin._tables = {name: tables.get(name, table) for name, table in self._tables.items()}
@@ -351,30 +344,30 @@ class Application:
         what = f"application {self.name!r}: table {name!r} has max_staleness={shown}"
         if not isinstance(table, AdjunctDataset) or not table.follows_changes or table.is_local:
             raise ConfigurationError(
-                f"{what}, and follows no change stream.",
-                "Leave it out: it is for unbounded datasets.",
+                f"{what}, but it is not an unbounded dataset that follows a stream.",
+                "Leave max_staleness out.",
                 argument="max_staleness",
                 application=self.name,
                 table=name,
             )
         if not isinstance(limit, timedelta) or limit <= timedelta(0):
             raise ConfigurationError(
-                f"{what}: expected a timedelta of more than nothing.",
-                "Write how old a missing change may be: max_staleness=timedelta(minutes=10), say.",
+                f"{what}: expected a timedelta greater than zero.",
+                "Set how old a missing change may be, for example max_staleness=timedelta(minutes=10).",
                 argument="max_staleness",
                 application=self.name,
                 table=name,
             )
 
     def _refuse_reading(self, stream: str) -> None:
-        """Refuse an input stream that this application writes: its records would come back for ever."""
+        """Reject an input stream that this application writes: its records would loop forever."""
         if stream in self._outputs:
             raise self._graph.loop(stream, "an output stream")
         if any(self._graph.writer_of(dataset.name) for dataset in self._followed.get(stream, ())):
             raise self._graph.loop(stream, "fed to a dataset")
 
     def _refuse_two_ways(self, stream: str | None) -> None:
-        """Refuse an output stream that feeds a declared dataset: sending to the dataset's table is the way."""
+        """Reject an output stream that feeds a declared dataset: records are sent to the dataset's table instead."""
         if stream in self._outputs:
             for dataset in self._followed.get(stream, ()):
                 raise PlanningError(
@@ -388,12 +381,12 @@ class Application:
 
 
 def load_application(reference: str) -> Application:
-    """Return the application `APP` of `MODULE`, imported with the working directory on the path."""
+    """Return the application of a reference MODULE:APP, importing it with the working directory on the path."""
     module_name, colon, attribute = reference.partition(":")
     if not colon or not module_name or not attribute:
         raise ConfigurationError(
             f"{reference!r} names no application: expected MODULE:APP.",
-            "For example: dagster_adjunct.examples.flights.pipeline:app.",
+            "Write, for example, dagster_adjunct.examples.flights.pipeline:app.",
             argument="reference",
         )
     here = str(Path.cwd())
@@ -426,7 +419,7 @@ def load_application(reference: str) -> Application:
 
 
 def _import_error(module: str, error: Exception) -> ConfigurationError:
-    """Return the error that names the line of a user's code that can't be imported."""
+    """Return the error for a module that can't be imported, with the failing line of the user's code."""
     if isinstance(error, SyntaxError):
         where, problem = f"{error.filename}, line {error.lineno}", f"{error.msg}: {(error.text or '').strip()}"
     else:
@@ -435,7 +428,7 @@ def _import_error(module: str, error: Exception) -> ConfigurationError:
         own = [frame for frame in theirs if Path(frame.filename).is_relative_to(Path.cwd())] or theirs
         where = f"{own[-1].filename}, line {own[-1].lineno} ({own[-1].line})" if own else module
         problem = f"{type(error).__name__}: {error}"
-    missing = f"Install what {error.name!r} is of, or mend" if isinstance(error, ModuleNotFoundError) else "Mend"
+    missing = f"Install {error.name!r}, or fix" if isinstance(error, ModuleNotFoundError) else "Fix"
     return ConfigurationError(
         f"module {module!r} can't be imported: {problem} at {where}.",
         f"{missing} the import there; ADJUNCT_DEBUG=1 shows the whole traceback.",

@@ -1,4 +1,4 @@
-"""What an application's outputs are made of, read off its operator graph: lineage as plain values."""
+"""The operator graph of an application, its handles of streams and tables, and the lineage of its outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def to_dagster_name(name: str) -> str:
-    """Return a name as Dagster takes it: "_" for whatever is no letter, digit or "_", such as "-" and "."."""
+    """Return a valid Dagster name: every character other than a letter, digit or "_" becomes "_"."""
     return re.sub(r"\W", "_", name)
 
 
@@ -29,9 +29,9 @@ DatasetGroup = tuple["AdjunctDataset", ...]
 
 
 def group_datasets(datasets: Iterable[AdjunctDataset], where: str) -> tuple[DatasetGroup, ...]:
-    """Return the datasets in groups that advance together, in order of declaration; `where` is for the error.
+    """Return the datasets in groups that advance together, in order of declaration; errors mention `where`.
 
-    Raises ConfigurationError for a version set of which only one member is declared there.
+    Raises ConfigurationError for a version set with only one declared member.
     """
     units: dict[str, list[AdjunctDataset]] = {}
     for dataset in datasets:
@@ -48,36 +48,36 @@ def group_datasets(datasets: Iterable[AdjunctDataset], where: str) -> tuple[Data
 
 
 def is_advanced_by_partition(dataset: AdjunctDataset) -> bool:
-    """Whether the dataset's versions are made one by one, as they are asked for: it never advances by itself."""
+    """Whether each version of the dataset is built on request, as a Dagster partition; no run advances it."""
     return dataset.versions is not None and isinstance(dataset.input, QuerySource)
 
 
 def describe_partitions(dataset: AdjunctDataset) -> str:
-    """Return who makes the versions of a dataset that has them as partitions; "" for any other dataset."""
+    """Return the plan's note on who builds the versions of a dataset with partitions; "" for any other dataset."""
     if dataset.versions is None:
         return ""
     job = f"the Dagster job {to_dagster_name(dataset.name)}_versions"
     if is_advanced_by_partition(dataset):
         command = f"adjunct dataset advance {dataset.name} MODULE:APP --partition VERSION"
         return (
-            f"Dataset {dataset.name} has a version for each partition, made when it is asked for: no run of the "
-            f"application makes one. Ask with {job}, or {command}."
+            f"Dataset {dataset.name} has a version for each partition, built on request: no run of the application "
+            f"builds one. Request it with {job}, or {command}."
         )
     sensor = f"the sensor {to_dagster_name(dataset.name)}_new_versions"
     return (
-        f"Dataset {dataset.name} has its versions as partitions: adjunct run takes in what is delivered, and the "
-        f"application's Dagster job, which has no partitions, does not. There {job} does, launched by {sensor}."
+        f"Dataset {dataset.name} has its versions as partitions: adjunct run publishes delivered versions; the "
+        f"application's Dagster job, which has no partitions, does not. In Dagster {job} does, launched by {sensor}."
     )
 
 
 def is_advanced_by_runs(dataset: AdjunctDataset) -> bool:
-    """Whether a run brings the dataset up to date before its batches: it is stored, and not made by partitions."""
+    """Whether a run advances the dataset before its batches: it is stored, and not built on request."""
     return not is_advanced_by_partition(dataset) and dataset.following.persistent
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DatasetHandle:
-    """An adjunct dataset as a table of one application, which may demand that it is not staler than so much."""
+    """A dataset as a table of one application, with its limit of staleness."""
 
     graph: OperatorGraph = field(repr=False)
     dataset: AdjunctDataset
@@ -90,7 +90,7 @@ class DatasetHandle:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoteTableHandle:
-    """A remote table of one application: `table` is what reaches it, `key` its key columns."""
+    """A remote table of one application, with its key columns."""
 
     graph: OperatorGraph = field(repr=False)
     table: KeyedTable
@@ -112,13 +112,8 @@ class OutputStream:
     description: str = ""
 
 
-# The operators that an application describes, in the order in which they were defined.
-#
-# Input -> Filter / Map / Join / PartitionBy -> SendToStream / SendToTable -> ...
-
-
 class OperatorGraph:
-    """The operators of the application `name`; one stands after its inputs."""
+    """The operators of the application `name`, in order of definition; an operator follows its inputs."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -132,7 +127,7 @@ class OperatorGraph:
         return f"Graph({self.name!r}, {len(self.operators)} operators)"
 
     def next_id(self, kind: str, name: str = "") -> str:
-        """Return the id that the next operator will have, if it is of this kind and name."""
+        """Return the id that the next operator gets if it has this kind and name."""
         return f"{kind}-{len(self.operators) + 1}" + (f"-{name}" if name else "")
 
     def add(self, spec: Spec, inputs: tuple[str, ...], name: str = "") -> str:
@@ -143,7 +138,7 @@ class OperatorGraph:
             raise PlanningError(
                 f"{operator.id} has the inputs {', '.join(inputs)}: expected one, because it writes records, or looks "
                 "them up in a dataset.",
-                "Bring the records together with an operator before it.",
+                "Merge the records before it, for example with merge().",
                 operator=operator.id,
             )
         named = {spec.over_time} if spec.over_time is not None else set()
@@ -173,7 +168,7 @@ class OperatorGraph:
         return self._writers.get(output)
 
     def refuse_writing(self, stream: str, what: str) -> None:
-        """Refuse to write a stream that the application reads: its records would come back for ever."""
+        """Raise PlanningError for a stream that the application also reads: its records would loop forever."""
         if stream in self._read:
             raise self.loop(stream, what)
 
@@ -181,21 +176,21 @@ class OperatorGraph:
         """Return the error for an input stream that the application also writes, as `what`."""
         return PlanningError(
             f"application {self.name!r}: stream {stream!r} is an input stream and is also {what}; its records "
-            "would come back for ever.",
-            "Go on with what send_to() returns instead of reading the stream again.",
+            "would loop forever.",
+            "Continue with the stream that send_to() returns instead of reading it again.",
             application=self.name,
             stream=stream,
         )
 
 
 def _check_schemas_declared(operator: Operator) -> None:
-    """Refuse an operator of which nobody can tell whether it makes sensitive columns: failures would tell them."""
+    """Reject an operator that does not declare its schemas: errors could show values of sensitive columns."""
     kind = type(operator.spec)
     if not is_dataclass(kind) and kind.declared_schemas is Spec.declared_schemas:
         raise ConfigurationError(
-            f"{operator.id}: {kind.__name__} is no dataclass, and does not say its declared_schemas: which of its "
-            "columns are sensitive can't be known.",
-            "Make it a frozen dataclass, or let its declared_schemas say the schemas that it was given.",
+            f"{operator.id}: {kind.__name__} is not a dataclass and does not define declared_schemas, so its sensitive "
+            "columns are unknown.",
+            "Make it a frozen dataclass, or let declared_schemas return the schemas that it was given.",
             argument="spec",
             operator=operator.id,
         )
@@ -203,17 +198,17 @@ def _check_schemas_declared(operator: Operator) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Something that the application writes, and what its records are made of, in order of the graph."""
+    """An asset that the application writes, and the assets that its records are made of, in order of the graph."""
 
     node: LineageNode
     upstream: tuple[LineageNode, ...]
 
 
 def find_outputs(app: Application) -> tuple[Output, ...]:
-    """Return the outputs in order of definition.
+    """Return the outputs in order of definition, each with its direct upstream assets.
 
-    What follows an output stream is made of that stream and of what is joined after it, not of what went into
-    it. A table that is sent to in several places is made of all of them.
+    Records after an output stream come from that stream and from later joins, not from the stream's own inputs. A
+    table with several sends comes from all of them.
     """
     made_of: dict[str, tuple[LineageNode, ...]] = {}
     outputs: dict[LineageNode, tuple[LineageNode, ...]] = {}
@@ -236,10 +231,10 @@ def find_outputs(app: Application) -> tuple[Output, ...]:
 def _remove_cycles(
     app: Application, outputs: Mapping[LineageNode, Sequence[LineageNode]]
 ) -> dict[LineageNode, tuple[LineageNode, ...]]:
-    """Return the outputs without what would make them of themselves.
+    """Return the outputs without the edges that would close a cycle.
 
-    State is: what a batch writes to a table, the next one joins. A lineage graph has no place for that, so of datasets
-    that the application itself feeds only those are left that are not made of the output.
+    State is a cycle: one batch writes a table that the next one joins. A lineage graph has none, so a dataset that
+    the application feeds stays upstream of an output only if it is not made of that output.
     """
     fed = {LineageNode("dataset", operator.spec.feeds) for operator in app.operators if operator.spec.feeds is not None}
     made_from: dict[LineageNode, list[LineageNode]] = {node: [] for node in outputs}
@@ -270,7 +265,7 @@ def _remove_cycles(
 
 
 def find_output_joins(app: Application) -> dict[str, LineageNode]:
-    """Return the joins whose records reach an output, by their ids, each with the first output that they reach."""
+    """Return the first output that the records of each join reach, by the join's id."""
     passed: dict[str, tuple[str, ...]] = {}
     reached: dict[str, LineageNode] = {}
     for operator in app.operators:
@@ -286,9 +281,9 @@ def find_output_joins(app: Application) -> dict[str, LineageNode]:
 
 
 def find_unjoined_datasets(app: Application) -> tuple[LineageNode, ...]:
-    """Return the datasets that are declared and not joined: no output is made of them, but batches wait for them.
+    """Return the datasets that are declared, but neither joined nor fed by the application.
 
-    Without those that the application itself feeds, which are made of its outputs, or are some.
+    No output comes from them, but batches wait for them.
     """
     joined = {operator.spec.match.dataset for operator in app.operators if operator.spec.match is not None}
     joined |= {operator.spec.feeds for operator in app.operators}
@@ -296,14 +291,14 @@ def find_unjoined_datasets(app: Application) -> tuple[LineageNode, ...]:
 
 
 def dataset_source(dataset: AdjunctDataset) -> LineageNode | None:
-    """Return what a dataset is made from: a stream or a folder of files; None for a query, which is no asset."""
+    """Return the source of a dataset, a stream or a folder of files; None for a query, which is not an asset."""
     if isinstance(dataset.input, FileSource):
         return LineageNode("files", dataset.input.url)
     return None if dataset.stream is None else LineageNode("stream", dataset.stream)
 
 
 def find_sources(app: Application) -> tuple[LineageNode, ...]:
-    """Return what the application or one of its datasets reads: streams, files and remote tables, each once."""
+    """Return the streams, files and remote tables that the application or its datasets read, each once."""
     made_from = [source for source in map(dataset_source, app.datasets) if source is not None]
     return _union([LineageNode("stream", stream) for stream in app.inputs], made_from, find_lookup_tables(app))
 

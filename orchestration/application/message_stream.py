@@ -1,7 +1,7 @@
-"""`MessageStream`: the operators of an application.
+"""`MessageStream`: the methods that add operators to an application.
 
-Every method adds one operator and returns a new stream; the stream that it is called on stays as it
-was and may be used again, which branches the graph.
+Each method adds one operator and returns a new stream. The stream that it is called on does not change and can be used
+again, which branches the graph.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class OperatorStream:
 
     @abstractmethod
     def apply(self, spec: Spec, *others: Self, name: str = "") -> Self:
-        """Return the records that an operator makes of these, and of those of `others`."""
+        """Return the records that leave an operator over these records and those of `others`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AsOfOptions:
-    """The column that says when a record was (None: the join is not by time), and what else is said of times."""
+    """The arguments of an as-of join: the column of a record's time, None where the join is not by time."""
 
     as_of: str | None = None
     before_history: BeforeHistory = "null"
@@ -86,13 +86,13 @@ class AsOfOptions:
 
     @property
     def given(self) -> str | None:
-        """The first of these arguments that is given, None where none is."""
-        told = (
+        """The first of these arguments that was given, or None."""
+        arguments = (
             ("as_of", self.as_of is not None),
             ("before_history", self.before_history != "null"),
             ("on_null_time", self.on_null_time != "null"),
         )
-        return next((name for name, is_given in told if is_given), None)
+        return next((name for name, is_given in arguments if is_given), None)
 
 
 def build_table_join(
@@ -109,19 +109,19 @@ def build_table_join(
     schema: Schema | None,
     by_time: AsOfOptions,
 ) -> Spec:
-    """Return the join that these arguments of `MessageStream.join` ask for; `operator` is the id that it will have."""
+    """Return the join for the arguments of `MessageStream.join`; `operator` is its id."""
     calls = function is not None or schema is not None
     if isinstance(table, RemoteTableHandle):
         if calls:
             raise ConfigurationError(
                 f"{operator}: function= and schema= are for datasets; {table.name!r} is a remote table.",
-                "Join with select=, and call the function behind it: flat_map(function, schema=…).",
+                "Join with select=, and call the function after it: flat_map(function, schema=…).",
                 argument="function",
             )
         if by_time.given is not None:
             raise ConfigurationError(
-                f"{operator}: {by_time.given}= is for datasets; {table.name!r} is a remote table, which has no past.",
-                "Leave it out, or keep what was valid when in a dataset: unbounded_dataset(…, history=…).",
+                f"{operator}: {by_time.given}= is for datasets; {table.name!r} is a remote table without history.",
+                "Leave it out, or join a dataset that keeps its history: unbounded_dataset(…, history=…).",
                 argument=by_time.given,
             )
         return build_lookup_join(operator, table.name, table.key, on, how, select, prefix, args, min_match_rate)
@@ -135,7 +135,7 @@ def build_table_join(
         if calls:
             raise ConfigurationError(
                 f"{operator} has a function, and as_of=, which joins columns only.",
-                "Join with select=, and call the function behind it: flat_map(function, schema=…).",
+                "Join with select=, and call the function after it: flat_map(function, schema=…).",
                 argument="function",
             )
         return build_asof_join(
@@ -144,8 +144,8 @@ def build_table_join(
         )  # fmt: skip
     if by_time.given is not None:
         raise ConfigurationError(
-            f"{operator} has {by_time.given}=, and no as_of=: its records meet what is current.",
-            "Name the column that says when a record was: as_of=….",
+            f"{operator} has {by_time.given}= without as_of=: its records are joined with current entries.",
+            "Name the column with the record's time: as_of=….",
             argument=by_time.given,
         )
     if calls:
@@ -155,7 +155,7 @@ def build_table_join(
 
 
 class EventTimeOperations(OperatorStream):
-    """What a stream of records is asked for that have an event time."""
+    """The operators on records with an event time."""
 
     __slots__ = ()
 
@@ -171,21 +171,22 @@ class EventTimeOperations(OperatorStream):
         prefix: str = "",
         partition_by: str | Sequence[str] | None = None,
     ) -> Self:
-        """Return the pairs of records of this stream and of `right` that have equal keys and meet within a time.
+        """Return the pairs of records of this stream and of `right` with equal keys whose times are within a bound.
 
-        Both streams have an event time. `within` is how far apart two times may be, or (before, after): how much
-        earlier and later than this stream's record the other one may be. `on` names the columns of the key, the same
-        in both, or {column here: column of `right`}. With how="left", "right" or "full" a record that has met nothing
-        comes out once, when its time has passed. `select` lists the columns of `right` to add, "fee" or "fee as
-        paid"; without it all but the key are added, with `prefix` before their names. What is kept of both streams is
-        kept under `name`. Both streams have to lie by the columns `partition_by`, some of this stream's in `on`, all of
-        them unless given. Where records lie is known after it as before it.
+        Both streams need an event time. `within` is how far apart two times may be, or (before, after): how much
+        earlier and later than this stream's record the other one may be. `on` names the key columns, the same in both,
+        or {column here: column of `right`}. With how="left", "right" or "full" an unmatched record is emitted once,
+        when the watermark has passed it. `select` lists the columns of `right` to add, "fee" or "fee as paid"; the
+        default is all columns except the key, with `prefix` before their names. State is stored under `name`. Both
+        streams must be partitioned by `partition_by`, a subset of this stream's columns in `on` (default: all of
+        them); the result keeps that partitioning.
         """
         operator = self.graph.next_id(StreamJoin.kind, name if isinstance(name, str) else "")
         if not isinstance(right, EventTimeOperations):
             raise PlanningError(
                 f"{operator} got {getattr(right, 'name', None) or right!r:.60}: expected records of another stream.",
-                'Give a stream: app.input_stream("…", event_time=…), or what an operator returned; tables take join().',
+                'Pass a stream: app.input_stream("…", event_time=…), or the result of an operator. Join tables with '
+                "join().",
                 operator=operator,
             )
         spec = checked_stream_join(operator, name, on, within, how, select, prefix, partition_by)
@@ -204,23 +205,22 @@ class EventTimeOperations(OperatorStream):
         allowed_lateness: timedelta = timedelta(0),
         partition_by: str | Sequence[str] | None = None,
     ) -> Self:
-        """Return what the records of each key add up to in windows of their event time.
+        """Return the aggregates of the records of each key in windows of their event time.
 
             clicks.window(Tumbling(timedelta(minutes=5)), by="page", name="views", aggregates={"views": Count()})
 
         The columns are those of `by`, `window_start`, `window_end` (exclusive) and the aggregates. With "final" results
-        each window comes out once: when the watermark has passed its end and `allowed_lateness`. With "updates" each
-        batch gives the windows that it has changed, as far as they are, with the boolean `final`, true once for each.
-        `name` is what state is kept under, in the table `<application>-<name>`. Records have to lie by the columns
-        `partition_by`, some of `by`, and all of it unless given. See `late_records` for what comes too late.
+        each window is emitted once: when the watermark has passed its end and `allowed_lateness`. With "updates" each
+        batch emits the current state of the windows that it changed, with the boolean `final`, true once per window.
+        State is stored under `name`, in the table `<application>-<name>`. Records must be partitioned by
+        `partition_by`, a subset of `by` (default: all of it). `late_records` returns records that arrive too late.
         """
         check_event_times(self.graph, self.operator, f"window after {self.operator}")
         spec = build_window(self.operator, kind, by, name, aggregates, results, allowed_lateness, partition_by)
         return self.apply(spec, name=name)
 
     def late_records(self) -> Self:
-        """Return the records that the operator before has left out, as too late or without a time, behind a join of
-        two streams or a window.
+        """Return the records that the stream join or window before this rejected, as too late or without a time.
 
         Their columns are `side` ("left" or "right" of a join), `why`, `event_time`, and `record` as JSON.
         """
@@ -228,8 +228,8 @@ class EventTimeOperations(OperatorStream):
 
 
 def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
-    """Raise PlanningError where records that arrive at `operator` come from an input that says no time, or from an
-    output stream, which holds none."""
+    """Raise PlanningError where records that reach `operator` come from an input without an event time, or from an
+    output stream, which stores none."""
     waiting, seen = [operator], set()
     while waiting:
         above = graph.operators[waiting.pop()]
@@ -238,8 +238,7 @@ def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
         seen.add(above.id)
         if above.spec.role == "output":
             raise PlanningError(
-                f"{what}: behind {above.id} records are those that {above.spec.writes} holds: nothing says when they "
-                "happened.",
+                f"{what}: after {above.id}, records are read from {above.spec.writes}, which stores no event time.",
                 f"Put it before send_to, or read {above.spec.writes} in another application, with an event_time.",
                 operator=above.id,
                 stream=above.spec.writes,
@@ -247,16 +246,16 @@ def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
         waiting += above.inputs
         if above.spec.reads is not None and not above.spec.has_event_time:
             raise PlanningError(
-                f"{what}: nothing says when the records of {above.spec.reads} happened.",
-                f'Say it where they enter: app.input_stream("{above.spec.reads}", event_time="a column", …), or '
-                "event_time=ARRIVAL for when they were written to the stream.",
+                f"{what}: the records of {above.spec.reads} have no event time.",
+                f'Declare it at the input: app.input_stream("{above.spec.reads}", event_time="a column", …), or '
+                "event_time=ARRIVAL for the time when they were written to the stream.",
                 operator=above.id,
                 stream=above.spec.reads,
             )
 
 
 class ApplicationPart(Protocol):
-    """What an application has declared, or the records of one of its operators."""
+    """A declared stream or table of an application, or the records of one of its operators."""
 
     @property
     def graph(self) -> OperatorGraph: ...
@@ -271,7 +270,7 @@ _DECLARING_CALLS = {
 
 
 def undeclared_error(passed: object, where: str, expected: str, application: str) -> PlanningError:
-    """Return the error for `passed`, where a declared `expected` was expected."""
+    """Return the error for passing anything other than a declared `expected`."""
     problem = f"which application {application!r} has not declared: expected a declared {expected}."
     calls = f"Pass what {_DECLARING_CALLS[expected]} returned."
     operator = getattr(passed, "operator", None)
@@ -282,9 +281,8 @@ def undeclared_error(passed: object, where: str, expected: str, application: str
     joined = expected == "dataset or remote table"
     return PlanningError(
         f"{where} got the records of {operator}: expected a declared {expected}.",
-        "join() takes tables. Two streams meet within a time with join_stream(other, on=…, within=…, name=…); or "
-        "follow the other one as a table, app.table(unbounded_dataset(…)), or put the records of both into one with "
-        "merge()."
+        "join() takes tables. Join two streams with join_stream(other, on=…, within=…, name=…); or follow the other "
+        "one as a table, app.table(unbounded_dataset(…)), or combine the records of both with merge()."
         if joined
         else calls,
         application=application,
@@ -293,7 +291,7 @@ def undeclared_error(passed: object, where: str, expected: str, application: str
 
 
 def check_same_application(graph: OperatorGraph, target: ApplicationPart, name: str) -> None:
-    """Raise PlanningError where `target`, called `name`, is of another application than the operators of `graph`."""
+    """Raise PlanningError where `target`, called `name`, belongs to another application than `graph`."""
     if target.graph is graph:
         return
     raise PlanningError(
@@ -306,7 +304,7 @@ def check_same_application(graph: OperatorGraph, target: ApplicationPart, name: 
 
 
 class SendOperations(OperatorStream):
-    """What writes the records of a stream, beside or before the way on."""
+    """The operators that write records."""
 
     __slots__ = ()
 
@@ -322,25 +320,25 @@ class SendOperations(OperatorStream):
         deleted: str | None = None,
         marks_as: str | None = None,
     ) -> Self:
-        """Write the records and return the stream to go on with.
+        """Write the records and return the stream to continue with.
 
-        After an output stream, that is the output stream, with its key and partitions. After a table it
-        is this stream. The rest is for remote tables: `contract` says that the records are updates, and whether
-        these may put their default first; `on_null_key`, whether a record with a null key fails the batch or is
-        counted and skipped. With `dead_letters`, records that the table refuses for good go to that output stream,
-        before the batch is committed; more than `at_most` (100) of a batch fail it. `args` are handed through to the
-        table's function. `marks_as` names this send in the marks of a table with `idempotent` or `newest_by`. Sending
-        to an unbounded dataset writes the changes to the stream that feeds it.
+        For an output stream, that is the output stream, with its key and partitions; for a table it is this stream. The
+        other arguments are for remote tables: `contract` declares that the records are updates, and whether they may
+        insert a default first. `on_null_key` says whether a record with a null key fails the batch or is counted and
+        skipped. With `dead_letters`, records that the table rejects permanently go to that output stream before the
+        batch is committed; more than `at_most` (100) in a batch fail it. `args` are passed to the table's function.
+        `marks_as` names this send in the marks of a table with `idempotent` or `newest_by`. Sending to an unbounded
+        dataset writes changes to the stream that feeds it.
 
-        A local table takes its own columns of the records, and keeps the last record of each key; tombstones, and
-        records that meet `deleted`, a Spark SQL condition, delete the entry of their key. `on_null_key` is as with
+        A local table takes its own columns from the records and keeps the last record of each key. Tombstones, and
+        records that match the Spark SQL condition `deleted`, delete the entry of their key. `on_null_key` works as for
         remote tables.
         """
         local = isinstance(target, DatasetHandle) and target.dataset.is_local
         if deleted is not None and not local:
             raise ConfigurationError(
                 f"send_to after {self.operator}: deleted is for local tables only.",
-                "Leave it out: elsewhere tombstones delete.",
+                "Leave it out: other targets delete with tombstones.",
                 argument="deleted",
             )
         if isinstance(target, RemoteTableHandle):
@@ -381,20 +379,20 @@ class SendOperations(OperatorStream):
         args: Sequence[object] = (),
         marks_as: str | None = None,
     ) -> Self:
-        """Update the record of each record's key, and return this stream to go on with.
+        """Update the table's record for the key of each record, and return this stream.
 
-        The stream has the columns of the table's key. `set` gives columns their values, `add` adds numbers, `append`
-        puts values (one, or a list) at the end of lists, each {table column: Spark SQL expression} or a list of columns
-        that keep their names; `remove` names columns that become null. `if_missing` is the record to begin with where
-        there is none, the key by itself, and may be empty ([]); without it a missing record fails the batch. The rest
-        is as with `send_to`. A tombstone deletes the record.
+        The stream must have the columns of the table's key. `set` assigns columns, `add` adds numbers, `append` appends
+        one value or a list of them to lists, each given as {table column: Spark SQL expression} or a list of columns
+        that keep their names; `remove` sets columns to null. `if_missing` is the record to start from where none
+        exists, without the key, and may be empty ([]); without it a missing record fails the batch. The other arguments
+        are those of `send_to`. A tombstone deletes the record.
 
             flights.update(planes, set={"last_dest": "dest"}, add={"flights": "1"}, if_missing={"flights": "0"})
         """
         if not isinstance(table, RemoteTableHandle):
             if isinstance(table, DatasetHandle | OutputStream):
                 raise PlanningError(
-                    f"update after {self.operator}: {table.name!r} is no remote table, and nothing else takes updates.",
+                    f"update after {self.operator}: {table.name!r} is not a remote table; only these take updates.",
                     "Send whole records to it with send_to().",
                     operator=self.operator,
                 )
@@ -407,16 +405,15 @@ class SendOperations(OperatorStream):
         )
 
     def sink(self, function: SinkFunction, *, returns: Schema | None = None, keeps_partitioning: bool = False) -> Self:
-        """Hand the records to a function, at least once for each batch, and return the stream to go on with.
+        """Pass the records to a function, at least once per batch, and return the stream to continue with.
 
-        It is called in Spark's tasks with some records of one partition, a pyarrow.RecordBatch in the order of their
-        stream, and a `SinkContext`. The records have their hidden columns, such as `__offset` and `__tombstone`.
+        Spark tasks call it with records of one partition, a pyarrow.RecordBatch in stream order, and a `SinkContext`.
+        The records include hidden columns such as `__offset` and `__tombstone`.
 
-        Without `returns` the records go on as they were. With it the function returns a row of these columns for each
-        record, in their order, as a RecordBatch or Table, and these rows go on. They are recorded before anything is
-        made of them: a batch that is run again has the same, and does not call the function. Nothing is known of where
-        they lie, unless `keeps_partitioning=True` promises that the columns by which the records are partitioned are as
-        they were.
+        Without `returns`, the same records continue. With it, the function returns one row of these columns per record,
+        in order, as a RecordBatch or Table, and these rows continue. They are recorded first: a repeated batch reuses
+        them and does not call the function. Their partitioning is unknown, unless `keeps_partitioning=True` promises
+        that the partitioning columns keep their values.
         """
         return self.apply(build_sink(self.operator, function, returns, keeps_partitioning))
 
@@ -439,7 +436,7 @@ class SendOperations(OperatorStream):
         what = f"{method} after {self.operator}: at_most is {at_most!r}"
         if at_most is not None and dead_letters is None:
             raise ConfigurationError(
-                f"{what}, and there are no dead_letters that it bounds.", "Give both, or neither.", argument="at_most"
+                f"{what} without dead_letters, which it limits.", "Give both, or neither.", argument="at_most"
             )
         bound = 100 if at_most is None else at_most
         check_whole_number(bound, what, "1 or more", argument="at_most")
@@ -463,7 +460,7 @@ class SendOperations(OperatorStream):
         if writer is not None:
             raise PlanningError(
                 f"output stream {target.name!r} is used twice: by {writer} and after {self.operator}.",
-                "Go on with what the first send_to() returned, or declare another output stream.",
+                "Continue with the stream that the first send_to() returned, or declare another output stream.",
                 stream=target.name,
                 operator=self.operator,
             )
@@ -477,7 +474,7 @@ class SendOperations(OperatorStream):
         check_same_application(self.graph, target, target.name)
         if target.dataset.stream is None:
             raise PlanningError(
-                f"send_to after {self.operator}: dataset {target.name!r} is made from {target.dataset.input}, and not "
+                f"send_to after {self.operator}: dataset {target.name!r} is built from {target.dataset.input}, not "
                 "from a stream that an application could send to.",
                 "Declare it with unbounded_dataset on a stream, or send to an output stream.",
                 dataset=target.name,
@@ -503,19 +500,19 @@ class MessageStream(EventTimeOperations, SendOperations):
     operator: str
 
     def filter(self, condition: str | DataFrameFunction, *, keeps_partitioning: bool = False) -> MessageStream:
-        """Return the records that meet a Spark SQL condition.
+        """Return the records that match a Spark SQL condition.
 
-        A DataFrame function may be given instead; it must keep the columns. Nothing is known after it of where records
-        lie, unless `keeps_partitioning=True` promises that it leaves them there.
+        A DataFrame function may be given instead; it must keep the columns. The partitioning is unknown after it,
+        unless `keeps_partitioning=True` promises that records stay in their partitions.
         """
         return self.apply(build_filter(self.operator, condition, keeps_partitioning))
 
     def map(self, *expressions: str | DataFrameFunction, keeps_partitioning: bool = False) -> MessageStream:
         """Return records whose columns are these Spark SQL expressions: "tailnum", "upper(x) as y", "*".
 
-        One DataFrame function may be given instead. Where records lie stays known through plain names,
-        "name as other" and "*"; nothing is known after a function, unless `keeps_partitioning=True`
-        promises that it neither changes nor moves the columns by which its records are partitioned.
+        One DataFrame function may be given instead. Plain names, "name as other" and "*" preserve the partitioning. It
+        is unknown after a function, unless `keeps_partitioning=True` promises that records stay in their partitions
+        and the partitioning columns keep their values.
         """
         return self.apply(build_map(self.operator, expressions, keeps_partitioning))
 
@@ -524,10 +521,10 @@ class MessageStream(EventTimeOperations, SendOperations):
         return self.apply(build_select(self.operator, columns))
 
     def with_columns(self, **columns: str) -> MessageStream:
-        """Return records with all their columns and these, which are Spark SQL expressions: gross="spent * 1.2".
+        """Return records with all their columns and these Spark SQL expressions: gross="spent * 1.2".
 
-        A column of the same name is replaced, in its place. Where records lie stays known, unless a column by which
-        they are partitioned is replaced.
+        An existing column of the same name is replaced in place. The partitioning stays known, unless a partitioning
+        column is replaced.
         """
         return self.apply(build_with_columns(self.operator, columns))
 
@@ -539,21 +536,21 @@ class MessageStream(EventTimeOperations, SendOperations):
         keep_empty: bool = False,
         keeps_partitioning: bool = False,
     ) -> MessageStream:
-        """Return any number of records for each record, in their order.
+        """Return any number of records for each record, in order.
 
-        "split(words, ' ') as word" gives one for each element of an array (or entry of a map), with all columns and
-        the element. A record without elements is gone; with `keep_empty` it goes on with null. A function is called in
-        Spark's tasks with each record, as a dictionary, and returns dictionaries with exactly the columns of `schema`.
-        Nothing is known of where these lie, unless `keeps_partitioning=True` promises that the columns by which the
-        records are partitioned are as they were.
+        "split(words, ' ') as word" returns one for each element of an array (or entry of a map), with all columns and
+        the element. A record without elements is dropped; with `keep_empty` it continues with null. A function is
+        called in Spark tasks with each record, as a dictionary, and returns dictionaries with exactly the columns of
+        `schema`. Their partitioning is unknown, unless `keeps_partitioning=True` promises that the partitioning columns
+        keep their values.
         """
         return self.apply(build_flat_map(self.operator, what, schema, keep_empty, keeps_partitioning))
 
     def merge(self, *others: MessageStream) -> MessageStream:
-        """Return the records of this stream and of the others, which have the same columns of the same types.
+        """Return the records of this stream and of the others, which need the same columns of the same types.
 
-        The columns stand in this stream's order. Where records lie stays known where all streams agree on it. Records
-        of one stream keep their order; between streams there is none.
+        Columns have this stream's order. The partitioning stays known where all streams share it. Records of one stream
+        keep their order; between streams there is none.
         """
         if not others:
             raise ConfigurationError(
@@ -562,18 +559,17 @@ class MessageStream(EventTimeOperations, SendOperations):
         return self.apply(build_merge(self.operator, [other.operator for other in others]), *others)
 
     def broadcast(self, *, task: str = "task") -> MessageStream:
-        """Return all the records for every task, each with the task's number, from 0, in the column `task`.
+        """Return all records once per task, with the task's number (from 0) in the column `task`.
 
-        They have to fit into memory, those of a batch, once for each of Spark's executors.
+        The records of a batch must fit into the memory of each Spark executor.
         """
         stream = f"{self.graph.name}-{self.graph.next_id(Broadcast.kind)}"
         return self.apply(build_broadcast(self.operator, stream, task))
 
     def partition_by(self, *columns: str, partitions: int | None = None) -> MessageStream:
-        """Return the records spread anew by `columns`: an intermediate stream.
+        """Return the records repartitioned by `columns`: an intermediate stream.
 
-        "upper(city) as city_key" is a column of the records from then on. The planner finds the count where
-        `partitions` does not give it.
+        "upper(city) as city_key" adds a column to the records. Without `partitions`, the planner chooses the count.
         """
         names, computed = parse_key_columns(columns)
         before = self.with_columns(**computed) if computed else self
@@ -597,25 +593,25 @@ class MessageStream(EventTimeOperations, SendOperations):
         before_history: BeforeHistory = "null",
         on_null_time: OnNullTime = "null",
     ) -> MessageStream:
-        """Return the records with the columns of the entry for their key, in a dataset or in a remote table.
+        """Return the records with the columns of the entry for their key, from a dataset or a remote table.
 
         `on` names every column of the dataset's key: "tailnum", ["origin", "time_hour"], or {stream
         column: dataset column}. `how` is "inner", or "left" to keep records without an entry. `select`
-        lists the dataset's columns to add, "seats" or "year as plane_year"; without it all but the key
-        are added. `prefix` goes before names that `select` does not change. `name` ends the operator's
-        id, in place of the dataset's name. `min_match_rate` (0 to 1) is how many of a run's records have to meet an
-        entry: below it the join's asset check fails, and the outputs are written all the same.
+        lists the dataset's columns to add, "seats" or "year as plane_year"; the default is all except the key.
+        `prefix` is put before names that `select` does not change. `name` replaces the dataset's name in the operator's
+        id. `min_match_rate` (0 to 1) is the fraction of a run's records that must have an entry: below it the join's
+        asset check fails, and the outputs are still written.
 
-        `function` is called in Spark's tasks with each record and its entry as dictionaries, the entry None where there
-        is none, and returns a dictionary of the columns of `schema`, which are added, or None to drop the record.
+        Spark tasks call `function` with each record and its entry as dictionaries, the entry None where there is none;
+        it returns a dictionary of the columns of `schema` to add, or None to drop the record.
 
-        `as_of` names a column, a timestamp or a date: each record meets the entry that was valid at that time, in a
-        dataset that says what was valid when (`history=`, or `valid_from=` of versions). A record from before the
-        history of its key meets nothing, with before_history="oldest" the oldest entry, or fails the batch ("error");
-        one whose time is null meets nothing, or fails it with on_null_time="fail".
+        `as_of` names a timestamp or date column: each record is joined with the entry that was valid at that time, from
+        a dataset with a history (`history=`, or `valid_from=` of versions). A record from before the history of its key
+        has no entry, the oldest entry with before_history="oldest", or fails the batch ("error"); a record whose time
+        is null has no entry, or fails the batch with on_null_time="fail".
 
-        In a remote table each key of a batch is looked up once. `select` may give the types of columns that the table
-        does not declare, {"seats": "int"}; `args` are handed through to the table's function.
+        A remote table is asked once for each key of a batch. `select` may give types of columns that the table does not
+        declare, {"seats": "int"}; `args` are passed to the table's function.
         """
         if not isinstance(table, DatasetHandle | RemoteTableHandle):
             raise undeclared_error(table, f"join after {self.operator}", "dataset or remote table", self.graph.name)
@@ -638,9 +634,9 @@ class MessageStream(EventTimeOperations, SendOperations):
         return self.apply(spec, name=name or table.name)
 
     def apply(self, spec: Spec, *others: MessageStream, name: str = "") -> MessageStream:
-        """Return the records that an operator makes of these, and of those of `others` where it takes several inputs.
+        """Return the records that leave an operator over these records, and those of `others` if it has several inputs.
 
-        The other methods are short ways to the operators that there are; `name` ends the operator's id.
+        The other methods are shortcuts for the built-in operators; `name` ends the operator's id.
         """
         for stream in others:
             check_same_application(self.graph, stream, stream.operator)
@@ -651,10 +647,10 @@ class MessageStream(EventTimeOperations, SendOperations):
 def update_message(*, key: str | Sequence[str], update: Columns, default: Columns | None = None) -> tuple[str, ...]:
     """Return what `map` takes to turn records into (key, UpdateMessage(update, default)).
 
-    `key` names the table's key columns, which the records must have. `update` is what each message sets:
-    {table column: Spark SQL expression}, or a list of columns that keep their names. `default` is the record
-    put where none exists yet, before the update is applied; the key is part of it by itself. `default=[]` is a plain
-    upsert: what the update sets is the first record.
+    `key` names the table's key columns, which the records must have. `update` is what each message sets: {table column:
+    Spark SQL expression}, or a list of columns that keep their names. `default` is the record inserted where none
+    exists, before the update is applied; it includes the key automatically. `default=[]` is a plain upsert: the first
+    record is what the update sets.
 
         stream.map(*update_message(key="tailnum", update={"last_dest": "dest"}, default=["model", "seats"]))
              .send_to(aircraft, UpdateContract.UPDATE_WITH_DEFAULTS)
@@ -662,7 +658,7 @@ def update_message(*, key: str | Sequence[str], update: Columns, default: Column
     keys = validate_column_names("update_message: key=", key)
     if not keys:
         raise ConfigurationError(
-            "update_message names no key.", "Write key= with the table's key columns.", argument="key"
+            "update_message() has no key.", "Pass the table's key columns as key=.", argument="key"
         )
     pairs = parse_pairs("update_message: update=", update)
     first = None if default is None else parse_pairs("update_message: default=", default, empty=True)

@@ -1,7 +1,7 @@
-"""The declarations of remote tables, kept in the lake so that a table can be opened by its name alone.
+"""The registry of remote tables in the lake, by which a table can be opened by its name alone.
 
-Stored are registered backend names and plain settings, never module paths and never secrets; and of a table in a local
-file whether it was there, so that one that is gone is not begun again in silence.
+It stores registered backend names and plain settings, never module paths or secrets. For a table in a local file it
+also stores whether the file existed, so that a lost table is not silently recreated empty.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ KIND = "table"
 
 @contextmanager
 def register_tables(lake: Lake, app: Application, *, by: str) -> Iterator[None]:
-    """Store the declarations of the application's tables before it runs, and afterwards which of them are there.
+    """Register the application's tables before a run, and record after it which of them exist.
 
-    Those of unregistered backends stay unknown. TableNotFoundError for a table that was there and now is not, neither
-    where it was nor where it is declared: it would begin anew, without what it held.
+    Tables of unregistered backends are skipped. Raises TableNotFoundError for a table that existed and no longer does:
+    the run would create an empty one.
     """
     for table in app.tables.values():
         _register(lake, table, by=by, check=True)
     try:
         yield
     except BaseException:
-        with suppress(AdjunctError):  # what ended the run says more
+        with suppress(AdjunctError):  # the error that ended the run matters more
             _register_all(lake, app, by=by)
         raise
     _register_all(lake, app, by=by)
@@ -68,7 +68,7 @@ def _register(lake: Lake, table: object, *, by: str, check: bool) -> None:
         if current is not None and current.body.get("was_there") and exists is False:
             if check:
                 raise _missing_table_error(lake, table.name, current.body["function"], description)
-            return None  # it went while the run was at work: the next one tells
+            return None  # it disappeared during the run: the next run reports it
         return None if current is not None and current.body == body else body
 
     log.transact(decide, by=by)
@@ -81,19 +81,19 @@ def _missing_table_error(lake: Lake, name: str, before: dict[str, Any], now: dic
         return TableNotFoundError(
             f"table {name}: its file or its table is gone ({there}), and applications of {lake.url} have written it. "
             "A new one would be empty.",
-            f"Bring it back, from a copy. {anew}",
+            f"Restore it from a copy. {anew}",
             table=name,
         )
     return TableNotFoundError(
-        f"table {name} is declared as {here}, where there is none, and applications of {lake.url} have written it as "
+        f"table {name} is declared as {here}, which does not exist, and applications of {lake.url} have written it as "
         f"{there}. A second one would be empty.",
-        f"Run where the path leads to the first, declare its whole path, or move it. {anew}",
+        f"Run in the folder from which the path leads to the first one, declare its absolute path, or move it. {anew}",
         table=name,
     )
 
 
 def reset_table(lake: Lake, name: str, *, by: str) -> None:
-    """Let a table that is gone begin anew with the next run that writes it; what there is of it stays as it is."""
+    """Allow the next run to create a table again that is gone; an existing table is left unchanged."""
 
     def decide(current: Commit | None) -> dict[str, Any]:
         if current is None:
@@ -116,7 +116,7 @@ def open_registered_table(lake: Lake, name: str) -> RemoteTable[Any, Any, Any]:
     except (KeyError, TypeError) as error:
         raise MalformedDocumentError(
             f"the declaration of table {name!r} in {commit.manifest_key} can't be read: {error!r}.",
-            "Run its application again, which writes it anew.",
+            "Run its application again, which rewrites the declaration.",
             document=commit.manifest_key,
         ) from error
 

@@ -1,4 +1,4 @@
-"""What users write in the arguments of operators, checked and put into one form."""
+"""Validation of arguments that several operators share."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ DataFrameFunction: TypeAlias = "Callable[[DataFrame], DataFrame]"
 OnNullKey = Literal["fail", "skip"]
 _PARTITIONS = 100_000
 MAX_DURATION = timedelta(days=36_525)
-"""What is longer than a hundred years is a mistake, and ends where Spark's times do."""
+"""Longer durations are a mistake, and lead beyond the times that Spark supports."""
 
 
 def validate_column_names(what: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return column names given as one string or several, each once."""
+    """Return column names, given as one string or several; raises ConfigurationError for duplicates."""
     names = () if value is None else (value,) if isinstance(value, str) else tuple(value)
     for name in names:
         if not isinstance(name, str) or not name.strip() or name.startswith("__"):
             raise ConfigurationError(
-                f"{what} names the column {name!r}: expected a name that does not begin with '__'.",
-                "Correct it.",
+                f"{what} names the column {name!r}: expected a non-empty name that does not begin with '__'.",
+                "Name a column of the records; names with '__' are reserved.",
                 column=name,
             )
     double = first_duplicate(names)
@@ -35,18 +35,20 @@ def validate_column_names(what: str, value: str | Sequence[str] | None) -> tuple
 
 
 def validate_partition_count(what: str, value: int | None) -> int | None:
-    """Return a partition count that can be used, or None."""
+    """Return a valid partition count, or None where none is given."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _PARTITIONS:
         raise ConfigurationError(
-            f"{what} is {value!r}: expected 1 to {_PARTITIONS:,}.", "Change it.", argument="partitions"
+            f"{what} is {value!r}: expected a whole number from 1 to {_PARTITIONS:,}.",
+            "Pass the number of partitions.",
+            argument="partitions",
         )
     return value
 
 
 def first_duplicate(names: Sequence[str]) -> str | None:
-    """Return the first name that stands twice, None where none does; Spark's column names ignore case."""
+    """Return the first duplicate name, ignoring case as Spark does, or None."""
     if len(set(map(str.lower, names))) == len(names):
         return None
     seen: set[str] = set()
@@ -58,5 +60,5 @@ def first_duplicate(names: Sequence[str]) -> str | None:
 
 
 def function_label(function: Callable[..., object]) -> str:
-    """Return a function as plans show it: "plus_one()"."""
+    """Return the label of a function in plans: "plus_one()"."""
     return f"{getattr(function, '__name__', type(function).__name__)}()"

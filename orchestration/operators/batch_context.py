@@ -1,4 +1,4 @@
-"""What an operator has at hand while it is compiled to DataFrames for one batch."""
+"""The batch that operators are compiled in (`BatchContext`), and lookups in remote tables and sends to them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """Up to where an operator has heard of all that it takes; None before there is any.
+    """An operator's watermarks: up to these times it has received all records; None before there is one.
 
-    `before` is committed when the batch begins, `after` has the batch in it, and is committed with it.
+    `before` is the committed watermark when the batch begins; `after` includes the batch and is committed with it.
     """
 
     before: datetime | None
@@ -37,10 +37,10 @@ class Watermarks:
 
 @dataclass(frozen=True, slots=True)
 class TimedRows:
-    """The rows of a dataset over time, with their columns (`schema`) and those of `kept_history.py`.
+    """The rows of a dataset over time: the columns of `schema`, and the interval in which each row was valid.
 
-    Of each key the intervals do not overlap; a deletion is a row, too, and `__first` the one before which nothing is
-    known of the key. `known_from`: of times before it a key without such a row may have been anything; None: of none.
+    Intervals of one key do not overlap. A deletion is a row, too. `__first` marks the row before which nothing is known
+    of the key. Before `known_from`, the history of a key without such a row is unknown; None means never.
     """
 
     frame: DataFrame
@@ -52,35 +52,35 @@ class StateHandle(Protocol):
     """A table of state in one batch."""
 
     def frame(self) -> DataFrame:
-        """Return the rows that the batch was begun with, without the expired ones; in their buckets: no exchange."""
+        """Return the unexpired rows as of the start of the batch, in their buckets, so that no exchange is needed."""
         ...
 
     def write(self, rows: DataFrame, *, partitioned: bool = False) -> None:
-        """Keep these rows of the table's columns, and `__tombstone` where some delete; committed with the batch.
+        """Write rows of the table's columns, with `__tombstone` if some delete; they are committed with the batch.
 
         `partitioned` says that they are in the table's partitions already. A bounded replay writes nothing.
         """
         ...
 
     def with_written(self) -> DataFrame:
-        """Return what `frame` does with the rows that the batch has written, as the boolean `__new` says of each; no
-        exchange either. For tables that are only appended to."""
+        """Return the rows of `frame` and those that the batch has written, marked by the boolean `__new`; no exchange
+        is needed. For append-only tables."""
         ...
 
 
 class BatchContext(Protocol):
-    """One batch of records, or a rehearsal of it: no records, whatever is written is only checked."""
+    """One batch, or a dry run of it, which has no records and only checks what would be written."""
 
     @property
     def app(self) -> Declarations: ...
 
     @property
     def tasks(self) -> int:
-        """How many tasks read what is broadcast."""
+        """The number of tasks, each of which gets a copy of broadcast records."""
         ...
 
     def read(self, stream: str) -> DataFrame:
-        """Return what the batch reads of an input stream."""
+        """Return the batch's records of an input stream."""
         ...
 
     def system_of(self, stream: str) -> StreamSystem:
@@ -88,28 +88,28 @@ class BatchContext(Protocol):
         ...
 
     def partitions_at(self, operator: str) -> int:
-        """Return the planned count of the records that leave an operator."""
+        """Return the planned partition count of the records that leave an operator."""
         ...
 
     def required_partitioning(self, operator: str) -> Sequence[str]:
-        """Return the columns by which records that leave an operator have to lie; () where nobody relies on it."""
+        """Return the columns that records must be partitioned by after an operator; () where nothing relies on it."""
         ...
 
     def sensitive(self, operator: str) -> frozenset[str]:
-        """Return the columns of the records that arrive at an operator whose values no error tells."""
+        """Return the columns of an operator's input whose values must not appear in errors."""
         ...
 
     def stream_of(self, operator: str) -> str | None:
-        """Return the stream that the positions of an operator's records are in; None for several, or unknown."""
+        """Return the stream of the positions of an operator's records; None if there are several or it is unknown."""
         ...
 
     def has_consumers(self, operator: str) -> bool:
-        """Whether another operator takes the records of this one."""
+        """Whether another operator uses the records of this one."""
         ...
 
     @property
     def reading(self) -> JoinVersions:
-        """Which entries its joins meet: a join by time meets the current ones where that is "current"."""
+        """Which versions its joins use; with "current", as-of joins use current entries."""
         ...
 
     @property
@@ -118,73 +118,73 @@ class BatchContext(Protocol):
         ...
 
     def count_records(self, operator: str, frame: DataFrame, conditions: Mapping[str, Column]) -> DataFrame:
-        """Return the records, counted as they pass: how many meet each condition is told of the operator."""
+        """Return the records; counts how many match each condition, as metrics of the operator."""
         ...
 
     def divert_late_records(self, operator: str, records: DataFrame) -> None:
-        """Hand over what an operator has left out (`late_records.as_late`), for who asks for it."""
+        """Pass on an operator's late records (`to_late_records`) to the operator that reads them."""
         ...
 
     def diverted_late_records(self, operator: str) -> DataFrame:
-        """Return what the operator before this one has left out."""
+        """Return the late records of the operator before this one."""
         ...
 
     def has_late_consumer(self, operator: str) -> bool:
-        """Whether somebody asks for what this operator leaves out."""
+        """Whether an operator reads the late records of this one."""
         ...
 
     @property
     def clock(self) -> datetime:
-        """When the batch was begun, by the lake's clock: the same however often it is run."""
+        """The start of the batch by the lake's clock; a repeated batch has the same."""
         ...
 
     def watermarks(self, name: str) -> Watermarks:
-        """Return the watermarks of the stateful operator of this name, before and with this batch."""
+        """Return the watermarks of the stateful operator of this name, before and after this batch."""
         ...
 
     def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateHandle:
-        """Return the table of state of this name, one of the operator's `states`.
+        """Return the state table of this name, one of the operator's `states`.
 
-        The watermark of the stateful operator `of` says what has expired; it has the table's name where left out.
+        Rows expire by the watermark of the stateful operator `of`, by default the one of the table's name.
         """
         ...
 
     def call(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
-        """Return what a function of the application makes of records; it has to keep their hidden columns."""
+        """Return the result of a user's DataFrame function, which must keep the hidden columns."""
         ...
 
     def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
-        """Return the entries of the dataset's version of this batch, and their columns."""
+        """Return the entries of the dataset's version in this batch, and their schema."""
         ...
 
     def over_time(self, dataset: str) -> TimedRows:
-        """Return the rows over time of a dataset, of the version or versions that the batch was begun with."""
+        """Return the rows over time of a dataset, of the versions that the batch started with."""
         ...
 
     def count_matches(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
-        """Return joined records, counted as they pass; `__matched` is null where one met no entry of the dataset."""
+        """Return joined records and count their matches; `__matched` is null where a record has no entry."""
         ...
 
     def first(self, frame: DataFrame) -> Row | None:
-        """Return the first of these records, which is looked for now; None where there is none, and in a rehearsal."""
+        """Compute the first of these records now; None where there is none, and in a dry run."""
         ...
 
     def look_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
-        """Return records with what a remote table answers, counted as they pass; `__matched` as of `matched`."""
+        """Return records with the columns looked up in a remote table; `__matched` as in `count_matches`."""
         ...
 
     def gather_small(self, frame: DataFrame) -> DataFrame:
-        """Return the records before they are moved: few are brought into one task, which does the work of all."""
+        """Return the records, in one task if there are few; used before they are repartitioned."""
         ...
 
     def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
-        """Return the same records, kept while the batch runs, so that two who read them read the same."""
+        """Return the same records, computed once and cached for the batch, so that all readers see the same."""
         ...
 
     def send(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> AppendResult | None:
-        """Append records to a stream, which is created with `key` and `partitions`; None in a rehearsal."""
+        """Append records to a stream, which is created with `key` and `partitions`; None in a dry run."""
         ...
 
     def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
@@ -198,32 +198,32 @@ class BatchContext(Protocol):
         ...
 
     def call_sink(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
-        """Hand records to a function of the application, in tasks."""
+        """Call a user's function with the records, in Spark tasks."""
         ...
 
     def call_sink_for_results(
         self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema
     ) -> DataFrame:
-        """Return what a function of the application returns for records, the same however often the batch is run."""
+        """Return the results of a user's function for the records; a repeated batch reuses the recorded results."""
         ...
 
     def refused_records(self, operator: str) -> DataFrame:
-        """Return what a table has refused of the records of an operator that writes to it (`send_dead_letters.py`)."""
+        """Return the records that the table of the operator before this one rejected (DEAD_LETTER_COLUMNS)."""
         ...
 
     def send_dead_letters(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
-        """Append refused records to a stream, once for the batch, whatever else a repeated batch finds refused."""
+        """Append rejected records to a stream once per batch, even if a repeated batch rejects others."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """Where the records of one call come from: the application's batch, and their partition in it.
+    """The origin of the records of one call of a sink: the application's batch, and their partition.
 
-    `call` counts the calls of a partition, from 0, and `attempt` those of its task. A batch that is run again by the
-    same application makes the same calls, so that (application, batch, partition, call) tells one that was made before.
+    `call` counts the calls of a partition, and `attempt` the attempts of its task, both from 0. A repeated batch makes
+    the same calls, so (application, batch, partition, call) identifies a call that was made before.
     """
 
     application: str
@@ -250,9 +250,9 @@ class LookupColumn:
 
 @dataclass(frozen=True, slots=True)
 class TableLookup:
-    """The declared `table`, the stream's columns that are its key, in its order, and what is taken of its records.
+    """A lookup in the declared `table`: the stream's columns for its key, in order, and the columns to add.
 
-    `args` are handed through to the table's function.
+    `args` are passed to the table's function.
     """
 
     table: str
@@ -266,14 +266,14 @@ def get_read_function(table: KeyedTable) -> Any:
 
 
 def declared_column_types(table: KeyedTable) -> dict[str, str] | None:
-    """Return the columns that a table's read function declares, with their types; None where it declares none."""
+    """Return the columns and types that a table's read function declares, or None."""
     tell = getattr(get_read_function(table), "column_types", None)
     declared: dict[str, str] | None = None if tell is None else tell()
     return declared
 
 
 def check_lookup(operator: str, table: KeyedTable, args: tuple[object, ...]) -> None:
-    """Raise PlanningError for the first thing that the table can't do, whatever the records hold."""
+    """Raise PlanningError if the table does not support lookups, or lookups with these arguments."""
     for problem, step in _lookup_problems(table, args):
         raise PlanningError(f"{operator}: table {table.name} {problem}", step, operator=operator)
 
@@ -293,13 +293,13 @@ def _lookup_problems(table: KeyedTable, args: tuple[object, ...]) -> Iterator[tu
     can = getattr(function, "capabilities", None)
     if args and can is not None and not can.takes_args:
         yield (
-            f"gets {len(args)} extra argument(s), and {name} has no use for any.",
+            f"gets {len(args)} extra argument(s), and {name} takes none.",
             "Leave args= out, or give the table a function of your own that takes them.",
         )
 
 
 def check_lookup_key_types(operator: str, table: KeyedTable, on: tuple[tuple[str, str], ...], types: Types) -> None:
-    """Raise PlanningError where a column of the stream can't be compared with that of the table's key."""
+    """Raise PlanningError if a column of the stream can't be compared with the table's key column."""
     declared = declared_column_types(table) or {}
     for stream, entry in on:
         kind = (types or {}).get(stream)
@@ -325,7 +325,7 @@ def check_lookup_key_types(operator: str, table: KeyedTable, on: tuple[tuple[str
 
 
 def check_stored_columns(operator: str, table: KeyedTable, lookup: TableLookup, stored: dict[str, str] | None) -> None:
-    """Raise PlanningError where the store's own columns, where they are known, are not what the lookup takes."""
+    """Raise PlanningError if the columns in the store are known and differ from those of the lookup."""
     for answer in lookup.answers if stored is not None else ():
         if answer.column not in (stored or {}):
             raise _no_column(operator, table, answer.column, stored or {})
@@ -334,7 +334,7 @@ def check_stored_columns(operator: str, table: KeyedTable, lookup: TableLookup, 
             raise PlanningError(
                 f"{operator}: table {table.name} has {answer.column!r} as {stored_type}, and it is looked up as "
                 f"{answer.type}.",
-                "Correct the table's declared columns, or the type that select= gives.",
+                "Correct the table's declared columns, or the type in select=.",
                 column=answer.column,
                 operator=operator,
             )
@@ -343,7 +343,7 @@ def check_stored_columns(operator: str, table: KeyedTable, lookup: TableLookup, 
 def lookup_column_types(
     operator: str, table: KeyedTable, columns: tuple[str, ...], given: dict[str, str]
 ) -> dict[str, str]:
-    """Return the Spark types of these columns of the table's records: as `given`, else as its function has them."""
+    """Return the Spark types of these columns of the table: from `given`, else from its function."""
     declared = declared_column_types(table)
     return {column: _lookup_column_type(operator, table, column, given.get(column), declared) for column in columns}
 
@@ -355,7 +355,7 @@ def _lookup_column_type(
         if given is None:
             raise PlanningError(
                 f"{operator}: table {table.name} declares no columns, so the type of {column!r} is not known.",
-                f'Give it with the name: select={{"{column}": "string"}}; or declare the columns of its function.',
+                f'Give the type: select={{"{column}": "string"}}; or declare the columns of its function.',
                 column=column,
                 operator=operator,
             )
@@ -374,9 +374,8 @@ def _lookup_column_type(
         return given
     if there is None:
         raise PlanningError(
-            f"{operator}: table {table.name} has {column!r} as {declared[column]}, for which Spark has no type of its "
-            "own.",
-            f'Leave it out of select=, or give its type: select={{"{column}": "decimal(38,9)"}}, say.',
+            f"{operator}: table {table.name} has {column!r} as {declared[column]}, which has no Spark type.",
+            f'Leave it out of select=, or give a type, for example select={{"{column}": "decimal(38,9)"}}.',
             column=column,
             operator=operator,
         )
@@ -394,12 +393,11 @@ def _no_column(operator: str, table: KeyedTable, column: str, there: dict[str, s
 
 @dataclass(frozen=True, slots=True)
 class TableSend:
-    """Records to the declared table `table`: without a contract whole ones, with one updates.
+    """A send to the declared table `table`: whole records, or with a contract updates.
 
-    With `update` each record is an update by these expressions; without, updates have their form already. With
-    `dead_letters`, so many records of a batch may be refused for good, and are kept for an operator that follows.
-    `args` are handed through to the table's function. `marks_as` names the send among those of the application to the
-    table, in the marks that the table keeps.
+    `update` has the expressions that turn each record into an update; without it, records are update messages.
+    `dead_letters` is how many records of a batch may be rejected permanently; they are passed to the next operator.
+    `args` are passed to the table's function. `marks_as` names the send in the marks that the table keeps.
     """
 
     table: str
@@ -412,11 +410,10 @@ class TableSend:
 
 
 class ChangedColumns(NamedTuple):
-    """The columns that updates change: to what they bring (`set`), by adding what is known to be a number (`summed`),
-    by appending to lists (`appended`), and by adding members to JSON, or what may be either (`merged`). `begun` are
-    those that a record has besides where there was none.
+    """The columns that updates change, by how: assigned (`set`), added as numbers (`summed`), appended to lists
+    (`appended`), or added to JSON or an unknown type (`merged`). `begun` are further columns of the default record.
 
-    Only sums come to the same in any order: a list has it, and of two members of one name the last stays.
+    Only sums are independent of the order of updates.
     """
 
     set: frozenset[str]
@@ -439,5 +436,5 @@ class ChangedColumns(NamedTuple):
         return self.set | self.appended | self.merged
 
     def depends_on_order_with(self, other: ChangedColumns) -> bool:
-        """Whether it matters which of two updates comes last: both change a column, and one not by summing."""
+        """Whether the order of two updates matters: both change one column, and not both by summing."""
         return bool(self._ordered & (other._ordered | other.summed)) or bool(other._ordered & self.summed)

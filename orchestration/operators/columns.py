@@ -1,4 +1,4 @@
-"""The columns that carry a record's position through every operator, beside the application's own."""
+"""The hidden columns with a record's position, which every operator passes on, and checks of column names."""
 
 from __future__ import annotations
 
@@ -22,52 +22,52 @@ _ALIAS = re.compile(
 
 
 def plain_column(expression: str) -> str | None:
-    """Return the column that an expression is, None when it is anything more than a name."""
+    """Return the column name if the expression is only that, else None."""
     read = parse_expression(expression)
     return read.column if read.alias is None else None
 
 
 def split_alias(expression: str) -> tuple[str, str | None]:
-    """Split "upper(model) as model" into expression and name; the name is None when there is none."""
+    """Split "upper(model) as model" into expression and name; without a name, that is None."""
     alias = parse_expression(expression).alias
     match = None if alias is None else _ALIAS.fullmatch(expression.strip())
     return (expression.strip(), None) if match is None else (match["what"].strip(), alias)
 
 
 TASK = "__task"
-"""The number of the task that a broadcast input's copy of the record is for."""
+"""The number of the task that a copy of a broadcast record is for."""
 BRANCH = "__branch"
-"""Which input of an operator with several the record came from: "1", or "1/0" where that had several, too."""
+"""The input of a multi-input operator that the record came from: "1", or "1/0" for nested ones."""
 ORDINAL = "__ordinal"
-"""Which of the records that were made of one it is: "0000000002", or "0000000002/0000000000" of those of that one."""
+"""The record's number among those made of one record: "0000000002", or "0000000002/0000000000" for nested ones."""
 ORIGIN = "__origin"
-"""The stream that the record's position is in, where an operator has brought records of several together."""
+"""The stream of the record's position, where an operator has combined several streams."""
 EVENT_TIME = "__event_time"
-"""When what the record tells of happened, as its input stream is declared; null where the record does not say."""
+"""The record's event time, as its input stream declares it; null where the record has none."""
 BEHIND = "__behind"
-"""The watermark of the record's source partition when it arrived, where its time is below that; null elsewhere."""
+"""The watermark of the record's source partition when it arrived, if its time is below that; else null."""
 REPLAYED = "__again"
-"""Whether the application has read the record before: a startpoint went back. What keeps state leaves it out."""
+"""Whether the application has read the record before, because a startpoint went back. State ignores it."""
 BATCH_ONLY = (ORIGIN, EVENT_TIME, BEHIND, REPLAYED)
-"""What is known of a record in its batch only."""
+"""Columns that are known within the batch only, and not written to streams."""
 _DIGITS = 10
 _OPTIONAL = (*POSITION, TASK, BRANCH, ORDINAL, ORIGIN, EVENT_TIME, BEHIND, REPLAYED)
 
 
 def list_hidden_columns(frame: DataFrame) -> list[str]:
-    """Return the hidden columns that records have and that an operator has to hand on."""
+    """Return the hidden columns of records, which an operator must pass on."""
     return [*RECORD_META, *(name for name in _OPTIONAL if name in frame.columns)]
 
 
 def tie_breakers(frame: DataFrame) -> tuple[str, ...]:
-    """Return the columns that order records of one partition and offset, so that a repeated batch sends the same."""
+    """Return the columns that order records of one position, so that a repeated batch sends the same bytes."""
     return tuple(name for name in (TASK, BRANCH, ORDINAL) if name in frame.columns)
 
 
 def ordinal_column(frame: DataFrame, number: Column) -> Column:
-    """Return the ordinals of records that are made of those of `frame`; `number` counts them within one, from 0.
+    """Return the ordinals of records made of those of `frame`; `number` counts them per source record, from 0.
 
-    They sort as text in the order of the numbers, those of the record that they are made of first.
+    They sort as text: by the source record's ordinal, then by number.
     """
     from pyspark.sql import functions as F
 
@@ -76,7 +76,7 @@ def ordinal_column(frame: DataFrame, number: Column) -> Column:
 
 
 def ordinal_text(before: str | None, number: int) -> str:
-    """Return what `ordinal` gives for one record, of the ordinal of the one that it is made of."""
+    """Return the value of `ordinal_column` for one record, given its source record's ordinal."""
     digits = f"{number:0{_DIGITS}d}"
     return digits if before is None else f"{before}/{digits}"
 
@@ -84,9 +84,9 @@ def ordinal_text(before: str | None, number: int) -> str:
 def check_state_columns(
     operator: str, types: Mapping[str, str | None], names: Iterable[str], key: Sequence[str]
 ) -> None:
-    """Raise PlanningError for columns that state can't have, and for a key that can't be compared exactly."""
+    """Raise PlanningError for columns that state can't store, and for a key that can't be compared exactly."""
     known = {name: types[name] for name in dict.fromkeys((*key, *names)) if types.get(name) is not None}
-    what = f"{operator} keeps records until their time, and can't keep these"
+    what = f"{operator} can't store these records as state"
     for name, kind in known.items():
         try:
             schema = _one_column(name, str(kind), what)
@@ -103,15 +103,15 @@ def _one_column(name: str, kind: str, what: str) -> Schema:
 
 
 Columns = tuple[str, ...] | None
-"""Names in order; None where they are not known."""
+"""Names in order; None where they are unknown."""
 Types = dict[str, str | None] | None
-"""Types by name; None for one that is not known, or where the columns are not."""
+"""Types by name; None for an unknown type, or for unknown columns."""
 FINAL = "final"
-"""The column of results that may be updated: whether one is the last of its window."""
+"""The column that tells whether an updated result is the last of its window."""
 
 
 def require_columns(operator: str, side: str, needed: tuple[str, ...], columns: Columns, next_step: str) -> None:
-    """Raise PlanningError when `columns` are known and lack one of the needed."""
+    """Raise PlanningError if `columns` are known and lack one of `needed`."""
     missing = [name for name in needed if columns is not None and name not in columns]
     if missing:
         raise PlanningError(
@@ -123,12 +123,12 @@ def require_columns(operator: str, side: str, needed: tuple[str, ...], columns: 
 
 
 def check_new_names(operator: str, names: list[str], next_step: str) -> None:
-    """Raise PlanningError when two of the names are the same, or one is of those that carry a record's position."""
+    """Raise PlanningError for duplicate names, and for names reserved for hidden columns."""
     hidden = next((name for name in names if name.startswith("__")), None)
     if hidden is not None:
         raise PlanningError(
-            f"{operator}: a column would be called {hidden!r}: names that begin with '__' are kept for a record's own "
-            "position and marks.",
+            f"{operator}: a column would be called {hidden!r}: names that begin with '__' are reserved for a "
+            "record's position.",
             "Choose another name.",
             operator=operator,
             column=hidden,

@@ -1,4 +1,8 @@
-"""When the records of an input happened: what users declare of it."""
+"""Event times: their declaration, late records, and the hidden columns of records that operators over time make.
+
+A record made from several others, of several batches, has no input position. Its position is the batch that made it, a
+partition by its key, and an ordinal that is the same however often the batch is run.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.operator import PlanContext
 
 ARRIVAL = TIMESTAMP
-"""As an event time: when the record was written to its stream."""
+"""The event time of a record is when it was written to its stream."""
 MIN_MICROS, MAX_MICROS = (to_microseconds(moment.replace(tzinfo=UTC)) for moment in (datetime.min, datetime.max))
 """The years 1 to 9999, in microseconds since 1970."""
 _TIME_TYPES = ("timestamp", "date")
@@ -34,11 +38,11 @@ _ZERO = timedelta(0)
 
 @dataclass(frozen=True, slots=True)
 class EventTime:
-    """A Spark SQL expression over the records of an input, or ARRIVAL, that says when what they tell of happened.
+    """The declared event time of an input: a Spark SQL expression over its records, or ARRIVAL.
 
-    Records of a source partition come at most `delay` later than one of a later time; those that come later still are
-    behind. A source partition that had no record for `idle_after` is not waited for; None: each is, always.
-    A watermark that is further behind the clock than `max_lag` is warned of.
+    A record may arrive up to `delay` after one of a later time in its source partition; after that it is late. A
+    source partition without records for `idle_after` does not hold back the watermark; with None it always does. A
+    watermark further than `max_lag` behind the clock causes a warning.
     """
 
     expression: str
@@ -58,7 +62,7 @@ class EventTime:
         return f"by {by}, {self.delay} late at most{idle}"
 
     def check(self, operator: str, columns: Columns, types: Types) -> None:
-        """Raise PlanningError for an expression that is certainly wrong, or certainly no time."""
+        """Raise PlanningError for an expression that is certainly invalid, or certainly not a time."""
         if self.expression == ARRIVAL:
             return
         kind = check_expression(
@@ -73,16 +77,16 @@ class EventTime:
         if others or changing:
             effect = "depend on how records are cut into batches" if others else "change when the record is read again"
             raise PlanningError(
-                f"{operator}: event_time={self.expression!r} takes {others or ', '.join(changing)}: a record's time is "
-                f"told by the record alone, or it would {effect}.",
-                "Write an expression over columns of the one record, or let what writes the stream say the time.",
+                f"{operator}: event_time={self.expression!r} uses {others or ', '.join(changing)}: a record's time "
+                f"must depend on the record alone, or it would {effect}.",
+                "Write an expression over columns of the record, or have its producer add the time.",
                 operator=operator,
             )
 
     def column(self, operator: str, records: DataFrame) -> Column:
-        """Return the records' times. Raises PlanningError where Spark makes something else of the expression.
+        """Return the records' times. Raises PlanningError if the expression's type in Spark is not a time.
 
-        What lies before the year 1 or after 9999 counts as no time: nobody means it, and it would end all windows.
+        Times before the year 1 or after 9999 become null: they are mistakes, and would close all windows.
         """
         from pyspark.sql import functions as F
 
@@ -94,14 +98,14 @@ class EventTime:
         return F.when(F.unix_micros(time).between(F.lit(MIN_MICROS), F.lit(MAX_MICROS)), time)
 
     def column_name(self, types: Mapping[str, str]) -> str | None:
-        """Return the column that is the time as it stands, of records with these types; None where Spark makes it."""
+        """Return the column that holds the time unchanged, for records of these types; None where Spark computes it."""
         plain = self.expression == ARRIVAL or self.expression.isidentifier()
         return self.expression if plain and types.get(self.expression) == "timestamp" else None
 
     def _no_time(self, operator: str, kind: str) -> PlanningError:
         return PlanningError(
             f"{operator}: event_time={self.expression!r} is {kind}: expected timestamp or date.",
-            "Make a time of it: to_timestamp(text), timestamp_millis(number).",
+            "Convert it: to_timestamp(text), timestamp_millis(number).",
             operator=operator,
         )
 
@@ -113,7 +117,7 @@ def build_event_time(
     idle_after: timedelta | None,
     max_lag: timedelta | None = None,
 ) -> EventTime | None:
-    """Return the event time that a user's arguments ask for; None for an input without."""
+    """Return the event time for a user's arguments; None for an input without one."""
     if event_time is None:
         given = {
             "delay": delay != _ZERO,
@@ -124,7 +128,7 @@ def build_event_time(
             name = next(name for name, is_given in given.items() if is_given)
             raise ConfigurationError(
                 f"input stream {stream!r} has {name} without event_time: its records have no times.",
-                f'Say when records happened (event_time="a column", or ARRIVAL), or leave {name} out.',
+                f'Declare event_time="a column" or event_time=ARRIVAL, or leave {name} out.',
                 argument=name,
                 stream=stream,
             )
@@ -132,14 +136,14 @@ def build_event_time(
     if not isinstance(event_time, str) or not event_time.strip():
         raise ConfigurationError(
             f"input stream {stream!r} has event_time={event_time!r}: expected a Spark SQL expression, or ARRIVAL.",
-            "Name the column that says when it happened.",
+            "Name the column with the time of the event.",
             argument="event_time",
             stream=stream,
         )
     if not isinstance(delay, timedelta) or delay < _ZERO:
         raise ConfigurationError(
-            f"input stream {stream!r} has delay={delay!r}: expected a timedelta of nothing or more.",
-            "Write how much later than others a record may come: delay=timedelta(minutes=5), say.",
+            f"input stream {stream!r} has delay={delay!r}: expected a timedelta of zero or more.",
+            "Write how late a record may arrive, for example delay=timedelta(minutes=5).",
             argument="delay",
             stream=stream,
         )
@@ -151,22 +155,15 @@ def build_event_time(
 def _check_positive(stream: str, argument: str, value: timedelta | None) -> None:
     if value is not None and (not isinstance(value, timedelta) or value <= _ZERO):
         raise ConfigurationError(
-            f"input stream {stream!r} has {argument}={value!r}: expected a timedelta of more than nothing.",
-            f"Write {argument}=timedelta(minutes=10), say, or leave it out.",
+            f"input stream {stream!r} has {argument}={value!r}: expected a timedelta greater than zero.",
+            f"Write, for example, {argument}=timedelta(minutes=10), or leave it out.",
             argument=argument,
             stream=stream,
         )
 
 
-# The hidden columns of records that an operator over time makes: of several others, from several batches.
-#
-# No position of an input tells what such a record is made of. It has one of its own: the batch that made it, a
-# partition
-# by its key, and a text by which all records of a batch have an order, the same however often the batch is run.
-
-
 _WIDTH = 20
-# Spark leaves out what is null otherwise, and cuts times to milliseconds.
+# By default Spark omits nulls and truncates times to milliseconds.
 _JSON_OPTIONS = {
     "ignoreNullFields": "false",
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
@@ -184,10 +181,10 @@ def make_records(
     event_time: Column,
     behind: Column | None = None,
 ) -> DataFrame:
-    """Return the rows as records of this batch: with their own columns, and the hidden ones of made records.
+    """Return the rows as records of this batch, with hidden columns added.
 
-    `by` is the columns that choose the partition, `ordinal` a text that is another one for each row of a batch. Of rows
-    with TOMBSTONE it is kept. `behind` is the watermark that a row is behind (`held_back`), null for others.
+    `by` are the columns that choose the partition, `ordinal` is a text that is unique in the batch. A TOMBSTONE column
+    is kept. `behind` is the watermark that a late row is behind (`hold_back_watermark`), null for others.
     """
     from pyspark.sql import functions as F
 
@@ -207,9 +204,9 @@ def make_records(
 
 
 def hold_back_watermark(behind: Column, micros: Column, by: timedelta) -> Column:
-    """Return the watermark that a record is behind once an operator holds watermarks back by so much; null for none.
+    """Return the watermark that a record is still behind after an operator delays watermarks; null for none.
 
-    An operator after that judges the record by it, whenever it arrives: how far batches have come says nothing.
+    The next operator decides by it whether the record is late, independent of how batches are cut.
     """
     from pyspark.sql import functions as F
 
@@ -218,16 +215,16 @@ def hold_back_watermark(behind: Column, micros: Column, by: timedelta) -> Column
 
 
 def to_json_object(columns: Sequence[Column]) -> Column:
-    """Return a JSON object of these columns as a text, with nulls, and times to the microsecond."""
+    """Return these columns as the text of a JSON object, with nulls, and times to the microsecond."""
     from pyspark.sql import functions as F
 
     return F.to_json(F.struct(*columns), _JSON_OPTIONS)
 
 
 def stored_position_key(frame: DataFrame, batch: BatchContext) -> Column:
-    """Return `place_of` for records that are kept from batch to batch: with the batch that they came with.
+    """Return `position_key` with the batch's number, for records that are stored as state.
 
-    A stream that is made anew, or repartitioned, has other records at the same positions.
+    A recreated or repartitioned stream has other records at the same positions.
     """
     from pyspark.sql import functions as F
 
@@ -235,7 +232,7 @@ def stored_position_key(frame: DataFrame, batch: BatchContext) -> Column:
 
 
 def position_key(frame: DataFrame) -> Column:
-    """Return a text that is another one for each record of a batch, and sorts them by their positions."""
+    """Return a text that is unique for each record of a batch and sorts records by position."""
     from pyspark.sql import functions as F
 
     numbers = [F.lpad(F.col(name).cast("string"), _WIDTH, "0") for name in (PARTITION, OFFSET)]
@@ -243,19 +240,19 @@ def position_key(frame: DataFrame) -> Column:
     return F.concat_ws(":", *numbers, *[F.coalesce(F.col(name).cast("string"), F.lit("")) for name in names])
 
 
-# Of each record: which input it came by ("left", "right"; "" of an operator with one), why it was left out ("late",
-# "null time", "null key"), its time, and its columns as JSON.
+# The record's input ("left", "right"; "" for an operator with one), why it was rejected ("late", "null time", "null
+# key"), its time, and its columns as JSON.
 LATE_RECORD_COLUMNS = {"side": "string", "why": "string", "event_time": "timestamp", "record": "string"}
 
 
 @dataclass(frozen=True, slots=True)
 class LateRecords(Spec):
-    """What the operator before has left out, one record of LATE for each."""
+    """One record with LATE_RECORD_COLUMNS for each record that the operator before rejected."""
 
     kind: ClassVar[str] = "late-records"
 
     def summary(self) -> str:
-        return "records that came too late"
+        return "records that arrived too late"
 
     @property
     def reads_late_records(self) -> bool:
@@ -306,11 +303,11 @@ def to_late_records(frame: DataFrame, why: Column, holds_back: timedelta, side: 
 
 
 def build_late_records(after: str, spec: Spec) -> LateRecords:
-    """Return the records that the operator `after` leaves out. Raises PlanningError where it leaves out none."""
+    """Return the operator for the late records of the operator `after`; raises PlanningError if it has none."""
     if not spec.diverts_late_records:
         raise PlanningError(
-            f"late_records after {after}: it leaves no records out.",
-            "Ask a join of two streams, or a window, itself: joined.late_records().",
+            f"late_records after {after}: this operator has no late records.",
+            "Call it on the result of a join of two streams or of a window: joined.late_records().",
             operator=after,
         )
     return LateRecords()

@@ -1,8 +1,7 @@
-"""What every operator says of itself, and the node that it is in an application's graph.
+"""`Spec`, the interface of every operator, and `Operator`, its node in an application's graph.
 
-An operator is one file: an immutable `Spec` with all that planner, Spark step, lineage and drawing ask of it. They ask
-nothing else, so that they know no kind of operator. Spark is imported inside functions: specs are made wherever an
-application is loaded.
+The planner, the Spark step, lineage and rendering use only `Spec`, so they need not know the kinds of operators. Spark
+is imported inside functions, because specs are created wherever an application is loaded.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class KeyedTable(Protocol):
-    """What planning needs of a remote table: its name and the columns of its key."""
+    """A remote table as planning sees it: its name and its key columns."""
 
     @property
     def name(self) -> str: ...
@@ -56,7 +55,7 @@ class DeclaredOutput(Protocol):
 
 
 class Declarations(Protocol):
-    """What an application declares, by name."""
+    """The declarations of an application, by name."""
 
     @property
     def name(self) -> str: ...
@@ -77,15 +76,15 @@ class Declarations(Protocol):
 
 
 def find_schemas_in_fields(spec: object) -> Iterator[Schema]:
-    """Yield the schemas in the fields of an operator that is a dataclass, and in what they hold."""
+    """Yield the schemas in the fields of a dataclass, also nested ones; none for other objects."""
     for member in fields(spec) if is_dataclass(spec) else ():
         yield from find_schemas(getattr(spec, member.name))
 
 
 def find_schemas(value: object) -> Iterator[Schema]:
-    """Yield the schemas in the fields of a dataclass, and in what these hold: other dataclasses, sequences, mappings.
+    """Yield the schemas in a value: in dataclasses, sequences and mappings, also nested ones.
 
-    What is called is left out: functions of users may hold anything.
+    Callables are skipped: a user's function may hold anything.
     """
     if isinstance(value, Schema):
         yield value
@@ -105,10 +104,10 @@ OnNullTime = Literal["null", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class AsOf:
-    """That records meet the entry that was valid at the time in this `column` of theirs.
+    """The options of an as-of join, which uses the entry that was valid at the time in the record's `column`.
 
-    A record from before the history of its key meets nothing ("null"), the oldest entry, or fails the batch; one
-    without a time meets nothing or fails it.
+    A record from before the history of its key has no entry ("null"), the oldest entry, or fails the batch; a record
+    without a time has no entry or fails the batch.
     """
 
     column: str
@@ -118,8 +117,10 @@ class AsOf:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """That each record is looked up in a dataset, or else in a remote table, and the fraction that has to meet an entry
-    (None: none has to). `as_of` says at which time; None: as it is when the batch runs."""
+    """A lookup of each record in a dataset, or else in a remote table.
+
+    `min_rate` is the fraction of records that must have an entry. Without `as_of`, entries are current ones.
+    """
 
     dataset: str | None
     min_rate: float | None = None
@@ -135,160 +136,156 @@ class Match:
 
 
 class Spec(ABC):
-    """What one operator does. Four methods have to be written; the others say what most operators say.
+    """One operator. `kind`, `summary`, `flow` and `compile` are required; the other members have defaults.
 
-    Where an operator has several inputs, what is said of them stands in their order.
+    Sequences with one item per input are in the order of the inputs.
     """
 
     __slots__ = ()
     kind: ClassVar[str]
-    """The beginning of the operator's id, and what plans call it."""
-
-    # -- what has to be written
+    """The first part of the operator's id, and its name in plans."""
 
     @abstractmethod
     def summary(self) -> str:
-        """Return what it does in a few words, for plans."""
+        """Return a short description for plans."""
 
     @abstractmethod
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        """Return the columns of the records that leave it, and where they lie.
+        """Return the columns and the partitioning of the records that leave it.
 
-        Raises PlanningError for a column that is known to be missing or double.
+        Raises PlanningError for a column that is known to be missing or duplicate.
         """
 
     @abstractmethod
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        """Return the records that leave the operator of this id, made of those that arrive.
+        """Return the records that leave the operator of this id, given those that arrive.
 
-        They keep their hidden columns (`hidden_columns.carried`). What Spark refuses to analyse is told with the id.
+        They keep their hidden columns (`list_hidden_columns`). Analysis errors of Spark are reported with the id.
         """
-
-    # -- what is said only where it is so
 
     @property
     def role(self) -> Role | None:
-        """What the stream is that begins here; None where records stay in the partitions that they were in."""
+        """The role of the stream that begins here; None where records stay in their partitions."""
         return None
 
     @property
     def sql(self) -> Sequence[str]:
-        """The expressions of Spark SQL that users gave it."""
+        """The user's Spark SQL expressions."""
         return ()
 
     @property
     def reads(self) -> str | None:
-        """The stream whose records enter here; None where records come from other operators only."""
+        """The stream that it reads; None where records come from other operators only."""
         return None
 
     @property
     def has_event_time(self) -> bool:
-        """Whether the records that enter here say when they happened."""
+        """Whether the records that it reads have an event time."""
         return False
 
     @property
     def declared_schemas(self) -> Sequence[Schema]:
-        """The schemas that it was given, as of what a function returns: no failure tells values of columns that one of
-        them calls sensitive. Left out, all those in the fields of the dataclass."""
+        """The schemas that users gave it, such as that of a function's results; errors show no values of their
+        sensitive columns. By default all schemas in the fields of the dataclass."""
         return tuple(find_schemas_in_fields(self))
 
     @property
     def writes(self) -> str | None:
-        """The output stream or table, as it is declared, that the records are sent to."""
+        """The declared output stream or table that records are sent to."""
         return None
 
     @property
     def sends(self) -> TableSend | None:
-        """How the records are sent to a remote table; None where they are not."""
+        """How records are sent to a remote table, or None."""
         return None
 
     @property
     def adds(self) -> bool:
-        """Whether what it writes to a table adds to what is there, so that it is not the same when it is sent again."""
+        """Whether its writes to a table add to existing values, so that repeating them changes the result."""
         return False
 
     @property
     def feeds(self) -> str | None:
-        """The dataset that its records end up in; None where they end up in none of the application's."""
+        """The declared dataset that its records are written to, or None."""
         return None
 
     @property
     def match(self) -> Match | None:
-        """What the records are looked up in."""
+        """The lookup of its records in a dataset or remote table, or None."""
         return None
 
     @property
     def states(self) -> Sequence[str]:
-        """The names of the state tables that it keeps from batch to batch, without the application's."""
+        """The names of its state tables, without the application's name."""
         return ()
 
     @property
     def promises_partitioning(self) -> bool:
-        """Whether a function of the user's is trusted to leave records in the partitions where they are."""
+        """Whether the user promises that a function leaves records in their partitions."""
         return False
 
     @property
     def diverts_late_records(self) -> bool:
-        """Whether it hands over what it leaves out (`late_records.py`)."""
+        """Whether it passes its late records to the operator after it (`LateRecords`)."""
         return False
 
     @property
     def reads_late_records(self) -> bool:
-        """Whether it takes what the operator before leaves out (`Batch.left_out`), which is kept only for who does."""
+        """Whether it reads the late records of the operator before it."""
         return False
 
     @property
     def assigns_positions(self) -> bool:
-        """Whether records that leave have positions of their own, and not those of an input (`made_records.py`)."""
+        """Whether records that leave have new positions instead of those of an input (`make_records`)."""
         return False
 
     @property
     def moves(self) -> int:
-        """How often, at most, it moves rows of its own in a batch, which are none of the records that a plan lists."""
+        """The maximum number of exchanges of its own rows in a batch, which a plan does not list."""
         return 0
 
     @property
     def takes_partition_by(self) -> bool:
-        """Whether users can give it `partition_by`: some of its columns, that records have to lie by instead of all."""
+        """Whether it has the argument `partition_by`: a subset of its key that records are partitioned by."""
         return False
 
     @property
     def over_time(self) -> str | None:
-        """The name that its state and its watermarks are kept under; None where it keeps none from batch to batch."""
+        """The name of its state and watermarks; None for a stateless operator."""
         return None
 
     @property
     def emits_updates(self) -> bool:
-        """Whether a result comes again when it has changed, until the one that is final."""
+        """Whether a changed result is emitted again, until it is final."""
         return False
 
     @property
     def keeps_only_final(self) -> bool:
-        """Whether it asks of results that may be updated whether they are final, and lets others go."""
+        """Whether it filters updated results to those that are final."""
         return False
 
     @property
     def watermark_delay(self) -> timedelta:
-        """How far the times of what leaves it may lie below the watermark of what arrives."""
+        """How far event times of its results may be below the watermark of its input."""
         return timedelta(0)
 
     @property
     def max_result_delay(self) -> timedelta:
-        """How much later than a record that arrives what is made of it may be."""
+        """How much later than an input record's time the time of its results may be."""
         return timedelta(0)
 
     @property
     def record_retention(self) -> timedelta:
-        """For how long after its time a record may be needed: no time may lie beyond the year 9999."""
+        """For how long after its time a record may be needed; the sum must not exceed the year 9999."""
         return timedelta(0)
 
     @property
     def is_side_output(self) -> bool:
-        """Whether records are written, and those that arrived go on, from where they lay."""
+        """Whether records are written and also continue, in their partitions."""
         return self.writes is not None and self.role is None
 
     def call(self, app: Declarations) -> ExternalCall | None:
-        """Return what is asked of somebody outside of the batch; None where nothing is."""
+        """Return its call of a table or function outside the batch, or None."""
         return None
 
     def target(self, app: Declarations) -> LineageNode | None:
@@ -296,56 +293,55 @@ class Spec(ABC):
         return None
 
     def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
-        """Return what is asked of the records of each input, None where nothing is; () where no input is asked."""
+        """Return the required partitioning of each input, None for any; () if there is none at all."""
         return ()
 
     def changed(self, app: Declarations, arriving: Types) -> ChangedColumns | None:
-        """Return the columns of a table's record that it changes, by records with columns of these types; None where it
-        writes all, or nobody knows which."""
+        """Return the table's columns that it changes, given its input's types; None for all, or if unknown."""
         return None
 
     def declared_partitions(self, context: PlanContext) -> int | None:
-        """Return the declared count of the stream that begins here, None where it is open."""
+        """Return the declared partition count of the stream that begins here, None where it is open."""
         return None
 
     def edge(self, context: PlanContext, flow: Flow, partitions: int) -> StreamEdge | None:
-        """Return the stream that begins here; `flow` is of the records after the operator."""
+        """Return the stream that begins here; `flow` describes the records after the operator."""
         return None
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
-        """Return how records have to move before they are written; None where they lie right, in `partitions`."""
+        """Return the exchange that writing needs; None where the records are partitioned right, in `partitions`."""
         return None
 
     def compared_columns(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
-        """Return the columns of the records whose values are compared with others, which takes equal types."""
+        """Return the columns that are compared with other columns and so need equal types."""
         return ()
 
     def declared_types(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
-        """Return the columns of the records that others declare a type of, where they are written or looked up.
+        """Return the columns that are written to, or looked up by, columns with declared types.
 
-        What certainly does not fit is refused by `types`.
+        `types` rejects those that certainly do not fit.
         """
         return ()
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        """Return the types of the columns that leave; None where they are not known."""
+        """Return the types of the columns that leave; None where they are unknown."""
         return None
 
     def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
-        """Return what the columns that leave are made of; one that is not known is left out."""
+        """Return the sources of the columns that leave; unknown ones are omitted."""
         return {}
 
     def written_types(self, arriving: Types) -> Types:
-        """Return the types of the columns that are written to the target, of records with these."""
+        """Return the types of the columns that are written to the target."""
         return arriving
 
     def written_columns(self, arriving: ColumnSources) -> ColumnSources:
-        """Return what the columns of the target are made of, written by records with these columns."""
+        """Return the sources of the columns that are written to the target."""
         return arriving
 
 
 class PassThroughSpec(Spec):
-    """What operators say of columns whose records leave with those that they arrived with."""
+    """An operator whose records keep their columns."""
 
     __slots__ = ()
 
@@ -360,10 +356,10 @@ class PassThroughSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One node: `id` ("join-2-weather"), the ids of its inputs, what it does, and the line of the user's file.
+    """A node of the graph: `id` ("join-2-weather"), the ids of its inputs, its spec, and the user's line.
 
-    Operators stand in the order in which they were defined, so an operator's inputs always come before it. A record
-    stays in the partition of the stream that it is in until the next operator that begins one.
+    Operators are ordered by definition, so an operator follows its inputs. A record stays in its partition until the
+    next operator that begins a stream.
     """
 
     id: str
@@ -377,21 +373,21 @@ class Operator:
 
     @property
     def begins_stream(self) -> bool:
-        """Whether the records that leave are in the partitions of a stream of this operator's own."""
+        """Whether a stream with partitions of its own begins here."""
         return self.spec.role is not None
 
 
 Role = Literal["input", "broadcast-input", "broadcast", "output", "intermediate", "side-input", "local-table"]
 Reason = Literal["partition_by", "broadcast", "auto_repartition", "output", "remote table", "dataset", "local table"]
 BROADCAST: Collection[Role] = ("broadcast-input", "broadcast")
-"""Streams of which every task gets all records."""
+"""The roles of streams that every task reads completely."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanContext:
-    """Where an operator is planned: its id, the application that it is of, and the facts of the streams.
+    """The context of planning an operator: its id, its application, and the facts of the streams.
 
-    `counts` has how many partitions there are of what `Flow.stream` names, once that is decided.
+    `counts` has the partition count of each `Flow.stream`, once decided.
     """
 
     operator: str
@@ -402,9 +398,12 @@ class PlanContext:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Records between two operators. `stream` is the id of what has the partitions that they are in: the operator
-    that begins a stream, an inserted exchange, or an operator that brings streams together (`agreed`).
-    `partitioned_by` is () when that is not known, since `lost_at`."""
+    """Records between two operators: their columns and partitioning.
+
+    `stream` is the id of the node that determines their partitions: the operator that begins a stream, an inserted
+    exchange, or an operator that merges streams (`merge_flows`). `partitioned_by` is () where it is unknown, since
+    `lost_at`.
+    """
 
     stream: str
     columns: Columns
@@ -414,12 +413,11 @@ class Flow:
 
 
 def merge_flows(context: PlanContext, flows: Sequence[Flow]) -> Flow:
-    """Return where the records of several inputs lie together, with the columns of the first.
+    """Return the flow of the merged records of several inputs, with the columns of the first.
 
-    Where all inputs lie by the same columns with the same hash, the records do so, too, in as many partitions as each
-    input has: what relies on it makes these counts agree. Where nothing does, and they turn out to differ, and where
-    the inputs lie differently, nothing is known of it. The types of these columns have to be the same in all inputs,
-    which is the operator's to see to.
+    If all inputs are partitioned by the same columns with the same hash, so is the result; an operator that relies on
+    it requires equal partition counts. If the inputs differ, or their counts turn out to differ, the partitioning is
+    unknown. The operator must check that the partitioning columns have the same types in all inputs.
     """
     first = flows[0]
     one_stream = all(flow.stream == first.stream for flow in flows)
@@ -435,12 +433,12 @@ def merge_flows(context: PlanContext, flows: Sequence[Flow]) -> Flow:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What an operator asks of the records of one of its inputs: that they lie by `columns` in `partitions`.
+    """The partitioning that an operator requires of one input: by `columns`, into `partitions`.
 
-    `columns` None asks for the count only; `partitions` None leaves the count open. Whatever the count is, it is the
-    same for all inputs of the operator that it asks something of. `dataset` names the partitioned dataset that the
-    records are looked up in, or, with `feeds`, sent to: then it asks for nothing unless some join reads the dataset.
-    So two inputs that are joined with each other have a Requirement(None, None, columns) each, and a window has one.
+    `columns` None requires the count only; `partitions` None leaves the count open. All inputs with a requirement must
+    have the same count. `dataset` names the partitioned dataset that the records are looked up in, or, with `feeds`,
+    sent to; the latter applies only if a join reads the dataset. Each input of a stream join, and that of a window, has
+    a Requirement(None, None, columns).
     """
 
     dataset: str | None
@@ -451,7 +449,7 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class ComparedColumn:
-    """A column whose values have to equal those of another one ("'id' of dataset planes"); types None: not known."""
+    """A column that is compared with another one ("'id' of dataset planes"); types are None where unknown."""
 
     column: str
     type: str | None
@@ -461,9 +459,9 @@ class ComparedColumn:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Records move before (or, for partition_by, at) `operator`, into `partitions` by `partitioned_by`.
+    """A repartitioning before (for partition_by, at) `operator`, into `partitions` by `partitioned_by`.
 
-    With `partitioned_by` () they are spread evenly. `input` is which of the operator's inputs moves, from 0.
+    With `partitioned_by` () records are spread evenly. `input` is the index of the operator's input that moves.
     """
 
     operator: str
@@ -476,9 +474,9 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class ExternalCall:
-    """What an operator asks of somebody outside of a batch: of the table or function `of`, with these guarantees.
+    """A call outside the batch, of the table or function `of`, with its guarantee.
 
-    `recorded`: the answers are kept for the batch before anything that depends on them is written.
+    If `recorded`, results are stored for the batch before anything that depends on them is written.
     """
 
     kind: Literal["lookup", "sink"]
@@ -491,9 +489,9 @@ class ExternalCall:
 class StreamEdge:
     """One stream of the application.
 
-    `partitions` is None for a broadcast dataset's side input; for another dataset it is the dataset's
-    own count. `count_from` says where the count comes from ("input", "dataset planes", "inferred from
-    dataset planes in join-2-planes"). `dataset` is set on side inputs, `operator` on all others.
+    `partitions` is None for a broadcast dataset; for another dataset it is the dataset's own count. `count_from` says
+    where the count comes from ("input", "dataset planes", "inferred from dataset planes in join-2-planes"). `dataset`
+    is set on side inputs, `operator` on all others.
     """
 
     name: str

@@ -278,7 +278,7 @@ class Called(Sample):
 def test_an_operator_whose_schemas_nobody_can_see_is_refused_unless_it_says_them() -> None:
     answers = Schema.of(tailnum="string")
     stream = Application("app").input_stream("lake.old")
-    with pytest.raises(ConfigurationError, match=r"loose-2: Loose is no dataclass.*sensitive.* Make it a frozen"):
+    with pytest.raises(ConfigurationError, match=r"loose-2: Loose is not a dataclass.*sensitive.* Make it a frozen"):
         stream.apply(Loose(answers))
     told = Told(answers)
     stream.apply(told)

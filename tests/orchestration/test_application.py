@@ -138,9 +138,9 @@ def test_a_stream_is_not_read_and_written_by_one_application(app):
     flights = app.input_stream("lake.flights")
     app.input_stream("lake.weather")
     app.output_stream("lake.out", partitions=8)
-    refused(lambda: app.output_stream("lake.flights", partitions=8), PlanningError, "lake.flights", "for ever")
-    refused(lambda: app.input_stream("lake.out"), PlanningError, "lake.out", "for ever")
-    refused(lambda: flights.send_to(app.table(weather)), PlanningError, "lake.weather", "for ever")
+    refused(lambda: app.output_stream("lake.flights", partitions=8), PlanningError, "lake.flights", "loop forever")
+    refused(lambda: app.input_stream("lake.out"), PlanningError, "lake.out", "loop forever")
+    refused(lambda: flights.send_to(app.table(weather)), PlanningError, "lake.weather", "loop forever")
     app.output_stream("lake.planes", partitions=8)
     refused(lambda: app.table(planes), PlanningError, "lake.planes", "input of dataset 'planes'")
 
@@ -159,7 +159,7 @@ def test_a_table_of_another_application_or_none_is_refused(app):
     refused(lambda: flights.join(planes, on="tailnum"), PlanningError, "planes", "app.table(")
     refused(lambda: flights.send_to(aircraft), PlanningError, "aircraft-state", "app.table(")
     refused(lambda: flights.send_to(other.output_stream("lake.o", partitions=1)), PlanningError, "lake.o")
-    refused(lambda: app.table("planes"), ConfigurationError, "is no table")
+    refused(lambda: app.table("planes"), ConfigurationError, "is not a table")
 
 
 def test_what_is_said_for_a_remote_table_only_is_refused_of_a_dataset(app):

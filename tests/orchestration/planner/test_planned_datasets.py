@@ -106,7 +106,7 @@ def test_a_dataset_keyed_by_offset_has_the_records_position_as_its_key() -> None
 
 def test_an_application_does_not_send_to_a_dataset_that_has_no_stream() -> None:
     app = application()
-    with pytest.raises(PlanningError, match=r"dataset 'planes' is made from files in s3://bucket/planes, and not"):
+    with pytest.raises(PlanningError, match=r"dataset 'planes' is built from files in s3://bucket/planes, not"):
         app.input_stream("lake.flights").send_to(app.table(planes(FILES)))
 
 

@@ -118,7 +118,7 @@ def test_what_a_table_can_not_answer_is_refused_by_name(
 
 
 def test_arguments_are_refused_where_the_function_has_no_use_for_them() -> None:
-    refused(looked_up(table(read=MemoryTable("m")), select={"seats": "int"}, args=("tenant",)), "no use for any")
+    refused(looked_up(table(read=MemoryTable("m")), select={"seats": "int"}, args=("tenant",)), "takes none")
 
 
 def test_a_missing_key_column_and_wrong_arguments_are_refused() -> None:

@@ -504,7 +504,7 @@ def test_marks_that_two_sends_share_or_that_there_are_none_of_are_refused(app: A
 def test_a_bound_of_dead_letters_without_any_is_refused() -> None:
     app = Application("counts")
     table, stream = app.table(tags()), app.input_stream("lake.scans").map("tag", "place", "at")
-    with pytest.raises(ConfigurationError, match="no dead_letters"):
+    with pytest.raises(ConfigurationError, match="without dead_letters"):
         stream.send_to(table, at_most=5)
-    with pytest.raises(ConfigurationError, match="no dead_letters"):
+    with pytest.raises(ConfigurationError, match="without dead_letters"):
         stream.update(table, set=["place"], at_most=5)

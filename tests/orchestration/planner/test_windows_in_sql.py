@@ -83,7 +83,7 @@ def test_behind_a_merge_of_different_counts_records_lie_apart():
 def test_the_time_of_a_record_is_its_own():
     app = application()
     app.input_stream("lake.s", event_time="max(timestamp_seconds(n)) over (partition by k)")
-    with pytest.raises(PlanningError, match="told by the record alone"):
+    with pytest.raises(PlanningError, match="must depend on the record alone"):
         build_plan(app, FACTS)
 
 
