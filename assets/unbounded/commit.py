@@ -180,7 +180,7 @@ def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
     lost = [ssp for ssp, offset in offsets.items() if source.system.compare(offset, snapshot.oldest[ssp]) < 0]
     if lost:
         ssp, oldest = lost[0], snapshot.oldest[lost[0]]
-        problem = f"it goes on at offset {offsets[ssp]} of {ssp}, and the stream holds nothing before {oldest} any more"
+        problem = f"it continues at offset {offsets[ssp]} of {ssp}, and the oldest in the stream is {oldest}"
         return TableContinuity("invalid", problem, lost=True, building=building)
     if snapshot.missing:
         problem = f"{len(snapshot.missing)} of its objects are missing or cut, first {snapshot.missing[0]}"

@@ -1,8 +1,12 @@
-"""What one batch of its application writes to a local table: a generation for each send, then one commit of all.
+"""Local tables, which the batches of one application write, and the state tables of its operators.
 
-The batch was begun with one version, pinned by its intent. Its commit names the application and the batch, so a batch
-that is run again finds what it has committed, and adds nothing; joins of the batch read the pinned version with what it
-has sent so far on top. A later generation wins: sends of one batch in the order of the application, batches in theirs.
+Each send of a batch becomes a generation, and one commit publishes them all. The commit names the application and the
+batch, so a retried batch finds its commit and adds nothing. Joins of a batch read the version that its intent pinned,
+plus what the batch has sent so far. Later generations win: sends in the order of the application, batches in theirs.
+
+A state table is a local table that an operator writes and nobody declares; each row has a time at which it expires. The
+commit whose watermark has passed the last row of a generation drops that generation whole. Small generations are merged
+between batches, without the expired rows.
 """
 
 from __future__ import annotations
@@ -69,7 +73,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CurrentTable:
-    """What is current of a table: its commit, and its manifest; None before the first."""
+    """The current commit of a table and its manifest, each None before the first."""
 
     commit: Commit | None
     manifest: UnboundedManifest | None
@@ -81,23 +85,23 @@ class CurrentTable:
 
     @property
     def next_generation(self) -> int:
-        """The number that the next generation has."""
+        """The number of the next generation."""
         return 1 if self.manifest is None else self.manifest.next_generation
 
 
 def columns_of_local_table(spec: AdjunctDataset) -> Schema:
-    """Return the columns that a local table is declared with."""
-    assert isinstance(spec.input, OwnedBy), "other datasets have the columns of their input"
+    """Return the declared columns of a local table."""
+    assert isinstance(spec.input, OwnedBy), "only local tables declare their columns"
     return spec.input.schema
 
 
 def expiry_column(spec: AdjunctDataset) -> str | None:
-    """Return the column that says when a row of a table of state is gone; None for other tables."""
+    """Return the column with the time at which a row of a state table expires; None for other tables."""
     return spec.input.expires if isinstance(spec.input, OwnedBy) else None
 
 
 def has_expired(generation: Generation, watermark: datetime | None) -> bool:
-    """Whether all rows of a generation of state are gone at this watermark; not where a file does not tell."""
+    """Whether all rows of a generation have expired at this watermark; False where a file lacks the range."""
     if watermark is None or not generation.files:
         return False
     reached = to_microseconds(watermark)
@@ -105,7 +109,7 @@ def has_expired(generation: Generation, watermark: datetime | None) -> bool:
 
 
 def new_manifest(spec: AdjunctDataset, now: datetime) -> UnboundedManifest:
-    """Return the manifest of a table that has nothing yet, and serves nothing."""
+    """Return the manifest of a table that serves no version yet."""
     return UnboundedManifest(
         name=spec.name,
         declaration=declaration_from_spec(spec, columns_of_local_table(spec)),
@@ -115,7 +119,7 @@ def new_manifest(spec: AdjunctDataset, now: datetime) -> UnboundedManifest:
 
 
 def empty_manifest(spec: AdjunctDataset, attempt: Attempt, number: int, now: datetime) -> UnboundedManifest:
-    """Return the manifest of a table that serves a version without rows, with the commit of this number."""
+    """Return the manifest of a table that serves an empty version, made by the commit with this number."""
     manifest = new_manifest(spec, now)
     rows = [attempt.generation(manifest.next_generation)]
     version = version_from_generations(
@@ -133,7 +137,7 @@ def version_from_generations(
     now: datetime,
     counters: Mapping[str, int],
 ) -> SealedVersion:
-    """Return the version of these generations, oldest first, with the columns that are declared now."""
+    """Return a version of these generations, oldest first, with the declared columns."""
     exact = len(generations) == 1 and not count_deletions(generations[0])
     rows = generations[0].rows if exact else None
     return build_table_version(
@@ -150,27 +154,27 @@ def version_from_generations(
 
 
 def count_deletions(generation: Generation) -> int:
-    """Return how many of a generation's rows are deletions, which are no entries."""
+    """Return how many of a generation's rows are tombstones."""
     return sum(int(file.stats.get("tombstones", 0)) for file in generation.files)
 
 
 def counters_from_sends(sends: Sequence[SentToTable]) -> dict[str, int]:
-    """Return what these sends add to a table's counters."""
+    """Return what these sends add to the table's counters."""
     return {"changes": sum(sent.rows for sent in sends), "deleted": sum(sent.deleted for sent in sends)}
 
 
 def require_local_manifest(stored: DatasetManifest, spec: AdjunctDataset) -> UnboundedManifest:
-    """Return what is stored, as the manifest of the local table that is declared.
+    """Return the stored manifest if it fits the declared local table.
 
-    Raises DatasetError for what can't be gone on with under this declaration, saying what differs: columns can only be
-    added, or widened; and for a dataset of this name that another application, or none, has.
+    Raises DatasetError for incompatible columns (they can only be added or widened), listing the differences, and where
+    the dataset of this name belongs to another application or to none.
     """
     columns = columns_of_local_table(spec)
     declared = declaration_from_spec(spec, columns)
     if stored.declaration.owner != declared.owner:
         raise DatasetError(
             f"application {declared.owner} can't have a local table {spec.name!r}: the lake has a dataset of that "
-            f"name, which is of {stored.declaration.input}.",
+            f"name, made from {stored.declaration.input}.",
             "Give this local table another name.",
             dataset=spec.name,
         )
@@ -179,10 +183,10 @@ def require_local_manifest(stored: DatasetManifest, spec: AdjunctDataset) -> Unb
     refused = [] if served is None else incompatible_changes(served.columns, columns, spec.key)
     if refused:
         raise DatasetError(
-            f"local table {spec.name!r} has other columns than are declared: {'; '.join(refused)}. Columns can only be "
-            "added, or widened.",
-            "Declare them as they were, or declare a table of another name; to begin this one anew: adjunct dataset "
-            f"delete {spec.name} --reason ….",
+            f"local table {spec.name!r} has other columns than declared: {'; '.join(refused)}. Columns can only be "
+            "added or widened.",
+            "Restore the columns, or give the table another name; to start this one over: adjunct dataset delete "
+            f"{spec.name} --reason ….",
             dataset=spec.name,
         )
     return as_unbounded(stored)
@@ -192,9 +196,9 @@ _TRIES = 20
 
 
 def advance_local(context: Runtime, spec: AdjunctDataset, *, on_stage: OnStage = ignore_stage) -> AdvanceReport:
-    """Compact a local table where that is due: what is in it only its application's batches change.
+    """Compact a local table where that is due; only its application's batches change its contents.
 
-    Raises DatasetError for a declaration that what is stored can't be read with.
+    Raises DatasetError for a declaration that does not fit the stored table.
     """
     stages, columns = Stages(spec.name, on_stage), columns_of_local_table(spec)
     stored = context.log(spec.name).read()[1]
@@ -230,11 +234,11 @@ def _describe_last_batch(manifest: UnboundedManifest | None) -> str:
 def undo_batch(
     context: Runtime, name: str, application: str, batch: int, *, declared: AdjunctDataset | None = None
 ) -> str | None:
-    """Take out of an application's table what a batch that was given up has written; return what is served then.
+    """Undo what an abandoned batch wrote to its application's table; return the id of the version served then.
 
-    Where it has written nothing, nothing of it is taken any more: where nothing is stored, a table that is `declared`
-    is begun for that. What is stored under the name and is not the application's is left alone. Safe to repeat.
-    Raises VersionDiscardedError where the version before the batch is gone.
+    Later commits of the batch are rejected, also where it has written nothing yet: a `declared` table that does not
+    exist is created for that. A dataset that the application does not own is left alone. Safe to repeat. Raises
+    VersionDiscardedError where the version before the batch is gone.
     """
     log = context.log(name)
 
@@ -256,7 +260,7 @@ def undo_batch(
             manifest = _reinstate_version(manifest, version, now)
         undone = manifest.after(
             written=Written(application=application, batch=batch, undone=True),
-            change=Change(action="undo", reason=f"batch {batch} of application {application} was given up"),
+            change=Change(action="undo", reason=f"batch {batch} of application {application} was abandoned"),
         )
 
         def commit_undone() -> str | None:
@@ -269,9 +273,9 @@ def undo_batch(
 
 
 def change_owner(lake: Lake, name: str, application: str, *, owner: str, reason: str, by: str) -> bool:
-    """Make a local table of the application `owner` that of another one; return whether it was one of its local tables.
+    """Transfer a local table from the application `owner` to another; return whether it was one of its local tables.
 
-    Tables of state keep their owner: it is in their names.
+    State tables keep their owner, whose name is in theirs.
     """
     log = DatasetLog(lake, name)
 
@@ -300,27 +304,27 @@ def _served_id(manifest: UnboundedManifest) -> str | None:
 def _find_version_before(
     log: DatasetLog, manifest: UnboundedManifest, written: Written, declared: AdjunctDataset | None, attempt: Attempt
 ) -> SealedVersion:
-    """Return the version that a table had before a batch has `written` it; one without rows where it had none."""
+    """Return the version before the batch in `written`; an empty one if there was none."""
     served = manifest.version
-    assert served is not None, "a batch has written it"
+    assert served is not None, "a written table serves a version"
     if written.before is None:
         columns = served.columns if declared is None else columns_of_local_table(declared)
         return served.after(columns=columns, generations=(attempt.generation(manifest.next_generation),), rows=0)
     by = f"batch {written.batch} of application {written.application}"
     if not manifest.retains(written.before):
         raise VersionDiscardedError(
-            f"local table {manifest.name!r}: {by} was given up, and can't be taken out of it: version "
-            f"{written.before}, from before the batch, is gone, as after an erasure.",
-            f"Begin the table anew: adjunct dataset delete {manifest.name} --reason …; with a startpoint to the oldest "
-            "record it has all that the inputs still hold.",
+            f"local table {manifest.name!r}: {by} was abandoned and can't be undone: version {written.before}, from "
+            "before the batch, is gone, as after an erasure.",
+            f"Start the table over: adjunct dataset delete {manifest.name} --reason …; a startpoint at the oldest "
+            "record refills it with what the inputs still hold.",
             dataset=manifest.name,
             version=written.before,
         )
     before = read_committed_version(log, manifest, written.before)
     if before.partitions != served.partitions:
         raise DatasetError(
-            f"local table {manifest.name!r} was repartitioned, into {served.partitions} from {before.partitions}, "
-            f"after {by} had written it. That was given up, and can't be taken out any more.",
+            f"local table {manifest.name!r} was repartitioned from {before.partitions} to {served.partitions} "
+            f"partitions after {by} had written it, so that abandoned batch can't be undone.",
             f"Repartition it back for one run: adjunct dataset repartition {manifest.name} --partitions "
             f"{before.partitions} --reason ….",
             dataset=manifest.name,
@@ -329,7 +333,7 @@ def _find_version_before(
 
 
 def _reinstate_version(manifest: UnboundedManifest, version: SealedVersion, now: datetime) -> UnboundedManifest:
-    """Return the manifest with a version whose generations may be retired: they are in use again."""
+    """Return the manifest with `version` served, taking its generations off the retired ones."""
     used = {generation.folder for generation in version.generations}
     kept = tuple(retired for retired in manifest.retired if retired.folder not in used)
     newest = max(manifest.next_generation, version.generations[-1].id + 1)
@@ -338,9 +342,9 @@ def _reinstate_version(manifest: UnboundedManifest, version: SealedVersion, now:
 
 @dataclass(frozen=True, slots=True)
 class WritingBatch:
-    """Whose batch it is, its number, and the run that does it.
+    """A batch of an application, and the run that executes it.
 
-    One that is `cut` was begun with more records: where it is in the table already, it stays as it is.
+    With `cut` it was shortened since it began; if it is committed already, it stays as committed.
     """
 
     application: str
@@ -353,9 +357,9 @@ class WritingBatch:
 
 
 class LocalTableWriter:
-    """The sends of one batch to one local table, and their commit; a context manager, which drops what stays undone.
+    """Writes and commits the sends of one batch to one local table; a context manager that drops uncommitted files.
 
-    `pinned` is the version that the batch was begun with, None where the table had none.
+    `pinned` is the version that the batch began with, None if the table had none.
     """
 
     def __init__(
@@ -392,10 +396,10 @@ class LocalTableWriter:
     # -- sends
 
     def send(self, rows: DataFrame | pa.Table, *, order_by: Sequence[str], partitioned: bool) -> dict[str, int]:
-        """Write the last record of each key as a generation; return what was counted.
+        """Write the last record of each key as a generation; return the counters.
 
-        `rows` have the table's columns, `__tombstone`, and those of `order_by`, by which the last one of a key wins.
-        `partitioned` says that partition i holds bucket i already. Raises NullKeyError.
+        `rows` have the table's columns, `__tombstone`, and those of `order_by`, which decide the last record of a key.
+        `partitioned` says that partition i already holds bucket i. Raises NullKeyError.
         """
         begun = self._read_start()
         number = begun.next_generation + len(self._sends)
@@ -414,20 +418,20 @@ class LocalTableWriter:
             partitioned=partitioned,
             range_of=expiry_column(self._spec),
         )
-        counters.pop("conflicting", None)  # of changes nothing else is expected
+        counters.pop("conflicting", None)  # normal for changes
         tombstones = count_deletions(generation)
         counters["deleted"] += tombstones
         digest = generation.digest
-        assert digest is not None, "without it, other rows of the same batch would be taken for those that are in"
+        assert digest is not None, "retries compare digests"
         sent = SentToTable(rows=generation.rows - tombstones, deleted=counters["deleted"], digest=digest)
         self._sends.append(sent)
         self._generations.append(strip_large_footers(generation))
         return {"rows": sent.rows, **counters}
 
     def reader(self, *, sends: bool = True) -> VersionReader:
-        """Return the pinned version with what the batch has sent so far on top; it may hold nothing.
+        """Return a reader of the pinned version plus what the batch has sent so far; it may be empty.
 
-        Without `sends` it is the version alone, with the columns that are declared now.
+        Without `sends` it reads the version alone, with the declared columns.
         """
         generations = self._stacked_generations(sends=sends) or [self._log.attempt().generation(1)]
         shown = self._pinned.id if self._pinned is not None else "v000000-begun"
@@ -438,7 +442,7 @@ class LocalTableWriter:
         return VersionReader(self._lake.store, self._spec.name, version)
 
     def _stacked_generations(self, *, sends: bool = True) -> list[Generation]:
-        """Return the generations with rows of the pinned version and of the batch, oldest first."""
+        """Return the non-empty generations of the pinned version and of the batch, oldest first."""
         before = self._pinned.generations if self._pinned is not None else ()
         mine = self._generations if sends else ()
         return [generation for generation in (*before, *mine) if generation.files]
@@ -456,11 +460,11 @@ class LocalTableWriter:
     # -- the commit
 
     def commit(self, watermark: datetime | None = None) -> tuple[str | None, bool]:
-        """Commit what was sent, once for (application, batch); return the version served, and whether it was in before.
+        """Commit the sends once for (application, batch); return the served version and if it was committed before.
 
-        Of a table of state, generations are dropped all of whose rows have expired at `watermark`. Raises
-        ProducerConflictError where the batch has committed something else, and CommitConflictError where a later batch
-        has committed, or the table was changed by more than a compaction.
+        Generations of a state table whose rows have all expired at `watermark` are dropped. Raises
+        ProducerConflictError where the batch has committed different rows, and CommitConflictError where a later batch
+        has committed, or something other than a compaction has changed the table.
         """
         begun = self._read_start()
         commit_id = self._log.attempt().id
@@ -473,7 +477,7 @@ class LocalTableWriter:
             after = self._manifest_with_batch(begun, seen, commit_id, watermark)
 
             def commit() -> tuple[str | None, bool]:
-                self._committed = True  # or it is not known: then the files may be needed
+                self._committed = True  # also if the outcome is unknown: the files may be needed
                 try:
                     self._log.commit(seen.commit, after, by=self._batch.by, commit_id=commit_id)
                 except CommitConflictError:
@@ -497,26 +501,26 @@ class LocalTableWriter:
         return CurrentTable(commit, None if stored is None else require_local_manifest(stored, self._spec))
 
     def _is_committed(self, manifest: UnboundedManifest | None) -> bool:
-        """Whether this batch is in the table; what it says now has to be what it said then."""
+        """Whether this batch is committed; raise where it was abandoned or committed with different rows."""
         written = None if manifest is None else manifest.written
         if written is None or written.batch < self._batch.number:
             return False
         name, mine = self._spec.name, str(self._batch)
         if written.batch > self._batch.number or written.undone:
-            what = "it was given up" if written.batch == self._batch.number else f"batch {written.batch} is in"
+            what = "it was abandoned" if written.batch == self._batch.number else f"batch {written.batch} is committed"
             raise CommitConflictError(
-                f"local table {name!r} takes nothing of {mine} any more: {what}.",
-                "Let the run that goes on with the application do so. If its batch log was begun anew, begin the table "
-                f"anew, too: adjunct dataset delete {name} --reason ….",
+                f"local table {name!r} rejects {mine}: {what}.",
+                "Let the newer run of the application continue. If its batch log was started over, start the table "
+                f"over too: adjunct dataset delete {name} --reason ….",
                 dataset=name,
                 application=self._batch.application,
             )
         if written.sends != tuple(self._sends) and not self._batch.cut:
             raise ProducerConflictError(
-                f"local table {name!r} has {mine} already, and what it sends now is something else: "
-                f"{_describe_sends(written.sends)} then, {_describe_sends(self._sends)} now.",
-                "Expressions and functions must be deterministic. Undo what changed in the application, or give the "
-                f"batch up: adjunct checkpoint abandon {self._batch.application} --reason ….",
+                f"local table {name!r} has {mine} already, with different rows: {_describe_sends(written.sends)} then, "
+                f"{_describe_sends(self._sends)} now.",
+                "Expressions and functions must be deterministic. Undo what changed in the application, or abandon the "
+                f"batch: adjunct checkpoint abandon {self._batch.application} --reason ….",
                 producer=self._batch.application,
                 sequence=self._batch.number,
             )
@@ -525,12 +529,13 @@ class LocalTableWriter:
     def _manifest_with_batch(
         self, begun: CurrentTable, seen: CurrentTable, commit_id: str, watermark: datetime | None
     ) -> UnboundedManifest:
-        """Return the manifest with this batch in it; one that has sent nothing leaves the version as it is."""
+        """Return the manifest with this batch; a batch without rows leaves the version unchanged."""
         now, spec = self._lake.now(), self._spec
         if seen.next_generation != begun.next_generation:
             raise CommitConflictError(
-                f"local table {spec.name!r} was written by somebody else while {self._batch} was under way.",
-                "Nothing of this batch is in it. Run the application again.",
+                f"local table {spec.name!r} was written by another writer during {self._batch}. The batch "
+                "committed nothing.",
+                "Run the application again.",
                 dataset=spec.name,
             )
         manifest = seen.manifest or new_manifest(spec, now)
@@ -545,8 +550,8 @@ class LocalTableWriter:
         old = manifest.version.generations if manifest.version is not None else ()
         if self._pinned is None and any(generation.files for generation in old):
             raise DatasetError(
-                f"local table {spec.name!r} has entries, and {self._batch} was begun without it.",
-                f"Give the batch up, so that the next one is begun with it: adjunct checkpoint abandon "
+                f"local table {spec.name!r} has entries, and {self._batch} began before the table existed.",
+                f"Abandon the batch, so that the next one begins with the table: adjunct checkpoint abandon "
                 f"{self._batch.application} --reason ….",
                 dataset=spec.name,
             )
@@ -575,7 +580,7 @@ class LocalTableWriter:
 
 
 def _with_position(rows: DataFrame | pa.Table, position: int) -> DataFrame | pa.Table:
-    """Return the rows with one position: of a key, what was sent later wins."""
+    """Return the rows with one position for all, so that later sends win."""
     if hasattr(rows, "column_names"):
         import pyarrow as pa
 
@@ -593,13 +598,12 @@ def _describe_sends(sends: Sequence[SentToTable]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """Rows by key, each until its time.
+    """The columns and key of a state table.
 
-    `schema` has all columns. `expires` is one of them, a timestamp: a row is gone once the operator's watermark has
-    reached it. Where a key is written again, or deleted, its time is never earlier than before: or what was dropped
-    with its newest row would come back as an older one. `append_only` says that each key is written once, so that
-    reading has nothing to merge. `kept_for` says in words what the rows are kept for: the operator goes on with what it
-    has kept for the same, and refuses it for anything else.
+    `expires` is a timestamp among the columns of `schema`: a row expires once the operator's watermark has reached it.
+    When a key is written again or deleted, its time must not move back, or an older row would reappear after the newest
+    one expired. `append_only` says that each key is written once, so that reads merge nothing. `kept_for` describes the
+    operator's settings: it continues with state kept for the same ones, and rejects any other.
     """
 
     schema: Schema
@@ -611,28 +615,20 @@ class StateSpec:
     kept_for: str = ""
 
 
-# Tables of state: what an operator keeps from batch to batch, each row until its time.
-#
-# A table of state is a local table that an operator writes and nobody declares. Each batch commits a generation of it.
-# One whose last row has expired is dropped whole, with the commit of the batch whose watermark has reached it: what
-# stays
-# is not rewritten for that. Small generations are merged between batches, without the rows that have expired.
-
-
-# Nobody reads an earlier state but the batch that was begun with it, which holds it.
+# Only the batch that began with an earlier state reads it, and holds a lease on it.
 _STATE_DISCARD = DiscardPolicy(keep=1, grace=timedelta(0))
 _STATE_COMPACTION = DeltaCompaction()
 _RETIRED_PER_DISCARD = 8
-"""So many dropped or merged generations are deleted together."""
+"""How many dropped or merged generations one discard waits for."""
 
 
 def state_dataset_name(application: str, name: str) -> str:
-    """Return the name of the dataset that this state of an application is."""
+    """Return the name of the state table of an application's operator."""
     return f"{application}-{name}"
 
 
 def declare_state_dataset(application: str, name: str, spec: StateSpec) -> AdjunctDataset:
-    """Return the local table that keeps this state. Raises ConfigurationError for a key that can't be compared."""
+    """Return the declaration of the state table. Raises ConfigurationError for a key that can't be compared."""
     return local_table(
         state_dataset_name(application, name),
         application=application,
@@ -649,7 +645,7 @@ def declare_state_dataset(application: str, name: str, spec: StateSpec) -> Adjun
 
 
 def validate_state(lake: Lake, dataset: AdjunctDataset) -> None:
-    """Refuse state that what is stored can't be gone on with, saying what differs. Raises DatasetError."""
+    """Raise DatasetError, saying what differs, where the stored state does not fit the declared one."""
     stored = DatasetLog(lake, dataset.name).read()[1]
     if stored is not None:
         _validate_kept_for(dataset, stored.declaration)
@@ -657,9 +653,9 @@ def validate_state(lake: Lake, dataset: AdjunctDataset) -> None:
 
 
 def create_state(context: Runtime, dataset: AdjunctDataset) -> None:
-    """Store a table of state without rows where there is none yet.
+    """Create an empty state table if there is none.
 
-    A batch that is given up is noted in it then (`undo_batch`), so that what its dead run commits late is refused.
+    `undo_batch` records abandoned batches in it, so that a late commit of a dead run is rejected.
     """
     log = context.log(dataset.name)
 
@@ -668,7 +664,7 @@ def create_state(context: Runtime, dataset: AdjunctDataset) -> None:
         if stored is not None:
             return lambda: None
         attempt, number = log.attempt(), 1 if commit is None else commit.number + 1
-        change = Change(action="begin", reason="an operator is going to keep its state here")
+        change = Change(action="begin", reason="an operator keeps its state here")
         manifest = empty_manifest(dataset, attempt, number, context.now()).after(change=change)
 
         def commit_begun() -> None:
@@ -680,29 +676,29 @@ def create_state(context: Runtime, dataset: AdjunctDataset) -> None:
 
 
 def _validate_kept_for(dataset: AdjunctDataset, stored: DatasetDeclaration) -> None:
-    """Refuse what was kept for something else: another bound or window would judge its rows by other times."""
+    """Reject state kept for other settings: another bound or window would give its rows other expiry times."""
     assert isinstance(dataset.input, OwnedBy)
     was, declared = stored.kept_for, dataset.input.kept_for
     if stored.expires is None or stored.owner != dataset.input.application:
         raise DatasetError(
-            f"the lake has a dataset {dataset.name!r}, which is no state of application {dataset.input.application!r}: "
-            f"an operator ({declared}) would keep its own under this name.",
-            "Give the operator another name=, or the application; or call the dataset otherwise.",
+            f"the state of operator {declared} would be stored as {dataset.name!r}, and the lake has a dataset of that "
+            f"name which is no state of application {dataset.input.application!r}.",
+            "Give the operator another name=, or rename the application or the dataset.",
             dataset=dataset.name,
         )
     if was != declared:
         raise DatasetError(
-            f"state {dataset.name!r} was kept for another operator than is declared: {was!r}, and now {declared!r}.",
-            "Undo the change, or give the operator another name, under which it begins with what it reads from then "
-            f"on. To begin anew under this one: adjunct dataset delete {dataset.name} --reason ….",
+            f"state {dataset.name!r} was kept for operator {was!r}, and the declared one is {declared!r}.",
+            "Undo the change, or give the operator another name, under which it starts with empty state. To start over "
+            f"under this one: adjunct dataset delete {dataset.name} --reason ….",
             dataset=dataset.name,
         )
 
 
 def maintain_state(context: Runtime, name: str) -> bool:
-    """Merge small generations of a table of state where that is due; return whether files wait to be deleted."""
+    """Merge small generations of a state table where that is due; return whether a discard is due."""
     manifest = context.log(name).read()[1]
-    if manifest is None or manifest.declaration.expires is None:  # what is none, under its name, is left alone
+    if manifest is None or manifest.declaration.expires is None:  # another dataset of this name is left alone
         return False
     compacted = compact_due(context, as_unbounded(manifest), _STATE_COMPACTION)
     return len((compacted[1] if compacted is not None else manifest).retired) >= _RETIRED_PER_DISCARD

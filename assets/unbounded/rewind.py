@@ -1,7 +1,16 @@
-"""Startpoints on the stream of an unbounded dataset: its table rewound, or built anew.
+"""Rewinds or rebuilds the table of an unbounded dataset from startpoints on its stream.
 
-What is served never gets older: a rewind applies all that the table had taken in from the startpoint on, in one commit.
-The ids of startpoints are in the commit of their effect, so each is applied once.
+    oldest, in every partition         the table is rebuilt
+    earlier than the table's offset    [startpoint, offset) is applied again
+    later, or upcoming                 the offsets in between are skipped: rejected, unless forced
+
+The served data never gets older: a rewind applies all changes from the startpoint up to the table's offset again, in
+one commit. That commit stores the ids of the startpoints, so each is applied once.
+
+Rows carry positions, and of each key the highest (position, generation) wins, so a change that is applied again
+replaces its earlier result and never a newer one. Two cases need more: ordered by offset, a later change of the key may
+produce no entry any more, so an earlier one is raised to its position; ordered by a column, tombstones up to the
+horizon have been dropped, so changes below it are late unless the table holds their key.
 """
 
 from __future__ import annotations
@@ -53,19 +62,10 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.store import ObjectStore
     from dagster_adjunct.resources.streams.system import StreamSystem
 
-# Changes that a table has taken in already, applied again over what it holds.
-#
-# Rows carry positions, and of a key the highest (position, generation) wins. So what is applied again
-# replaces what was made of the same changes, and never what is newer. Two cases need more than that:
-#
-#     by offset     a later change of the key makes no entry any more: an earlier one takes its position
-#     by a column   deletions up to the horizon are forgotten: changes below it are too late, but for keys that are
-# there
-
 
 @dataclass(frozen=True, slots=True)
 class ActiveRewind:
-    """A rewind that is being done: `ids` are its startpoints, by partition. `forced` sets late changes aside."""
+    """A rewind in progress. `ids` are those of its startpoints, by partition; `forced` sets late changes aside."""
 
     plan: RewindPlan
     ids: dict[str, str]
@@ -74,13 +74,13 @@ class ActiveRewind:
 
     @property
     def ranges(self) -> Ranges:
-        """What is read again."""
+        """The ranges to read again."""
         rewound = (partition for partition in self.plan.partitions if partition.again)
         return {partition.ssp: (partition.start, str(partition.taken)) for partition in rewound}
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What tells this rewind from others."""
+        """The values that distinguish this rewind from others."""
         return sorted(self.ids.items()), sorted((str(ssp), span) for ssp, span in self.ranges.items())
 
     def place_in_table(
@@ -91,9 +91,9 @@ class ActiveRewind:
         spec: AdjunctDataset,
         manifest: UnboundedManifest,
     ) -> tuple[Rows, Callable[[], int] | None]:
-        """Return the changes as they are written over what the table holds, and what counts those that come too late.
+        """Return the changes positioned over the stored rows, and a function that counts the late ones.
 
-        Raises DatasetError for changes that come too late, unless it is forced.
+        Raises DatasetError for late changes unless forced.
         """
         horizon, version = manifest.horizon, manifest.version
         assert version is not None
@@ -107,10 +107,10 @@ class ActiveRewind:
         in_time, with_reasons, late = table.split_late(changes, stored, spec.key, horizon)
         if late and not self.forced:
             raise DatasetError(
-                f"dataset {spec.name!r}: {late:,} of the changes to apply again are at or below position {horizon}, up "
-                "to which deletions are forgotten, and of keys that it does not hold: they may have been deleted.",
-                f"Build it anew: adjunct dataset rebuild {spec.name} MODULE:APP --reason …. Forced, these changes are "
-                "set aside as too late.",
+                f"dataset {spec.name!r}: {late:,} of the changes to apply again have keys that it does not hold, at or "
+                f"below position {horizon}, up to which it has dropped deletions: the keys may have been deleted.",
+                f"Rebuild it: adjunct dataset rebuild {spec.name} MODULE:APP --reason …. With force, these changes are "
+                "set aside as late.",
                 dataset=spec.name,
             )
         if isinstance(spec.following.on_bad_change, DeadLetters):
@@ -120,7 +120,7 @@ class ActiveRewind:
     def place_in_history(
         self, changes: Rows, table: TableRows[Rows], store: ObjectStore, spec: AdjunctDataset, version: SealedVersion
     ) -> Rows:
-        """Return the changes as they are written over rows over time: in the place of what has their key and moment."""
+        """Return the changes positioned to replace stored rows of the same key and validity start."""
         if spec.following.order is not None:
             return changes
         what = f"dataset {spec.name!r}, version {version.id}"
@@ -128,7 +128,7 @@ class ActiveRewind:
         return table.raise_to_stored_positions(changes, stored, version.layout.key)
 
     def record_in_manifest(self, after: UnboundedManifest, system: StreamSystem) -> UnboundedManifest:
-        """Return the manifest with this rewind in it: its startpoints, and from and up to where the table has read."""
+        """Return the manifest with this rewind: its startpoint ids, and the start and end of what was read."""
         bootstrap = after.bootstrap
         begins, offsets = dict(bootstrap.start), dict(after.offsets)
         for partition in self.plan.partitions:
@@ -145,23 +145,16 @@ class ActiveRewind:
         )
 
 
-# What startpoints on a dataset's own stream come to: decided on the manifest and the stream's ends, before any change.
-#
-# oldest, in every partition      the table is built anew
-# earlier than what is taken in   [startpoint, offset) is applied again
-# later, or upcoming              the offsets between are passed over: refused, unless it is forced
-
-
 Positions = Mapping[SystemStreamPartition, Startpoint]
 Force = bool | Collection[SystemStreamPartition]
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRewind:
-    """What a startpoint comes to in one partition, at offset `start`.
+    """The effect of a startpoint in one partition, at offset `start`.
 
-    `taken` is the next offset that the table reads, None where there is no table. `again` is how many offsets are
-    applied again (in a rebuild, read), `skipped` how many never would be.
+    `taken` is the next offset that the table reads, None without a table. `again` counts the offsets to apply again
+    (in a rebuild, to read), `skipped` those that would never be read.
     """
 
     ssp: SystemStreamPartition
@@ -172,8 +165,8 @@ class PartitionRewind:
     skipped: int = 0
 
     def summary(self) -> str:
-        """Return it in one line."""
-        taken = "there is no table yet" if self.taken is None else f"taken in up to {self.taken}"
+        """Return the effect in one line."""
+        taken = "there is no table yet" if self.taken is None else f"read up to {self.taken}"
         counts = [f"{self.again:,} offsets again"] if self.again else []
         counts += [f"{self.skipped:,} offsets never"] if self.skipped else []
         at = f"{self.ssp}: {self.startpoint}: starts at {self.start}"
@@ -182,10 +175,10 @@ class PartitionRewind:
 
 @dataclass(frozen=True, slots=True)
 class RewindPlan:
-    """What startpoints on a dataset's stream come to; "applied" says that all of them are in the table already.
+    """The effect of startpoints on a dataset's stream; the action "applied" says that all were applied before.
 
-    `refusal` says why they would not be followed. Changes that come too late, by a column's order, are found only when
-    they are read.
+    `refusal` is the error that a rewind would raise. Late changes of a table that is ordered by a column are found only
+    when they are read.
     """
 
     dataset: str
@@ -213,9 +206,9 @@ class RewindPlan:
 def plan_rewind(
     lake: Lake, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, positions: Positions, force: Force = False
 ) -> RewindPlan:
-    """Return what `rewind_dataset` would do with these startpoints, or why it would refuse them; changes nothing.
+    """Return what `rewind_dataset` would do with these startpoints, or why it would reject them; changes nothing.
 
-    Raises DatasetError for a dataset that can't be rewound at all and for partitions that are not of its stream, and
+    Raises DatasetError for a dataset that can't be rewound and for partitions of other streams, and
     OffsetOutOfRangeError for a startpoint that the stream does not hold.
     """
     require_rewindable(spec)
@@ -228,27 +221,27 @@ def plan_rewind(
 
 
 def require_rewindable(spec: AdjunctDataset) -> None:
-    """Refuse a dataset that has no table to be rewound."""
+    """Raise DatasetError for a dataset that has no stored table to rewind."""
     if not spec.follows_changes:
         raise DatasetError(
-            f"dataset {spec.name!r} is bounded: what it goes back to are versions, and not positions of its stream.",
+            f"dataset {spec.name!r} is bounded: it can return to earlier versions, not to positions of its stream.",
             f"Serve an earlier version: adjunct dataset rollback {spec.name} VERSION --reason …; or one that was "
             f"rejected: adjunct dataset accept {spec.name} VERSION --reason …. Other content comes as a new version.",
             dataset=spec.name,
         )
     if not spec.following.persistent:
         raise DatasetError(
-            f"dataset {spec.name!r} is declared persistent=False: it lives for one run, and has no table to rewind.",
+            f"dataset {spec.name!r} is declared persistent=False: it is built in each run, and has no table to rewind.",
             "Run the application again: with bootstrap=True it reads the stream from its oldest offset in each run.",
             dataset=spec.name,
         )
 
 
 def resolve_rewind(snapshot: TableSnapshot, positions: Positions, force: Force) -> RewindPlan:
-    """Return what these startpoints come to for the table that was seen.
+    """Return the effect of these startpoints on the table, without those that were applied before.
 
-    Those that are applied already, by their ids, do not count. Raises DatasetError for partitions of other streams, and
-    OffsetOutOfRangeError for a startpoint that the stream does not hold.
+    Raises DatasetError for partitions of other streams, and OffsetOutOfRangeError for a startpoint that the stream does
+    not hold.
     """
     source, manifest, spec = snapshot.source, snapshot.manifest, snapshot.spec
     foreign = sorted(set(positions) - set(source.ssps))
@@ -273,7 +266,7 @@ def resolve_rewind(snapshot: TableSnapshot, positions: Positions, force: Force) 
 def pending_startpoints(
     manifest: UnboundedManifest | None, positions: Positions
 ) -> dict[SystemStreamPartition, Startpoint]:
-    """Return the startpoints that the table has not applied."""
+    """Return the startpoints that the table has not applied yet."""
     return {
         ssp: startpoint
         for ssp, startpoint in positions.items()
@@ -301,7 +294,7 @@ def _plan_partition(snapshot: TableSnapshot, ssp: SystemStreamPartition, startpo
 
 
 def _next_offsets(manifest: UnboundedManifest | None) -> dict[SystemStreamPartition, str]:
-    """Return the next offset to read of each partition, once a bootstrap that was begun has ended."""
+    """Return the next offset to read of each partition; during a bootstrap, as of its end."""
     if manifest is None:
         return {}
     running = manifest.bootstrap.state == "running"
@@ -312,7 +305,7 @@ def _incomplete_stream_error(snapshot: TableSnapshot, forced: frozenset[SystemSt
     try:
         require_complete_stream(snapshot, "a startpoint at the oldest offset of every partition")
     except DatasetError as error:
-        step = f"{error.next_step} Forced, the rebuild keeps only the keys that the stream still tells of."
+        step = f"{error.next_step} With force, the rebuild keeps only the keys that the stream still holds."
         return None if forced >= set(snapshot.source.ssps) else error.reworded(error.problem, step)
     return None
 
@@ -324,21 +317,21 @@ def _refusal_error(
     partitions: tuple[PartitionRewind, ...],
     forced: frozenset[SystemStreamPartition],
 ) -> DatasetError | None:
-    """Return why these startpoints are not followed, None where they are."""
+    """Return the error that rejects these startpoints, or None."""
     spec = source.spec
     what, rebuild = f"dataset {spec.name!r}", f"adjunct dataset rebuild {spec.name} MODULE:APP --reason …"
     if manifest is None:
         return DatasetError(
-            f"{what} has no table yet that a startpoint could go back in.",
-            "Advance it a first time; startpoints at the oldest offset of every partition build it from there.",
+            f"{what} has no table yet to rewind.",
+            "Advance it once, or give startpoints at the oldest offset of every partition to build it.",
             dataset=spec.name,
         )
     if manifest.version is not None and manifest.version.order_by != spec.following.order:
         was, wanted = map(describe_order, (manifest.version.order_by, spec.following.order))
         return DatasetError(
-            f"{what} is ordered by {was}, and declared to be ordered by {wanted}: its changes can't be applied again "
-            "over the others.",
-            f"Build it anew: {rebuild}.",
+            f"{what} is ordered by {was}, and declared to be ordered by {wanted}: positions of different orders "
+            "can't be compared.",
+            f"Rebuild it: {rebuild}.",
             dataset=spec.name,
         )
     for partition in partitions:
@@ -346,8 +339,8 @@ def _refusal_error(
         if skips and partition.ssp not in forced:
             return DatasetError(
                 f"{what}: the startpoint of {partition.ssp} ({partition.startpoint}) is at offset {partition.start}, "
-                f"and its table goes on at {partition.taken}: it would never have the changes between.",
-                "Write a startpoint at or before that offset. To pass over changes on purpose, force it.",
+                f"and its table continues at {partition.taken}: it would skip the changes in between.",
+                "Write a startpoint at or before that offset, or use force to skip changes on purpose.",
                 dataset=spec.name,
             )
     extractor = spec.extractor
@@ -355,28 +348,28 @@ def _refusal_error(
         unforced = [rewind for rewind in partitions if rewind.again and rewind.ssp not in forced]
         if unforced:
             return DatasetError(
-                f"{what}: its extractor computes the key ({', '.join(spec.key)}), so nothing tells which entries the "
-                f"changes of {unforced[0].ssp} from offset {unforced[0].start} on had made: entries that they do not "
-                "make any more would stay.",
-                f"Build it anew: {rebuild}. Forced, they stay.",
+                f"{what}: its extractor computes the key ({', '.join(spec.key)}), so it is not known which entries the "
+                f"changes of {unforced[0].ssp} from offset {unforced[0].start} on have made: entries that they no "
+                "longer make would stay.",
+                f"Rebuild it: {rebuild}. With force, these entries stay.",
                 dataset=spec.name,
             )
     return None
 
 
 def not_continuable_error(snapshot: TableSnapshot, decision: Decision) -> DatasetError:
-    """Return the refusal to rewind a table that the next advance would not continue."""
+    """Return the error for rewinding a table that the next advance would not continue."""
     spec = snapshot.spec
     return DatasetError(
-        f"dataset {spec.name!r} can't be rewound, for its table is not valid ({decision.reason}): the next advance "
+        f"dataset {spec.name!r} can't be rewound because its table is not valid ({decision.reason}): the next advance "
         f"would {_NEXT_ADVANCE[decision.action]}.",
-        "Take the startpoints back and advance it, or ask for the oldest offset of every partition: it is built anew.",
+        "Delete the startpoints and advance it, or give the oldest offset of every partition to rebuild it.",
         dataset=spec.name,
     )
 
 
 _NEXT_ADVANCE = {
-    "bootstrap": "build it anew",
+    "bootstrap": "rebuild it",
     "create": "create it",
     "recreate": "empty it",
     "serve-stale": "leave it as it is",
@@ -400,19 +393,17 @@ def rewind_dataset(
     force: Force = False,
     on_stage: OnStage = ignore_stage,
 ) -> AdvanceReport:
-    """Apply changes of an unbounded dataset again, from these startpoints on, given by partition of its stream.
+    """Apply changes of an unbounded dataset again from these startpoints on, given by partition of its stream.
 
-    `StartpointOldest` for every partition builds the table anew, beside the one that is served. All others apply again
-    what lies between them and what the table has taken in: of each key that was changed since, the newest change counts
-    by the declaration of now; other keys stay as they are. A startpoint that was applied already, by its id, does
-    nothing. What has come since is for the next advance.
+    `StartpointOldest` for every partition rebuilds the table, next to the one that is served. Any other startpoint
+    applies the changes between it and the table's offset again, by the current declaration; keys without a change there
+    stay as they are. A startpoint whose id was applied before does nothing. Newer changes are left to the next advance.
 
-    Raises DatasetError, and changes nothing, where the table would lack changes or keep what is not true: for a
-    startpoint after what is taken in, for a rebuild from a stream that does not tell of every key any more, for entries
-    whose key an extractor computes, for changes that come too late. `force`, for all partitions or some, does it
-    nevertheless. Also raises DatasetError for a bounded dataset and for a table that is not valid,
-    OffsetOutOfRangeError for a startpoint that the stream does not hold, CommitConflictError when another writer was
-    first, and what an advance raises.
+    Raises DatasetError, and changes nothing, where the table would lack changes or keep wrong entries: for a startpoint
+    after the table's offset, a rebuild from a stream that no longer holds every key, keys that an extractor computes,
+    and late changes. `force`, for all partitions or some, overrides this. Also raises DatasetError for a bounded
+    dataset and for a table that is not valid, OffsetOutOfRangeError for a startpoint that the stream does not hold,
+    CommitConflictError when another writer committed first, and what an advance raises.
     """
     runtime = Runtime(lake, systems, session_factory(spark), by)
     return rewind_table(runtime, spec, positions=positions, reason=reason, force=force, on_stage=on_stage)
@@ -474,17 +465,16 @@ def _rewind(
     report = build_report(advance, compact_if_due(advance, progress), "rewound")
     again, skipped = (sum(getattr(partition, what) for partition in rewind.partitions) for what in ("again", "skipped"))
     note = f"{again:,} offsets of {len(rewind.partitions)} partition(s) applied again"
-    return replace(report, note=note + (f", {skipped:,} passed over" if skipped else ""))
+    return replace(report, note=note + (f", {skipped:,} skipped" if skipped else ""))
 
 
 def _finish_pending_work(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
-    """Return where the table is once a bootstrap, or ranges with dead letters, that were begun are ended."""
+    """Finish a running bootstrap, or ranges whose dead letters were being sent; return the progress."""
     progress, action = apply_changes(advance, progress)
     if action == "waiting":
         raise DatasetError(
-            f"dataset {advance.spec.name!r} can't be rewound: its bootstrap waits for transactions that have not "
-            "ended.",
-            "Advance it until it is bootstrapped, then ask again.",
+            f"dataset {advance.spec.name!r} can't be rewound: its bootstrap waits for unfinished transactions.",
+            "Advance it until the bootstrap is done, then retry.",
             dataset=advance.spec.name,
         )
     return progress
@@ -492,7 +482,7 @@ def _finish_pending_work(advance: Advance, progress: AdvanceProgress) -> Advance
 
 def _already_applied_report(context: Runtime, snapshot: TableSnapshot, stages: Stages) -> AdvanceReport:
     assert snapshot.manifest is not None
-    reason = "its startpoints were applied already"
+    reason = "its startpoints were applied before"
     decision = Decision(action="continue", store="valid", reason=reason, at=snapshot.at)
     advance = Advance(context, snapshot, decision, stages)
     return replace(

@@ -1,7 +1,8 @@
-"""Tables of one run: the newest change of each key, kept in Spark's memory and stored nowhere (SAMZA-1278).
+"""Transient tables (`persistent=False`): built for one run in Spark's memory, and never stored (SAMZA-1278).
 
-no store is ever found     marked for bootstrap: built from the stream's oldest offset up to its ends
-                           not marked: goes on from the last offset that its application has read
+A table that is marked for bootstrap is built from the stream's oldest offset up to its end; any other continues from
+the last offset that its application has read. A version is the text "offsets-1:" followed by the stream ranges as JSON.
+Reading the same ranges again gives the same table, so a batch that a crash interrupted can be retried.
 """
 
 from __future__ import annotations
@@ -42,30 +43,24 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.system import StreamSystem
 
-# Versions of a table of one run: a text that says what they were made of, and their rows in Spark's memory.
-#
-# The text is "offsets-1:" and the ranges of the stream, as JSON. Whoever reads these ranges again gets the same table,
-# so
-# a batch that a crash has cut off can be run again as it was.
-
 
 _KIND, _FORM = "offsets-", "offsets-1:"
 _STORED = TypeAdapter(dict[str, tuple[str, str]])
 
 
 def is_transient(version: str) -> bool:
-    """Whether a version's id is that of a table of one run."""
+    """Whether a version id is that of a transient table."""
     return version.startswith(_KIND)
 
 
 def version_from_ranges(ranges: Ranges) -> str:
-    """Return the version that stands for the changes in these ranges."""
+    """Return the version id of the changes in these ranges."""
     spans = {str(ssp): list(ranges[ssp]) for ssp in sorted(ranges)}
     return _FORM + json.dumps(spans, separators=(",", ":"))
 
 
 def ranges_from_version(dataset: str, version: str) -> Ranges:
-    """Return the ranges that a version stands for. Raises MalformedDocumentError for any other text."""
+    """Return the ranges of a version id. Raises MalformedDocumentError for any other text."""
     try:
         if not version.startswith(_FORM):
             raise ValueError(f"it does not begin with {_FORM}")
@@ -74,14 +69,14 @@ def ranges_from_version(dataset: str, version: str) -> Ranges:
     except (ValueError, AdjunctError) as error:
         problem = first_validation_problem(error) if isinstance(error, ValidationError) else str(error)
         raise MalformedDocumentError(
-            f"dataset {dataset!r} lives for one run, and {version!r} is no version of it: {problem}.",
+            f"dataset {dataset!r} is transient, and {version!r} is not a version of it: {problem}.",
             "Run the application with the release that wrote its batch log, or a newer one.",
             dataset=dataset,
         ) from error
 
 
 class TransientVersion:
-    """One version of a table of one run, in Spark's memory until it is released. `rows` are its entries."""
+    """One version of a transient table with `rows` entries, in Spark's memory until it is released."""
 
     def __init__(self, dataset: str, schema: Schema, ranges: Ranges, kept: DataFrame, rows: int) -> None:
         self.dataset, self.schema, self.ranges, self.rows = dataset, schema, ranges, rows
@@ -94,30 +89,30 @@ class TransientVersion:
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
         """Return all entries, with the columns of `schema`.
 
-        Bucket i of a partitioned dataset is partition i, so that a join on its partition columns, or on its key, has no
-        exchange on this side; a broadcast one is one partition, which all tasks get a copy of.
+        Bucket i of a partitioned dataset is partition i, so that a join on its partition columns or its key needs no
+        exchange on this side; a broadcast dataset is one partition, which every task gets a copy of.
         """
         spark = resolve_session(spark)
         return self.kept.where(f"NOT {TOMBSTONE}").select(*[named_column(name) for name in self.schema.names])
 
     def release(self) -> None:
-        """Give the memory back; the view can't be read any more."""
+        """Free the memory; the version can't be read afterwards."""
         rdd = self.kept._jdf.queryExecution().logical().rdd()
-        # What RDD.unpersist does, without its warning that nothing can be computed again: nobody will ask for it.
+        # As RDD.unpersist does, without its warning that the rows can't be computed again.
         rdd.context().unpersistRDD(rdd.id(), False)
 
 
 _ABANDON_BATCH = (
-    "Give the batch up (adjunct checkpoint abandon APPLICATION --reason …): the next one meets the table as it is then."
+    "Abandon the batch (adjunct checkpoint abandon APPLICATION --reason …): the next one reads the table as it is then."
 )
 _HIDDEN = (POSITION, TOMBSTONE, OFFSET, PARTITION)
 
 
 class TransientTable:
-    """One dataset with `persistent=False`, during one run of an application: built, kept current, released.
+    """The table of a dataset with `persistent=False` during one run of an application.
 
-    `last` is the version that the application's last batch met: a table that is not marked for bootstrap goes on from
-    its ends, else from the stream's default offset.
+    `last` is the version that the application's last batch read: without bootstrap the table continues at its end
+    offsets, or at the stream's default offset if there is none.
     """
 
     def __init__(self, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, last: str | None = None) -> None:
@@ -129,17 +124,17 @@ class TransientTable:
 
     @property
     def _source(self) -> OpenedStream:
-        # Opened once: a run meets the columns and partitions that it began with.
+        # Opened once: a run keeps the columns and partitions that it began with.
         if self._opened is None:
             self._opened = OpenedStream.of(self._systems, self.spec)
         return self._opened
 
     def advance(self, spark: Callable[[], SparkSession]) -> AdvanceReport:
-        """Build the table, or take in what has come since, up to the stream's upcoming offsets as they are now.
+        """Build the table, or apply the changes since, up to the stream's current end.
 
-        The view before is released when the new one is there. Raises BadChangeError and NullKeyError for changes that
-        can't be applied, DatasetError where a bootstrap lacks changes, and OffsetOutOfRangeError where the stream does
-        not reach back and that is declared to fail, or where it ends before what was read of it.
+        The previous version is released once the new one exists. Raises BadChangeError and NullKeyError for changes
+        that can't be applied, DatasetError where a bootstrap lacks changes, and OffsetOutOfRangeError where retention
+        has deleted the next changes and on_lost_offset="fail", or where the stream ends before what was read of it.
         """
         source, before, stages = self._source, self.view, Stages(self.spec.name)
         with stages("collect"):
@@ -157,7 +152,7 @@ class TransientTable:
             action = "applied" if before is not None else "bootstrapped"
             since = {ssp: start for ssp, (start, _) in before.ranges.items()} if before is not None else starts
             ranges = {ssp: (since[ssp], fresh[ssp][1] if ssp in fresh else starts[ssp]) for ssp in source.ssps}
-            if before is not None and not records:  # markers take offsets, and change nothing
+            if before is not None and not records:  # only markers, which take offsets
                 self.view = TransientVersion(self.spec.name, source.schema, ranges, before.kept, before.rows)
             else:
                 with stages("build"):
@@ -182,29 +177,30 @@ class TransientTable:
         )
 
     def restore(self, version: str, spark: Callable[[], SparkSession]) -> TransientVersion:
-        """Return the view of this version, from the ranges that it names; the table goes on from there.
+        """Rebuild the table from the ranges of this version and return it; the table continues from there.
 
-        Where the stream does not hold them any more, that is the version of what is left, if the table is declared to
-        go on without what is lost; else OffsetOutOfRangeError is raised.
+        Where retention has deleted a part of them, the version of the remaining changes is returned if the table is
+        declared to continue without lost changes; else OffsetOutOfRangeError is raised.
         """
         if self.view is not None and self.view.version == version:
             return self.view
         source, ranges = self._source, dict(ranges_from_version(self.spec.name, version))
         if set(ranges) != set(source.ssps):
             raise DatasetError(
-                f"dataset {self.spec.name!r}: an open batch was begun with the offsets of "
-                f"{', '.join(map(str, sorted(ranges)))}, and its input is {self.spec.input} with {len(source.ssps)} "
-                "partitions.",
-                "Declare the input that the batch was begun with until it has ended.",
+                f"dataset {self.spec.name!r}: the open batch began with offsets of "
+                f"{', '.join(map(str, sorted(ranges)))}, and the declared input is {self.spec.input} with "
+                f"{len(source.ssps)} partitions.",
+                "Declare the previous input until the batch has ended.",
                 dataset=self.spec.name,
             )
         oldest, upcoming = source.system.oldest(source.ssps), source.system.upcoming(source.ssps)
         for ssp, (start, end) in [*ranges.items()]:
             if source.system.compare(end, upcoming[ssp]) > 0:
                 raise OffsetOutOfRangeError(
-                    f"dataset {self.spec.name!r}: an open batch was begun with the offsets {start} to {end} of {ssp}, "
-                    f"and the stream ends at {upcoming[ssp]}: the batch can't be run again as it was.",
-                    f"The stream was deleted and made anew, or has lost changes. {_ABANDON_BATCH}",
+                    f"dataset {self.spec.name!r}: the open batch began with offsets {start} to {end} of {ssp}, and the "
+                    f"stream ends at {upcoming[ssp]}: it was recreated, or has lost changes. The batch "
+                    "can't be retried.",
+                    _ABANDON_BATCH,
                     dataset=self.spec.name,
                     stream=ssp.qualified_stream,
                     partition=ssp.partition,
@@ -213,9 +209,8 @@ class TransientTable:
                 continue
             if self.spec.bootstrap or self.spec.following.on_lost_offset == "fail":
                 raise OffsetOutOfRangeError(
-                    f"dataset {self.spec.name!r}: an open batch was begun with the offsets {start} to {end} of {ssp}, "
-                    f"and the oldest that the stream still holds is {oldest[ssp]}: the batch can't be run again as it "
-                    "was.",
+                    f"dataset {self.spec.name!r}: the open batch began with offsets {start} to {end} of {ssp}, and the "
+                    f"oldest that the stream still holds is {oldest[ssp]}: the batch can't be retried.",
                     f"{_ABANDON_BATCH} Longer retention of the stream, or persistent=True, prevents this.",
                     dataset=self.spec.name,
                     stream=ssp.qualified_stream,
@@ -231,7 +226,7 @@ class TransientTable:
         return self.view
 
     def raise_if_stale(self, max_staleness: timedelta) -> None:
-        """Raise StaleDatasetError where the table lacks something older: changes of a transaction that is not whole."""
+        """Raise StaleDatasetError where unread changes, of an incomplete transaction, are older."""
         assert self.view is not None
         system, ssps = self._source.system, self._source.ssps
         at = StreamPosition(system, _end_offsets(self.view.ranges), system.oldest(ssps), system.upcoming(ssps), None)
@@ -240,14 +235,14 @@ class TransientTable:
             ssp = stale[0]
             raise StaleDatasetError(
                 f"dataset {self.spec.name!r} is stale: it has read {ssp} up to offset {at.offsets[ssp]} of "
-                f"{at.ends[ssp]}, and what comes next is older than {max_staleness}.",
-                "What waits there belongs to a transaction that is not whole: deliver the rest of it, or allow more: "
-                "max_staleness=….",
+                f"{at.ends[ssp]}, and the next record is older than {max_staleness}. It belongs to an incomplete "
+                "transaction.",
+                "Deliver the rest of the transaction, or raise the limit: max_staleness=….",
                 dataset=self.spec.name,
             )
 
     def release(self) -> None:
-        """Give the memory back: the run is over."""
+        """Free the memory at the end of the run."""
         if self.view is not None:
             self.view.release()
             self.view = None
@@ -255,31 +250,32 @@ class TransientTable:
     def _start_offsets(
         self, upcoming: Mapping[SystemStreamPartition, str]
     ) -> tuple[dict[SystemStreamPartition, str], Decision]:
-        """Return where a new table begins, and why."""
+        """Return the start offsets of a new table, and why."""
         source = self._source
         oldest = source.system.oldest(source.ssps)
         if self.spec.bootstrap:
             if not source.system.tells_all(source.info.name):
                 raise DatasetError(
-                    f"dataset {self.spec.name!r} lives for one run and is bootstrapped in each, and its input "
-                    f"{self.spec.input} does not hold all changes: retention has dropped the oldest, and the stream is "
+                    f"dataset {self.spec.name!r} is transient and bootstrapped in each run, and its input "
+                    f"{self.spec.input} does not hold all changes: retention has deleted the oldest, and the stream is "
                     "not compacted by key.",
                     "Declare persistent=True, deliver the whole table into the stream again, or declare "
-                    "bootstrap=False, which goes on without what is lost.",
+                    "bootstrap=False to continue without the lost changes.",
                     dataset=self.spec.name,
                 )
-            return oldest, _decision_for_new("bootstrap", "it lives for one run, and is built anew in each")
+            return oldest, _decision_for_new("bootstrap", "it is transient, and bootstrapped in each run")
         last = self._last_end_offsets()
         lost = [ssp for ssp, end in last.items() if source.system.compare(end, oldest[ssp]) < 0]
-        reason = "it lives for one run, and goes on from " + ("the last offset" if last else "the default offset")
+        reason = "it is transient, and continues from " + ("the last offset" if last else "the default offset")
         if lost:
             ssp = lost[0]
-            problem = f"{ssp} holds nothing before {oldest[ssp]} any more, and it goes on at {last[ssp]}"
+            problem = f"the oldest offset of {ssp} is {oldest[ssp]}, and the table continues at {last[ssp]}"
             if self.spec.following.on_lost_offset == "fail":
                 raise OffsetOutOfRangeError(
-                    f"dataset {self.spec.name!r} can't be continued: {problem}: retention has passed it.",
-                    'Deliver the lost changes again, or declare on_lost_offset="rebuild", which goes on without '
-                    "them. A longer retention of the stream keeps this from happening.",
+                    f"dataset {self.spec.name!r} can't be continued: {problem}: retention has deleted the "
+                    "changes in between.",
+                    'Deliver the lost changes again, or declare on_lost_offset="rebuild" to continue without them. '
+                    "Longer retention of the stream prevents this.",
                     dataset=self.spec.name,
                 )
             reason += f"; {problem}"
@@ -292,7 +288,7 @@ class TransientTable:
             self.spec.name,
             str(self.spec.input),
             self._source.info,
-            before=None,  # what was read is told by offsets alone
+            before=None,  # only offsets are known of what was read
             read_to=starts,
             ends=upcoming,
             compare=self._source.system.compare,
@@ -303,7 +299,7 @@ class TransientTable:
             raise refusal
 
     def _last_end_offsets(self) -> dict[SystemStreamPartition, str]:
-        """Return up to where the application has read, of the partitions that there are."""
+        """Return the end offsets that the application has read, of the existing partitions."""
         if self._last is None or not is_transient(self._last):
             return {}
         ends = _end_offsets(ranges_from_version(self.spec.name, self._last))
@@ -315,7 +311,7 @@ class TransientTable:
         upcoming: Mapping[SystemStreamPartition, str],
         spark: Callable[[], SparkSession],
     ) -> Ranges:
-        """Return what is to be read next, of whole transactions where these are declared."""
+        """Return the ranges to read next, which hold whole transactions where these are declared."""
         system = self._source.system
         ranges = {ssp: (start, upcoming[ssp]) for ssp, start in starts.items() if system.compare(start, upcoming[ssp])}
         if not ranges or not getattr(self.spec.following.changes, "transactions", None):
@@ -327,15 +323,15 @@ class TransientTable:
     def _build(
         self, spark: SparkSession, fresh: Ranges, ranges: Ranges, before: TransientVersion | None
     ) -> TransientVersion:
-        """Return the view of `ranges`, which are those of the view before and the fresh ones."""
+        """Return the version of `ranges`, which are those of the version before plus the fresh ones."""
         schema = self._source.schema
         rows = self._read_changes(spark, fresh)
         if before is not None:
-            rows = before.kept.unionByName(rows, allowMissingColumns=True)  # what is kept are whole rows
+            rows = before.kept.unionByName(rows, allowMissingColumns=True)  # kept rows are whole
         if self.spec.following.completes:
             rows = self._complete(rows)
-        # What was read from a stream can be planned only while its table is in the session's catalogue, which keeps
-        # the newest. What is checkpointed is rows alone, however many batches it lives through.
+        # A plan that reads a stream works only while its table is in the session's catalogue, which keeps the newest
+        # ones. A checkpoint holds rows alone, so it outlives them.
         kept = self._keep_newest(rows).localCheckpoint()
         return TransientVersion(self.spec.name, schema, ranges, kept, kept.where(f"NOT {TOMBSTONE}").count())
 
@@ -343,7 +339,7 @@ class TransientTable:
         source = self._source
         names = (*source.schema.names, *_HIDDEN)
         if not ranges:
-            # Rows that Spark does not know to be none: their partitioning would be optimised away.
+            # Spark must not know that there are no rows, or it would optimise their partitioning away.
             hidden = f"{POSITION} {source.position_type}, {TOMBSTONE} BOOLEAN, {OFFSET} BIGINT, {PARTITION} INT"
             ddl = f"{source.schema.ddl()}, {hidden}"
             return spark.createDataFrame(spark.sparkContext.emptyRDD(), ddl)
@@ -353,7 +349,7 @@ class TransientTable:
         return changes.select(*[named_column(name) for name in (*names, *kept)])
 
     def _complete(self, rows: DataFrame) -> DataFrame:
-        """Return rows of which some leave out columns, completed from those before them."""
+        """Return the rows, with missing columns completed from the rows before them."""
         spec = self.spec
         if KEPT not in rows.columns:
             return rows
@@ -363,14 +359,14 @@ class TransientTable:
         return complete_frame(self._repartition(rows).sortWithinPartitions(*order), completion)
 
     def _repartition(self, rows: DataFrame) -> DataFrame:
-        """Return the rows in the dataset's buckets."""
+        """Return the rows, partitioned into the dataset's buckets."""
         spec = self.spec
         if spec.partitions is None:
             return rows.repartition(1)
         return rows.repartition(spec.partitions, *[named_column(name) for name in spec.partition_by])
 
     def _keep_newest(self, rows: DataFrame) -> DataFrame:
-        """Return the newest change of each key, in the dataset's buckets; by offset, without those that delete."""
+        """Return the newest change of each key, in the dataset's buckets; ordered by offset, without deletions."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
@@ -378,7 +374,7 @@ class TransientTable:
         newest_first = [F.col(name).desc() for name in (POSITION, OFFSET, PARTITION)]
         same_key = Window.partitionBy(*[named_column(name) for name in spec.key]).orderBy(*newest_first)
         newest = rows.withColumn("__rank", F.row_number().over(same_key)).where("__rank = 1").drop("__rank")
-        # By another order than the offset a deletion must beat what comes after it with a lower value.
+        # Ordered by a column, a deletion also wins against later changes with a lower value.
         return newest if spec.following.order is not None else newest.where(f"NOT {TOMBSTONE}")
 
 

@@ -179,7 +179,7 @@ def test_an_older_batch_comes_too_late(lake: Lake) -> None:
     begun = pinned(lake, counts())
     batch(lake, 1, [("a", 1)])
     batch(lake, 2, [("a", 2)])
-    with pytest.raises(CommitConflictError, match="batch 2 is in"):
+    with pytest.raises(CommitConflictError, match="batch 2 is committed"):
         do(lake, 1, [("a", 1)], begun=begun)
     assert held(lake) == {"a": 2}
 
@@ -290,7 +290,7 @@ def test_a_batch_that_was_given_up_is_taken_out_and_comes_under_another_number(l
     for _ in range(2):
         undo_batch(context, "counts", "app", 2, declared=counts())
         assert held(lake) == {"a": 1}
-    with pytest.raises(CommitConflictError, match="given up"):
+    with pytest.raises(CommitConflictError, match="it was abandoned"):
         do(lake, 2, [("a", 2), ("b", 2)], begun=begun)
     batch(lake, 3, [("b", 3)])
     undo_batch(context, "counts", "app", 2, declared=counts())
@@ -303,7 +303,7 @@ def test_a_batch_that_was_given_up_is_taken_out_and_comes_under_another_number(l
 def test_the_first_batch_can_be_given_up_and_one_that_has_written_nothing(lake: Lake) -> None:
     context = Runtime(lake, {}, IN_PROCESS, "me")
     undo_batch(context, "counts", "app", 1, declared=counts())
-    with pytest.raises(CommitConflictError, match="given up"):
+    with pytest.raises(CommitConflictError, match="it was abandoned"):
         do(lake, 1, [("a", 1)], begun=None)
     batch(lake, 2, [("a", 2)])
     undo_batch(context, "counts", "app", 2, declared=counts())
@@ -360,7 +360,7 @@ def test_added_and_widened_columns_are_read_over_what_was_there(lake: Lake) -> N
 
 def test_a_batch_that_was_begun_without_a_table_adds_nothing_to_one_that_has_entries(lake: Lake) -> None:
     batch(lake, 1, [("a", 1)])
-    with pytest.raises(DatasetError, match="batch 2 of application app was begun without it"):
+    with pytest.raises(DatasetError, match="batch 2 of application app began before the table existed"):
         do(lake, 2, [("a", None)], begun=None)
     assert held(lake) == {"a": 1}
 

@@ -169,7 +169,7 @@ def test_keys_of_every_type_are_in_order_and_in_their_buckets(
 
 
 def test_an_object_of_many_ranges_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_adjunct.assets.reading.key_lookup._CHUNK", 100)
+    monkeypatch.setattr("dagster_adjunct.assets.reading.stored_file._CHUNK", 100)
     view = weather()
     assert problems(view) == []
     key, file = first_file(view)

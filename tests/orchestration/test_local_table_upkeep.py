@@ -151,7 +151,7 @@ def test_where_an_erasure_has_taken_what_a_batch_that_was_given_up_began_with_th
     assert not forget(world.lake, "counts", ["a"], reason="asked", by="me", roots=_roots(world)).complete
     BatchLog(world.lake, "app").abandon(reason="a test", by="me", skip=False)
     context = Runtime(world.lake, {}, IN_PROCESS, "run")
-    with pytest.raises(VersionDiscardedError, match=r"was given up.*gone, as after an erasure") as caught:
+    with pytest.raises(VersionDiscardedError, match=r"was abandoned.*gone, as after an erasure") as caught:
         undo_batch(context, "counts", "app", 3, declared=world.spec())
     assert "adjunct dataset delete counts" in caught.value.next_step
     delete_dataset(world.lake, "counts", reason="as it says", by="me", force=True)

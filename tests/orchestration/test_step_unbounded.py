@@ -222,7 +222,7 @@ def test_failover_a_batch_whose_changes_the_stream_does_not_hold_any_more_is_ref
     world.send("planes", ("N1", 1))
     world.streams.configure("planes", retention=Retention(max_bytes=1), compaction=None)
     world.streams.maintain("planes")
-    with pytest.raises(OffsetOutOfRangeError, match="'planes': an open batch was begun with the offsets 0 to"):
+    with pytest.raises(OffsetOutOfRangeError, match="'planes': the open batch began with offsets 0 to"):
         run(world, app, run="run-2")
     assert world.state(app).open == written
 

@@ -109,7 +109,7 @@ def test_each_row_is_rewritten_a_few_times_however_many_commits_there_are() -> N
 def test_what_cant_be_compacted_is_named(world: World) -> None:
     with pytest.raises(DatasetNotFoundError, match="'nowhere' has no commit"):
         compact_dataset(world.lake, "nowhere", world.spark, by="test")
-    with pytest.raises(ConfigurationError, match="'medium': expected minor or major"):
+    with pytest.raises(ConfigurationError, match="'medium', expected 'minor' or 'major'"):
         compact_dataset(world.lake, "nowhere", world.spark, by="test", level="medium")  # type: ignore[arg-type]
 
 

@@ -221,9 +221,7 @@ def test_retention_that_passed_an_unmarked_table_recreates_it_from_what_is_left(
     report = table.advance()
     assert (report.action, table.content) == ("applied", {"d": 4})
     assert report.decision is not None
-    assert report.decision.reason == (
-        "it goes on at offset 2 of lake.accounts.0, and the stream holds nothing before 3 any more"
-    )
+    assert report.decision.reason == ("it continues at offset 2 of lake.accounts.0, and the oldest in the stream is 3")
 
 
 def test_retention_behind_the_table_is_none_of_its_business(world: World) -> None:
@@ -246,7 +244,7 @@ def test_a_lost_offset_on_a_stream_that_does_not_tell_all_is_refused_and_what_wa
     table.drop_the_front()
     with pytest.raises(DatasetError, match="retention has deleted the oldest") as caught:
         table.advance()
-    assert "it goes on at offset 2 of lake.accounts.0" in caught.value.problem
+    assert "it continues at offset 2 of lake.accounts.0" in caught.value.problem
     assert "initial=" in caught.value.next_step
     assert table.content == {"a": 1, "b": 2}
 
@@ -439,7 +437,7 @@ def test_a_bootstrap_whose_next_offset_fell_off_the_stream_begins_again(world: W
     report = table.advance()
     assert (report.action, table.content) == ("bootstrapped", {"a": 1, "b": 1, "d": 1})
     assert report.decision is not None
-    assert "the unfinished bootstrap starts again: it goes on at offset 1" in report.decision.reason
+    assert "the unfinished bootstrap starts again: it continues at offset 1" in report.decision.reason
 
 
 def test_a_bootstrap_that_lost_what_it_had_built_begins_again_though_not_marked(world: World) -> None:
@@ -584,7 +582,7 @@ def test_a_damaged_pointer_is_refused_with_the_next_step(world: World) -> None:
         table.advance()
     assert "Restore this object" in caught.value.next_step
     pointer.unlink()
-    with pytest.raises(MalformedDocumentError, match="has no datasets/accounts/CURRENT") as caught:
+    with pytest.raises(MalformedDocumentError, match="its pointer datasets/accounts/CURRENT is missing") as caught:
         table.advance()
     assert "Restore that object" in caught.value.next_step
     pointer.write_bytes(whole)

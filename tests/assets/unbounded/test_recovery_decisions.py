@@ -172,7 +172,7 @@ def test_a_lost_offset_is_followed_as_declared() -> None:
     spec = declared(on_lost_offset="serve_stale")
     assert plan_recovery(seen(spec, table(spec, read=(5, 2)), **lost)).first == "leave"
     spec = declared(on_lost_offset="fail")
-    with pytest.raises(OffsetOutOfRangeError, match=r"it goes on at offset 2 of lake\.t\.1, and the stream holds noth"):
+    with pytest.raises(OffsetOutOfRangeError, match=r"it continues at offset 2 of lake\.t\.1, and the oldest in the"):
         plan_recovery(seen(spec, table(spec, read=(5, 2)), **lost))
     spec = declared(on_lost_offset="fail")
     again = plan_recovery(seen(spec, building(spec), oldest=offsets(0, 3)), forced=True)

@@ -283,7 +283,7 @@ def test_the_plan_says_what_would_be_done_and_changes_nothing() -> None:
         ("1", str(ends[0]), ends[0] - 1, 0),
         ("0", str(ends[1]), ends[1], 0),
     ]
-    assert f"lake.{NAME}.0: offset 1: starts at 1, taken in up to {ends[0]}: {ends[0] - 1} offsets again" in (
+    assert f"lake.{NAME}.0: offset 1: starts at 1, read up to {ends[0]}: {ends[0] - 1} offsets again" in (
         some.summary()
     )
     assert some.to_json()["partitions"][0]["ssp"] == f"lake.{NAME}.0"
@@ -293,7 +293,7 @@ def test_the_plan_says_what_would_be_done_and_changes_nothing() -> None:
     skipping = plan({part(grown): at(ends[grown] + 1)})
     assert skipping.partitions[0].skipped == 1
     assert "refused" in skipping.summary()
-    assert "it would never have the changes between" in skipping.to_json()["refusal"]
+    assert "it would skip the changes in between" in skipping.to_json()["refusal"]
     assert plan({part(grown): at(ends[grown] + 1)}, force=[part(grown)]).refusal is None
     assert StoredVersions(world.lake, NAME).read()[0] == before
     with pytest.raises(DatasetError, match=r"lake.other.0 is none of them"):
@@ -313,7 +313,7 @@ def test_a_startpoint_that_was_applied_does_nothing_however_often_it_comes() -> 
     assert manifest.applied == {str(part(0)): (asked[part(0)].id,)}
     assert (manifest.change.action, manifest.change.reason) == ("rewind", "the filter was wrong")
     again = rewind(world, table_of(extractor=TENFOLD), asked)
-    assert (again.action, again.note) == ("up-to-date", "its startpoints were applied already")
+    assert (again.action, again.note) == ("up-to-date", "its startpoints were applied before")
     assert told(world) == manifest
     more = {**asked, part(1): StartpointOldest()}
     rewind(world, table_of(extractor=TENFOLD), more)
@@ -348,7 +348,7 @@ def test_what_is_after_the_table_is_refused_unless_forced() -> None:
     facts.send(world, SECOND)
     upcoming = world.streams.upcoming([part(0), part(1)])
     for startpoint in (StartpointUpcoming(), StartpointSpecific(offset=upcoming[part(0)])):
-        with pytest.raises(DatasetError, match=r"it would never have the changes between"):
+        with pytest.raises(DatasetError, match=r"it would skip the changes in between"):
             rewind(world, spec, {part(0): startpoint, part(1): at(0)})
     with pytest.raises(DatasetError, match=r"startpoint of lake.facts.0"):
         rewind(world, spec, {part(0): StartpointUpcoming(), part(1): at(0)}, force=[part(1)])
@@ -356,7 +356,7 @@ def test_what_is_after_the_table_is_refused_unless_forced() -> None:
     assert not told(world).applied
     skip = StartpointUpcoming()
     report = rewind(world, spec, {part(0): skip}, force=[part(0)], reason="a flood of nonsense", by="bob")
-    assert report.note.endswith(f"{int(upcoming[part(0)]) - int(ends[str(part(0))])} passed over")
+    assert report.note.endswith(f"{int(upcoming[part(0)]) - int(ends[str(part(0))])} skipped")
     assert now(world) == before
     manifest = told(world)
     assert manifest.offsets == {**ends, str(part(0)): upcoming[part(0)]}
@@ -384,7 +384,7 @@ def test_a_rebuild_from_a_stream_that_lost_its_front_keeps_only_what_is_left_by_
     oldest = {part(0, table.spec.name): StartpointOldest()}
     plan = plan_rewind(world.lake, world.systems, table.spec, positions=oldest)
     assert plan.action == "rebuild"
-    with pytest.raises(DatasetError, match=r"does not hold all changes.*Forced, the rebuild keeps only"):
+    with pytest.raises(DatasetError, match=r"does not hold all changes.*With force, the rebuild keeps only"):
         rewind(world, table.spec, oldest)
     assert table.content == {"a": 1, "b": 2}
     back = rewind(world, table.spec, {part(0, table.spec.name): at(1)})
@@ -434,7 +434,7 @@ def test_a_table_that_is_not_valid_is_not_rewound_but_can_be_built_anew() -> Non
     world = table_with(FIRST)
     file = told(world).version.generations[0].files[0]
     world.lake.store.delete(f"{told(world).version.generations[0].folder}/{file.name}")
-    with pytest.raises(DatasetError, match=r"is not valid .* the next advance would build it anew"):
+    with pytest.raises(DatasetError, match=r"is not valid .* the next advance would rebuild it"):
         rewind(world, table_of(), {part(0): at(0)})
     assert "is not valid" in str(plan_rewind(world.lake, world.systems, table_of(), positions={part(0): at(0)}).refusal)
     rewind(world, table_of(), {part(p): StartpointOldest() for p in (0, 1)})
@@ -446,7 +446,7 @@ def test_bounded_datasets_and_tables_of_one_run_say_what_to_do_instead(world: Wo
     with pytest.raises(DatasetError, match=r"adjunct dataset rollback planes.*adjunct dataset accept planes"):
         rewind(world, versions, {part(0, "planes"): at(0)}, force=True)
     passing = table_of(persistent=False)
-    with pytest.raises(DatasetError, match="it lives for one run"):
+    with pytest.raises(DatasetError, match="it is built in each run"):
         rewind(world, passing, {part(0): at(0)}, force=True)
 
 

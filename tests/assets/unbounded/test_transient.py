@@ -155,7 +155,7 @@ def test_a_bootstrap_needs_a_stream_that_tells_of_every_key(runs: Runs) -> None:
     runs.send(b=2)
     runs.drop_the_front()
     runs.start()
-    with pytest.raises(DatasetError, match=r"'table' lives for one run.*does not hold all changes"):
+    with pytest.raises(DatasetError, match=r"'table' is transient.*does not hold all changes"):
         runs.batch()
 
 
@@ -169,10 +169,10 @@ def test_a_last_offset_that_has_fallen_off_the_stream_is_passed_over_and_told_or
     begun = runs.last
     runs.start()
     assert runs.batch() == {"c": 1, "c2": 1, "c3": 1, "c4": 1}
-    assert "holds nothing before" in runs.report.note
+    assert "the table continues at" in runs.report.note
     runs.spec, runs.last = declared(bootstrap=False, on_lost_offset="fail"), begun
     runs.start()
-    with pytest.raises(OffsetOutOfRangeError, match=r"'table' can't be continued: .* retention has passed it"):
+    with pytest.raises(OffsetOutOfRangeError, match=r"'table' can't be continued: .* retention has deleted"):
         runs.batch()
 
 
@@ -185,7 +185,7 @@ def test_a_last_offset_beyond_the_streams_end_is_of_another_stream(runs: Runs) -
     ) as caught:
         runs.start().advance(runs.world.spark)
     assert "declare the dataset under a new name" in caught.value.next_step
-    with pytest.raises(OffsetOutOfRangeError, match=r"'table': an open batch was begun with the offsets 0 to 99 of"):
+    with pytest.raises(OffsetOutOfRangeError, match=r"'table': the open batch began with offsets 0 to 99 of"):
         runs.start().restore(str(runs.last), runs.world.spark)
     runs.spec = declared()
     runs.start()
@@ -299,7 +299,7 @@ def test_a_version_that_the_stream_does_not_hold_any_more_is_named(runs: Runs) -
     runs.batch()
     runs.send(a=2)
     runs.drop_the_front()
-    with pytest.raises(OffsetOutOfRangeError, match=r"'table': an open batch was begun with the offsets 0 to 1 of"):
+    with pytest.raises(OffsetOutOfRangeError, match=r"'table': the open batch began with offsets 0 to 1 of"):
         runs.start().restore(str(runs.last), runs.world.spark)
 
 
@@ -323,13 +323,13 @@ def test_a_version_of_which_changes_are_lost_is_met_as_it_is_left_where_that_is_
 
 def test_a_version_of_another_stream_is_refused(runs: Runs) -> None:
     version = version_from_ranges({SystemStreamPartition("lake", "other", 0): ("0", "1")})
-    with pytest.raises(DatasetError, match=r"begun with the offsets of lake\.other\.0, and its input is lake\.table"):
+    with pytest.raises(DatasetError, match=r"began with offsets of lake\.other\.0, and the declared input is lake"):
         runs.start().restore(version, runs.world.spark)
 
 
 @pytest.mark.parametrize("text", ["offsets-2:{}", "offsets-1:{", 'offsets-1:{"x":["0","1"]}', "v000001-a"])
 def test_a_text_that_is_no_version_is_refused(text: str) -> None:
-    with pytest.raises(MalformedDocumentError, match=r"'table' lives for one run, and .* is no version of it"):
+    with pytest.raises(MalformedDocumentError, match=r"'table' is transient, and .* is not a version of it"):
         ranges_from_version("table", text)
 
 

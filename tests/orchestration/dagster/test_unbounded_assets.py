@@ -134,7 +134,7 @@ def test_a_table_that_is_served_stale_as_declared_fails_its_check_as_a_warning(l
     assert finished.success, "it is declared that readers go on with it"
     check = finished.checks["prices bootstrapped"]
     assert (check.passed, check.severity.value) == (False, "WARN")
-    assert "the stream holds nothing before" in check.description
+    assert "the oldest in the stream is" in check.description
     assert facts(finished)["adjunct/decision"]["action"] == "serve-stale"
     made = finished.observed["prices"]
     assert made["adjunct/version"] == first
