@@ -20,9 +20,9 @@ FILLED = "whoever calls it fills the fields in"
 NOTHING = "what is given has no name here"
 WITHOUT = {
     ("resources/files/formats.py", "damaged"): FILLED,
-    ("resources/tables/functions.py", "outcomes_of_missing"): FILLED,
-    ("resources/tables/layers.py", "ended_itself"): FILLED,
-    ("resources/tables/spark.py", "_error"): FILLED,
+    ("resources/tables/functions.py", "outcomes_from_missing"): FILLED,
+    ("resources/tables/layers.py", "self_cancelled_error"): FILLED,
+    ("resources/tables/spark.py", "_error_from_problem"): FILLED,
     ("resources/tables/operation.py", "__post_init__"): FILLED,
     ("resources/bucketing/key_order.py", "check_order"): "a mistake of ours: it asks for a report",
     ("resources/bucketing/hashing.py", "spark_hash"): NOTHING,

@@ -130,10 +130,9 @@ def parse_known_column(name: str, declared: str) -> Column:
     column = parse_column(name, declared)
     if column.kind is Kind.OTHER:
         raise ConfigurationError(
-            f"column {name!r} has the type {declared!r}; known are "
+            f"column {name!r} has the unknown type {declared!r}; expected "
             "string, smallint, int, bigint, float, double, boolean, timestamp, date, decimal(p,s), binary, json, "
-            "array<type> and SQL's usual names for them.",
-            "Use one of these.",
+            "array<type>, or one of SQL's usual names for them.",
             column=name,
         )
     return column
@@ -144,7 +143,7 @@ def check_declared_columns(table: str, names: Sequence[str], declared: Iterable[
     for column in declared:
         if column.name not in names:
             raise SchemaMismatchError(
-                f"{table} has no column {column.name!r}, which is declared; it has {', '.join(names)}.",
+                f"{table} has no column {column.name!r}, but one is declared; it has {', '.join(names)}.",
                 "Correct the declaration, or add the column.",
                 column=column.name,
             )
@@ -153,9 +152,9 @@ def check_declared_columns(table: str, names: Sequence[str], declared: Iterable[
 def not_unique_error(table: str, key: Sequence[str]) -> SchemaMismatchError:
     """Return the error for a table whose records the key does not tell apart."""
     return SchemaMismatchError(
-        f"{table} has no primary key or unique index on {', '.join(key)} that tells apart whatever differs, so records "
-        "can't be told apart.",
-        "Add one, without a collation by which different texts are equal, or correct the key.",
+        f"{table} has no primary key or unique index on {', '.join(key)} that distinguishes all values, so records "
+        "can't be identified.",
+        "Add one without a collation that equates different texts, or correct the key.",
         table=table,
     )
 
@@ -164,7 +163,7 @@ def loose_key_error(table: str, column: str, kind: str, wanted: str) -> SchemaMi
     """Return the error for a key column in which the store takes different values for one."""
     return SchemaMismatchError(
         f"{table}: the key column {column!r} is {kind}: several keys would be one record.",
-        f"Make it {wanted}, or declare as its key another column that is.",
+        f"Make it {wanted}, or use another column that is as the key.",
         column=column,
     )
 
@@ -174,7 +173,7 @@ def check_identifier(what: str, name: str) -> str:
     if isinstance(name, str) and 0 < len(name.encode()) <= 63 and name.isprintable():
         return name
     raise ConfigurationError(
-        f"{what} name {name!r} can't be used: expected 1 to 63 bytes of printable text.", "Rename it.", argument=what
+        f"{what} name {name!r} is invalid: expected 1 to 63 bytes of printable text.", argument=what
     )
 
 
@@ -274,7 +273,7 @@ def _float(value: Any) -> float:
     if isinstance(value, float):
         if math.isfinite(value):
             return value
-        raise TypeError("expected a finite float; NaN and infinity have no place here, write None")
+        raise TypeError("expected a finite float, or None for NaN and infinity")
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError("expected a float")
     try:
@@ -289,7 +288,7 @@ def _decimal(value: Any) -> Decimal:
     if not isinstance(value, Decimal):
         raise TypeError("expected a Decimal")
     if not value.is_finite():
-        raise TypeError("expected a finite Decimal; write None")
+        raise TypeError("expected a finite Decimal, or None")
     return value
 
 
@@ -349,7 +348,7 @@ def _check_json(value: Any) -> Any:
     if isinstance(value, dict):
         for name in value:
             if not isinstance(name, str):
-                raise TypeError(f"a name is {name!r}, no str")
+                raise TypeError(f"the key {name!r} is not a str")
         for item in value.values():
             _check_json(item)
     elif isinstance(value, list):
@@ -357,7 +356,7 @@ def _check_json(value: Any) -> Any:
             _check_json(item)
     elif isinstance(value, str):
         if "\0" in value:
-            raise ValueError("text with the character NUL")
+            raise ValueError("text contains the character NUL")
         value.encode()
     elif not (value is None or isinstance(value, bool | int | float)):
         raise TypeError(f"{type(value).__name__} in it")
@@ -385,8 +384,8 @@ def check_variable_name(argument: str, given: object, example: str = '"MY_VARIAB
     if isinstance(given, str) and _NAME.fullmatch(given):
         return given
     raise ConfigurationError(
-        f"{label}{': ' if label else ''}{argument} is no name of an environment variable.",
-        f"Put the value into one and give its name: {argument}={example}.",
+        f"{label}{': ' if label else ''}{argument} is not the name of an environment variable (value not shown).",
+        f"Put the value into an environment variable and pass its name: {argument}={example}.",
         argument=argument,
     )
 
@@ -479,7 +478,7 @@ def arrow_column_from_records(
                 raise SchemaMismatchError(
                     f"{what}: the record of key {key!r} has {value!r} ({type(value).__name__}) in {name!r}, which is "
                     f"{kind}: {str(error).splitlines()[0]}.",
-                    "Correct the table's declared columns, or the type that select= gives.",
+                    "Correct the table's declared columns, or the type given in select=.",
                     column=name,
                 ) from error
         raise
@@ -487,5 +486,5 @@ def arrow_column_from_records(
 
 def _array(values: list[Any], kind: str) -> pa.Array:
     if kind != "boolean" and any(value.__class__ is bool for value in values):
-        raise TypeError("a boolean is no value of another type")
+        raise TypeError("a boolean does not fit another type")
     return to_exact_array(values, to_arrow_type(kind))

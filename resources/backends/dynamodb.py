@@ -71,8 +71,8 @@ def resolve_table_key(
     if description is None:
         if not create:
             raise TableNotFoundError(
-                f"{label}: there is no such table in {client.meta.region_name}.",
-                "Correct its name, the region or the endpoint, or declare it with create=True.",
+                f"{label}: the table does not exist in {client.meta.region_name}.",
+                "Correct the name, region or endpoint, or declare the table with create=True.",
                 table=label,
             )
         made = _create(client, table, key, tags or {})
@@ -120,7 +120,7 @@ def _wait_until_active(client: DynamoDBClient, label: str, table: str) -> Any:
             state = "missing" if description is None else description["TableStatus"]
             raise TableUnavailableError(
                 f"{label} is {state} after {READY_SECONDS:.0f} s; expected ACTIVE.",
-                "It is tried again; look at the table in AWS.",
+                "The request is retried; if it keeps failing, check the table in AWS.",
                 table=label,
             )
         time.sleep(pause)
@@ -134,7 +134,7 @@ def _check_key_schema(label: str, description: Any, declared: Mapping[str, str |
     agrees = list(stored) == list(declared) and all(tag in (None, stored[name]) for name, tag in declared.items())
     if not agrees:
         raise SchemaMismatchError(
-            f"{label} has the key {_format_key(stored)}; declared is {_format_key(declared)} (partition key first, "
+            f"{label} has the key {_format_key(stored)}, but {_format_key(declared)} is declared (partition key first, "
             "then sort key).",
             "Correct the key and the types of its columns, or use another table.",
             table=label,
@@ -238,8 +238,8 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         connection = self.connection
         if connection.session is not None:
             raise ConfigurationError(
-                f"{self._label} has a session of this process, which may hold secrets and can't go anywhere else.",
-                "Give it credentials_env=…, profile=… or nothing, and let boto3 find them where tasks run.",
+                f"{self._label} has a boto3 session, which may hold secrets and can't be serialized.",
+                "Use credentials_env=… or profile=…, or let boto3 find credentials where tasks run.",
                 argument="session",
             )
         return {
@@ -412,9 +412,9 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         time = entries.newest[place] if entries.newest is not None else None
         if time is None:
             raise SchemaMismatchError(
-                f"{self._label}: the message at {mark.source} {mark.position} has no {conditions.newest_by!r}, by "
-                "which the newest is told.",
-                "Leave such messages out, or give them a time.",
+                f"{self._label}: the message at {mark.source} {mark.position} has no {conditions.newest_by!r}, which "
+                "newest_by needs.",
+                "Filter such messages out, or set the column.",
                 column=conditions.newest_by,
             )
         return Guard(conditions.newest_by, codec.value(conditions.newest_by, time), mark.tie, mark.source, position)
@@ -443,8 +443,8 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
     def _check_columns(self) -> None:
         if self.columns is None:
             raise ConfigurationError(
-                f"{self._label} has no declared columns, which idempotent writes need.",
-                'Give columns={"name": "type", …}.',
+                f"{self._label} declares no columns, which idempotent writes need.",
+                'Declare columns={"name": "type", …}.',
                 argument="columns",
                 table=self.table,
             )
@@ -453,17 +453,17 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         """What each part of the key is stored as, None where only the table knows it."""
         if len(self.key) > 2:
             raise ConfigurationError(
-                f"{self._label} has {len(self.key)} columns as its key; DynamoDB has a partition key and maybe a sort "
-                "key.",
-                "Join some of them into one column.",
+                f"{self._label} declares {len(self.key)} key columns; DynamoDB takes a partition key and "
+                "an optional sort key.",
+                "Combine some of them into one column.",
                 argument="key",
             )
         known = {column.name: column for column in self._declared or ()}
         for column in known:
             if column.startswith(OWN_PREFIX):
                 raise ConfigurationError(
-                    f"{self._label}: a column can't be named {column!r}; names that begin with {OWN_PREFIX!r} are for "
-                    "what conditions keep.",
+                    f"{self._label}: a column can't be named {column!r}; names that begin with "
+                    f"{OWN_PREFIX!r} are reserved for conditions.",
                     "Rename it.",
                     argument="columns",
                 )
@@ -471,13 +471,14 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         for name in self.key:
             if self._declared is not None and name not in known:
                 raise SchemaMismatchError(
-                    f"{self._label} has no column {name!r}, which is in its key; declared are {', '.join(known)}.",
+                    f"{self._label} declares the key column {name!r}, which is not among its columns: "
+                    f"{', '.join(known)}.",
                     "Correct the key, or the columns.",
                     column=name,
                 )
             if name in known and key_attribute_type(known[name]) is None:
                 raise ConfigurationError(
-                    f"{self._label}: its key {name!r} is declared as {known[name].type}; a key is text, a number, "
+                    f"{self._label}: its key {name!r} is declared as {known[name].type}; expected text, a number, "
                     "bytes or a time.",
                     "Use another column as the key.",
                     argument="key",
@@ -486,7 +487,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         if self.create and None in types.values():
             raise ConfigurationError(
                 f"{self._label} can't be created without the types of its key.",
-                'Give columns={"name": "type", …}, or the key as {"id": "string"}.',
+                'Declare columns={"name": "type", …}, or the key as {"id": "string"}.',
                 argument="columns",
                 table=self.table,
             )

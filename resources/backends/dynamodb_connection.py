@@ -67,23 +67,23 @@ class Connection:
         """Refuse what can't work, or would show a secret."""
         if self.endpoint_url is not None and not _ENDPOINT.fullmatch(self.endpoint_url):
             raise ConfigurationError(
-                f"{label}: endpoint_url is no URL of a server (not shown here, it may hold a login).",
-                "Write it like http://127.0.0.1:8000, without a login: credentials belong to boto3's own chain.",
+                f"{label}: endpoint_url is not a server's URL (not shown, as it may hold credentials).",
+                "Use a URL like http://127.0.0.1:8000 without credentials, which boto3 finds itself.",
                 argument="endpoint_url",
             )
         named = self.credentials_env
         if named is not None and (len(named) not in (2, 3) or not all(isinstance(n, str) and n for n in named)):
             raise ConfigurationError(
-                f"{label}: credentials_env has {len(named)} names; expected those of two environment variables, or of "
-                "three with a session's token.",
-                'Write credentials_env=("MY_KEY_ID", "MY_SECRET").',
+                f"{label}: credentials_env has {len(named)} names; expected two environment variables, or "
+                "three with a session token.",
+                'Pass credentials_env=("MY_KEY_ID", "MY_SECRET").',
                 argument="credentials_env",
             )
         for name in named or ():
             check_variable_name("credentials_env", name, '("MY_KEY_ID", "MY_SECRET")', label=label)
         if self.session is not None and (named is not None or self.profile is not None):
             raise ConfigurationError(
-                f"{label}: it is given a session and credentials besides.", "Give one of them.", argument="session"
+                f"{label}: it has both a session and credentials.", "Pass one of them.", argument="session"
             )
 
     def client(self, label: str, threads: int) -> DynamoDBClient:
@@ -132,8 +132,8 @@ class Connection:
         missing = [name for name in self.credentials_env if not os.environ.get(name)]
         if missing:
             raise ConfigurationError(
-                f"{label}: the environment has no {', '.join(missing)}, which credentials_env names.",
-                "Set it where tasks run, too.",
+                f"{label}: credentials_env names {', '.join(missing)}, which the environment does not set.",
+                "Set it, on executors too.",
                 setting=missing[0],
             )
         words = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
@@ -157,11 +157,11 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
         lost = "was sent, and no answer came" if sent else "got no answer"
         gone = TableUnavailableError(
             f"{label}: a request {lost} ({type(error).__name__}).",
-            "It is tried again; if that goes on, look at the network and at DynamoDB's state.",
+            "The request is retried; if it keeps failing, check the network and DynamoDB's status.",
             table=label,
         )
         return Problem(State.UNKNOWN if sent else State.FAILED, _with_cause(gone, error))
-    refused = TableError(f"{label}: a request failed ({type(error).__name__}: {error}).", "Correct it.", table=label)
+    refused = TableError(f"{label}: a request failed ({type(error).__name__}: {error}).", table=label)
     return Problem(State.REFUSED, _with_cause(refused, error))
 
 
@@ -169,7 +169,7 @@ def throttled_problem(label: str, what: str, retry_after: float | None = None) -
     """The entries had no effect, because DynamoDB has no capacity for them now."""
     error = TableUnavailableError(
         f"{label} has no capacity for the request now ({what}).",
-        "It is sent again after a while; if that goes on, lower the table's rate, or raise its capacity.",
+        "The request is retried; if it keeps failing, lower the table's rate_limit or raise its capacity.",
         table=label,
     )
     return Problem(State.FAILED, error, THROTTLED_SECONDS if retry_after is None else retry_after)
@@ -192,14 +192,16 @@ def _problem_from_answer(error: Any, label: str) -> Problem:
     if code in _NO_EFFECT or status >= 500:
         # A server that failed may have failed after it had written.
         again = TableUnavailableError(
-            f"{label}: DynamoDB answered {code} ({text}).", "It is tried again; if that goes on, ask AWS.", table=label
+            f"{label}: DynamoDB answered {code} ({text}).",
+            "The request is retried; if it keeps failing, contact AWS.",
+            table=label,
         )
         state = State.FAILED if code in _NO_EFFECT else State.UNKNOWN
         return Problem(state, _with_cause(again, error), _retry_after(error))
     if code in _NO_ACCESS:
         return Problem(State.REFUSED, _with_cause(_access_error(label, f"{code}: {text}"), error))
     refused = TableError(
-        f"{label}: DynamoDB refused the request ({code}: {text}).", "Correct the data or the table.", table=label
+        f"{label}: DynamoDB rejected the request ({code}: {text}).", "Correct the data or the table.", table=label
     )
     return Problem(State.REFUSED, _with_cause(refused, error))
 
@@ -214,15 +216,15 @@ def _retry_after(error: Any) -> float | None:
 
 def _client_error(label: str, error: Exception) -> ConfigurationError:
     return ConfigurationError(
-        f"{label}: boto3 can't make a client ({type(error).__name__}: {error}).",
-        "Give region=…, or set AWS_REGION; look at boto3's own configuration.",
+        f"{label}: boto3 can't create a client ({type(error).__name__}: {error}).",
+        "Pass region=… or set AWS_REGION, and check boto3's configuration.",
         table=label,
     )
 
 
 def _access_error(label: str, why: str) -> TableAccessError:
     return TableAccessError(
-        f"{label} can't be used ({why}).",
+        f"{label} can't be accessed ({why}).",
         "Check the table's name, region and endpoint_url, and that the credentials may describe, read and write it.",
         table=label,
     )

@@ -175,20 +175,20 @@ def _text(value: str) -> str:
 def _number(value: float | Decimal) -> AttributeValue:
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise TypeError("expected a finite number; NaN and infinity have no place in DynamoDB, write None")
+            raise TypeError("expected a finite number, or None for NaN and infinity")
         if value and not 1e-130 <= abs(value) < 1e126:
-            raise TypeError("out of range: DynamoDB holds numbers of 1E-130 to 9.9E+125")
+            raise TypeError("out of range: DynamoDB stores numbers of 1E-130 to 9.9E+125")
         return {"N": repr(value)}
     if isinstance(value, int) and -(10**38) < value < 10**38:
         return {"N": str(int(value))}
     if isinstance(value, Decimal) and not value.is_finite():
-        raise TypeError("expected a finite number; NaN and infinity have no place in DynamoDB, write None")
+        raise TypeError("expected a finite number, or None for NaN and infinity")
     try:
         exact = _EXACT.create_decimal(value)
     except DecimalException:
-        raise TypeError("expected at most 38 digits, which is what DynamoDB can hold") from None
+        raise TypeError("expected at most 38 digits, DynamoDB's limit") from None
     if exact and not _LEAST <= abs(exact) <= _GREATEST:
-        raise TypeError("out of range: DynamoDB holds numbers of 1E-130 to 9.9E+125")
+        raise TypeError("out of range: DynamoDB stores numbers of 1E-130 to 9.9E+125")
     return {"N": str(exact)}
 
 
@@ -329,7 +329,7 @@ class ItemCodec:
             stored = item[name] = self._value(name, part)
             if tag not in stored:
                 raise SchemaMismatchError(
-                    f"{self.label}: its key {name!r} is stored as {tag} and got {part!r} ({type(part).__name__}).",
+                    f"{self.label}: its key {name!r} is stored as {tag}, but got {part!r} ({type(part).__name__}).",
                     "Convert it before it is written.",
                     column=name,
                 )
@@ -388,7 +388,7 @@ class ItemCodec:
                 continue
             if "N" not in old:
                 raise SchemaMismatchError(
-                    f"{self.label}: an update adds to column {name!r}, which holds {old} and no number.",
+                    f"{self.label}: an update adds to column {name!r}, which holds {old}, not a number.",
                     "Set the column instead.",
                     column=name,
                 )
@@ -406,7 +406,7 @@ class ItemCodec:
             return {name: decode(item[name]) if name in item else None for name, decode in self._decoders.items()}
         except (ValueError, TypeError, ArithmeticError) as error:
             raise SchemaMismatchError(
-                f"{self.label}: an item can't be read as its columns are declared ({error}).",
+                f"{self.label}: an item does not fit its declared columns ({error}).",
                 "Correct the item, or the columns.",
                 table=self.label,
             ) from error
@@ -422,7 +422,7 @@ class ItemCodec:
             key = {name: item[name] for name in self.key if name in item}
             raise SchemaMismatchError(
                 f"{self.label}: a record of the key {key} has {size:,} bytes; DynamoDB takes {MAX_ITEM_BYTES:,}.",
-                "Keep large values elsewhere and put where they are into the record, or split it.",
+                "Store large values elsewhere and keep a reference in the record, or split the record.",
                 table=self.label,
             )
 
@@ -442,7 +442,7 @@ class ItemCodec:
             if name in item and not _is_same(item.pop(name), stored):
                 raise SchemaMismatchError(
                     f"{self.label}: the record for key {key} has {record[name]!r} as its {name}.",
-                    "A record must carry its own key, or leave the key's columns out.",
+                    "Set the key's columns to the record's own key, or omit them.",
                     table=self.label,
                     column=name,
                 )
@@ -454,7 +454,7 @@ class ItemCodec:
             if self.names is not None:
                 raise SchemaMismatchError(
                     f"{self.label} has no column {name!r}; it has {', '.join(self.names)}.",
-                    "Leave the field out, or add the column.",
+                    "Omit the field, or add the column.",
                     column=name,
                 )
             if not isinstance(name, str) or not name or name.startswith(OWN_PREFIX):
@@ -486,7 +486,7 @@ class ItemCodec:
         limits = {name: room for name, room in rooms.items() if room is not None}
         if len(limits) > _MOST_SUMS:
             raise SchemaMismatchError(
-                f"{self.label}: an update adds to {len(limits)} columns, none of which may leave its type; DynamoDB "
+                f"{self.label}: an update adds to {len(limits)} columns, more than can be checked; DynamoDB "
                 f"compares {_MOST_SUMS} in one request.",
                 "Add to fewer columns at once.",
                 table=self.label,
@@ -498,13 +498,13 @@ class ItemCodec:
         if len(set(named)) < len(named):
             name = next(name for name in named if named.count(name) > 1)
             raise SchemaMismatchError(
-                f"{self.label}: an update names the column {name!r} twice.", "Name it once.", column=name
+                f"{self.label}: an update names the column {name!r} twice.", "Name each column once.", column=name
             )
         for name in encoded.remove:
             if name in self.key:
                 raise SchemaMismatchError(
                     f"{self.label}: an update removes {name!r}, which is part of the key.",
-                    "Delete the record and put it under its new key.",
+                    "Delete the record and put it with its new key.",
                     column=name,
                 )
             if self.names is not None and name not in self.names:
@@ -530,7 +530,7 @@ class ItemCodec:
     def _no_mapping(self, value: Any) -> SchemaMismatchError:
         return SchemaMismatchError(
             f"{self.label} got a {type(value).__name__}; expected a mapping of columns to values.",
-            "Send dicts.",
+            "Pass dicts.",
             table=self.label,
         )
 
@@ -557,7 +557,7 @@ def begin_record(codec: ItemCodec, default: Item, changes: EncodedChanges) -> It
     except (KeyError, ArithmeticError, TypeError) as error:
         raise SchemaMismatchError(
             f"an update can't be applied to its default: column {name!r} begins as {columns.get(name)} ({error!r}).",
-            "Begin with a number where an update adds, with a list where it appends.",
+            "Use a number in the default where an update adds, and a list where it appends.",
             column=name,
         ) from None
     for name in changes.remove:

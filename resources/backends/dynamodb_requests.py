@@ -90,8 +90,8 @@ class Guard:
         ((tag, value),) = self.time.items()
         if tag not in known:
             raise SchemaMismatchError(
-                f"the times of {self.column!r} can't be compared: there is {known}, and {self.time} comes.",
-                "Let all times be of one type: declare the column's.",
+                f"the times of {self.column!r} can't be compared: the record has {known}, the write has {self.time}.",
+                "Declare the column's type, so that all times have the same one.",
                 column=self.column,
             )
         number = Decimal if tag == "N" else str
@@ -508,7 +508,7 @@ class TableRequests:
             raise SchemaMismatchError(
                 f"{self.label}: a write names so many columns that its expression has {words:,} characters; DynamoDB "
                 f"takes {_LONGEST_EXPRESSION:,}.",
-                "Put what belongs together into one column of type json, or write fewer columns at once.",
+                "Combine columns into one of type json, or write fewer columns at once.",
                 table=self.label,
             )
         send: Any = self.client.put_item if "Item" in request else self.client.update_item
@@ -522,15 +522,16 @@ class TableRequests:
 
     def _no_members(self, key: KeyItem, name: str, item: Item) -> SchemaMismatchError:
         return SchemaMismatchError(
-            f"{self.label}: an update adds members to {name!r} of {key}, which is no map but {item[name]}.",
+            f"{self.label}: an update adds members to {name!r} of {key}, which holds {item[name]}, not a map.",
             "Set the column instead.",
             column=name,
         )
 
     def _contended(self, key: KeyItem) -> Problem:
         error = TableUnavailableError(
-            f"{self.label}: the record of {key} was changed by others {_MAX_CONFLICTS} times while it was updated.",
-            "It is tried again; find out who deletes and begins it.",
+            f"{self.label}: other writers created or deleted the record of {key} {_MAX_CONFLICTS} times "
+            "during its update.",
+            "The request is retried; if it keeps failing, find out who deletes the record.",
             table=self.label,
         )
         return Problem(State.FAILED, error)

@@ -79,7 +79,7 @@ def error_from_response(answer: httpx.Response, label: str, secrets: Iterable[st
         nothing_done = status == 429 or (status == 503 and wait is not None) or answer.request.method in READS
         return HttpUnavailableError(
             f"{what} was answered with {status}{beginning}.",
-            "It is tried again; if that goes on, ask who runs the service.",
+            "The request is retried; if it keeps failing, contact the service's operator.",
             table=label,
             status=status,
             retry_after=wait,
@@ -115,7 +115,7 @@ def lost_request_error(
     what = "can't be reached" if unsent else "did not answer"
     return HttpUnavailableError(
         f"{label}: {method} {url}: the service {what} ({type(error).__name__}{_quote_reply(str(error), secrets)}).",
-        "Check that the service runs and can be reached from here; it is tried again.",
+        "The request is retried; check that the service runs and can be reached from here.",
         table=label,
         had_effect=False if unsent or method in READS else None,
     )
@@ -250,7 +250,7 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
         for segment, declared in zip(segments, self.path.split("/"), strict=True):
             if segment in ("", ".", "..") and segment != declared:  # it would name another resource, or all of them
                 raise SchemaMismatchError(
-                    f"{self._label}: the key {key!r} makes {segment!r} of a segment of its path.",
+                    f"{self._label}: the key {key!r} turns a path segment into {segment!r}.",
                     "Filter such keys out before they reach the table.",
                     table=self._label,
                 )
@@ -263,7 +263,7 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
         except (TypeError, ValueError) as error:
             raise SchemaMismatchError(
                 f"{self._label}: a record can't be written as JSON: {error}.",
-                "Convert its values before they are written, or override encode().",
+                "Convert its values before writing, or override encode().",
                 table=self._label,
             ) from error
 
@@ -273,14 +273,15 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
             record = json.loads(body)
         except ValueError as error:
             raise TableError(
-                f"{self._label}: an answer is no JSON: {body[:200]!r}.",
-                "Look at the service, or override decode().",
+                f"{self._label}: the response is not JSON: {body[:200]!r}.",
+                "Check the service, or override decode().",
                 table=self._label,
             ) from error
         if not isinstance(record, dict):
             raise TableError(
-                f"{self._label}: an answer is a {type(record).__name__}, expected an object: {body[:200]!r}.",
-                "Look at the path, or override decode().",
+                f"{self._label}: expected a JSON object in the response, got a {type(record).__name__}: "
+                f"{body[:200]!r}.",
+                "Check the path, or override decode().",
                 table=self._label,
             )
         return record
@@ -364,7 +365,7 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
             if not isinstance(extra, HttpExtra):
                 raise TableError(
                     f"{self._label} got {extra!r} as an argument; expected an HttpExtra.",
-                    "Give query parameters and headers as HttpExtra(params={…}, headers={…}).",
+                    "Pass query parameters and headers as HttpExtra(params={…}, headers={…}).",
                     table=self._label,
                 )
             params += cast("Iterable[tuple[str, str]]", extra.params)
@@ -386,7 +387,7 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
             if not value:
                 name = self.secret_headers[header]
                 raise ConfigurationError(
-                    f"{self._label}: the environment variable {name}, which should hold its header {header}, is not "
+                    f"{self._label}: the environment variable {name}, which holds its header {header}, is not "
                     "set here.",
                     f"Set {name}, on executors too.",
                     setting=name,
@@ -416,21 +417,20 @@ def _check(table: HttpTable) -> None:
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ConfigurationError(
-            "an HTTP table has a base_url that can't be used.",
-            "Expected https://host:port/path, without query.",
+            "an HTTP table has an invalid base_url.",
+            "Use https://host:port/path, without a query.",
             argument="base_url",
         )
     if parts.username is not None or parts.password is not None:
         raise ConfigurationError(
-            f"HTTP table {table.path} was declared with a login in its base_url, which would travel in pickles and "
-            "logs.",
-            "Leave it out, and name an environment variable for the header: secret_headers={'Authorization': …}.",
+            f"HTTP table {table.path} has credentials in its base_url, which would end up in pickles and logs.",
+            "Remove them, and name an environment variable for the header: secret_headers={'Authorization': …}.",
             argument="base_url",
         )
     for header in table.headers:
         if header.lower() in _SECRET_HEADERS:
             raise ConfigurationError(
-                f"HTTP table {table.path} was declared with a value for its header {header}, which would travel in "
+                f"HTTP table {table.path} has a value for its secret header {header}, which would end up in "
                 "pickles and stored documents.",
                 f"Name the environment variable that holds it: secret_headers={{{header!r}: …}}.",
                 argument="headers",
@@ -440,7 +440,7 @@ def _check(table: HttpTable) -> None:
         raise ConfigurationError(
             f"HTTP table {table.path}: its path names {', '.join(named) or 'no column'}, and its key is "
             f"{', '.join(table.key)}.",
-            "Write a path as /planes/{tail}, with each key column once.",
+            "Use a path like /planes/{tail} that names each key column once.",
             argument="path",
         )
     what, whole = f"HTTP table {table.path} has", "a whole number above 0"
@@ -457,7 +457,7 @@ def _quote_path_part(label: str, part: object) -> str:
     if not isinstance(part, str | int):
         raise SchemaMismatchError(
             f"{label} got {part!r} ({type(part).__name__}) in a key; expected text, whole numbers, dates or times.",
-            "Convert it, or override path_of().",
+            "Convert the key, or override path_of().",
             table=label,
         )
     return str(part)

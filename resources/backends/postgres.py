@@ -104,14 +104,14 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         if not isinstance(connections, int) or connections is True or connections < 1:
             raise ConfigurationError(
                 f"PostgreSQL table {table!r} has connections={connections!r}; expected a whole number, at least 1.",
-                "Say how many requests may run at a time.",
+                "Pass the number of requests that may run at a time.",
                 argument="connections",
                 table=table,
             )
         if create and columns is None:
             raise ConfigurationError(
                 f"PostgreSQL table {table!r} can't be created without its columns.",
-                'Give columns={"name": "type", …}.',
+                'Declare columns={"name": "type", …}.',
                 argument="columns",
                 table=table,
             )

@@ -72,17 +72,17 @@ def check_keywords(keywords: Mapping[str, str]) -> dict[str, str]:
     for name in keywords:
         if name in _SECRETS:
             raise ConfigurationError(
-                f"a PostgreSQL table was declared with {name!r}, which would travel in pickles and logs.",
-                "Put the whole DSN into an environment variable and give its name as dsn_env, or keep the "
+                f"a PostgreSQL table was declared with {name!r}, which would end up in pickles and logs.",
+                "Put the DSN into an environment variable and pass its name as dsn_env, or keep the "
                 "password in libpq's password file, service file or PGPASSWORD.",
                 argument=name,
             )
     for name, value in keywords.items():
         if _HOLDS_SECRET.search(str(value)):
             raise ConfigurationError(
-                f"a PostgreSQL table was declared with a {name!r} that looks like a whole DSN (not shown here, it may "
-                "hold a password): it would travel in pickles and logs.",
-                "Put the DSN into an environment variable and give its name as dsn_env.",
+                f"a PostgreSQL table was declared with a {name!r} that looks like a whole DSN (not shown, as it may "
+                "hold a password): it would end up in pickles and logs.",
+                "Put the DSN into an environment variable and pass its name as dsn_env.",
                 argument=name,
             )
     return {name: str(value) for name, value in keywords.items()}
@@ -101,7 +101,7 @@ def connection_settings(label: str, dsn_env: str | None, keywords: Mapping[str, 
         dsn = os.environ.get(dsn_env, "")
         if not dsn:
             raise ConfigurationError(
-                f"{label}: the environment variable {dsn_env}, which should hold its DSN, is not set here.",
+                f"{label}: the environment variable {dsn_env}, which holds its DSN, is not set here.",
                 f"Set {dsn_env}=postgresql://user@host:port/dbname, on executors too.",
                 setting=dsn_env,
             )
@@ -111,7 +111,7 @@ def connection_settings(label: str, dsn_env: str | None, keywords: Mapping[str, 
         # The driver's own message may quote the DSN, and with it the password.
         raise ConfigurationError(
             f"{label}: {dsn_env or 'its connection keywords'} can't be read as a DSN.",
-            "Expected postgresql://user:password@host:port/dbname, or key=value pairs.",
+            "Use postgresql://user:password@host:port/dbname, or key=value pairs.",
             setting=dsn_env,
         ) from None
     settings.setdefault("connect_timeout", 10)
@@ -175,14 +175,14 @@ def _connection_error(error: psycopg.Error, label: str, settings: Mapping[str, A
     place = format_address(settings)
     if any(words in message for words in _FOR_NOW):
         return TableUnavailableError(
-            f"{label}: PostgreSQL at {place} takes no connections now ({message}).",
-            "It is tried again; if that goes on, look at the server.",
+            f"{label}: PostgreSQL at {place} does not accept connections now ({message}).",
+            "The connection is retried; if it keeps failing, check the server.",
             table=label,
         )
     if any(words in message for words in _FOR_GOOD):
         return TableAccessError(
-            f"{label}: PostgreSQL at {place} refused the login ({message}).",
-            "Check user, password and database of the connection, and the server's pg_hba.conf.",
+            f"{label}: PostgreSQL at {place} rejected the login ({message}).",
+            "Check the connection's user, password and database, and the server's pg_hba.conf.",
             table=label,
         )
     return TableUnavailableError(
@@ -203,31 +203,31 @@ def translate_error(error: psycopg.Error, label: str, place: str) -> AdjunctErro
     )
     if lost or state in _PASSING or state.startswith("08"):
         return TableUnavailableError(
-            f"{label} at {place}: the request did not get through ({message}).",
-            "The whole transaction is tried again; if that goes on, look at the server's log.",
+            f"{label} at {place}: the transaction failed ({message}).",
+            "The transaction is retried; if it keeps failing, check the server's log.",
             table=label,
         )
     if state == READ_ONLY:
         return TableAccessError(
-            f"{label} at {place} is not written in this session, which only reads ({message}).",
-            "Write at a primary, as a user for whom default_transaction_read_only is off: it may be set for the role, "
+            f"{label} at {place} can't be written in a read-only session ({message}).",
+            "Connect to the primary as a user with default_transaction_read_only off; it may be set for the role, "
             "the database or the server.",
             table=label,
         )
     if state in _NO_ACCESS:
         return TableAccessError(
-            f"{label} at {place} can't be used ({message}).",
-            "Check that it exists and that the user may use it.",
+            f"{label} at {place} can't be accessed ({message}).",
+            "Check that the table exists and that the user has access to it.",
             table=label,
         )
     if isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
         return SchemaMismatchError(
-            f"{label} at {place}: the values don't fit its columns ({message}).",
+            f"{label} at {place}: the values do not fit the columns ({message}).",
             "Correct the values or the table.",
             table=label,
         )
     return TableError(
-        f"{label} at {place} refused the request ({message}).", "Correct the data or the table.", table=label
+        f"{label} at {place} rejected the request ({message}).", "Correct the data or the table.", table=label
     )
 
 

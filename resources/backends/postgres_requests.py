@@ -100,8 +100,8 @@ class PostgresRequests:
             self.committing = False
             return plan
         raise TableUnavailableError(
-            f"{self.codec.table}: records or their marks came and went {_ROUNDS} times while they were begun.",
-            "It is tried again; if that goes on, find out who deletes them.",
+            f"{self.codec.table}: other writers created or deleted the records {_ROUNDS} times during the write.",
+            "The request is retried; if it keeps failing, find out which other writers delete the records.",
             table=self.codec.table,
         )
 
@@ -268,8 +268,8 @@ async def read_shape(
     rows = await cursor.fetchall()
     if not rows:
         raise TableNotFoundError(
-            f"{label} at {place}: there is no such table.",
-            "Correct schema and name, or declare create=True.",
+            f"{label} at {place}: the table does not exist.",
+            "Correct schema and name, or declare the table with create=True.",
             table=label,
         )
     names = [name for name, _, _ in rows]

@@ -67,8 +67,8 @@ def check_url(label: str, url: str | None, url_env: str | None) -> None:
     """Refuse a declaration that says nowhere, or twice, where the server is, or that holds a password."""
     if (url is None) == (url_env is None):
         raise ConfigurationError(
-            f"{label} is declared with {'neither url nor' if url is None else 'both url and'} url_env.",
-            "Give one: url='redis://host:6379/0', or the name of an environment variable that holds it.",
+            f"{label} has {'neither url nor' if url is None else 'both url and'} url_env; expected one of them.",
+            "Pass url='redis://host:6379/0', or url_env with the name of an environment variable that holds it.",
             argument="url",
         )
     if url is None:
@@ -76,9 +76,9 @@ def check_url(label: str, url: str | None, url_env: str | None) -> None:
     parts = _parts(label, "url", url)
     if parts.password is not None or "password" in parts.query.lower():
         raise ConfigurationError(
-            f"{label} was declared with a password in its url, which would travel in pickles and logs.",
-            "Give url_env, the name of an environment variable that holds the whole URL, or leave the password out "
-            "and give password_env.",
+            f"{label} has a password in its url, which would end up in pickles and logs.",
+            "Pass url_env, the name of an environment variable that holds the URL, or remove the password "
+            "and pass password_env.",
             argument="url",
         )
 
@@ -91,8 +91,8 @@ def _parts(label: str, what: str, url: str) -> Any:
         parts = urlsplit("")
     if parts.scheme not in _SCHEMES:
         raise ConfigurationError(
-            f"{label}: {what} can't be read as a URL of a Redis server.",
-            "Expected redis://host:6379/0, rediss://… for TLS, or unix:///path?db=0.",
+            f"{label}: {what} is not a valid URL of a Redis server.",
+            "Use redis://host:6379/0, rediss://… for TLS, or unix:///path?db=0.",
             argument=what,
         )
     return parts
@@ -103,7 +103,7 @@ def read_variable(label: str, name: str, what: str) -> str:
     value = os.environ.get(name, "")
     if not value:
         raise ConfigurationError(
-            f"{label}: the environment variable {name}, which should hold its {what}, is not set here.",
+            f"{label}: the environment variable {name}, which holds its {what}, is not set here.",
             f"Set {name}, on executors too.",
             setting=name,
         )
@@ -141,8 +141,8 @@ class RedisServer:
             )
         except (ValueError, TypeError):  # whose message may quote the password
             raise ConfigurationError(
-                f"{label}: {source} can't be read as a URL of a Redis server.",
-                "Expected redis://host:6379/0, and of options what redis-py knows.",
+                f"{label}: {source} is not a valid URL of a Redis server.",
+                "Use redis://host:6379/0, with options that redis-py supports.",
                 setting=source,
             ) from None
         self._busy, self._idle = 0, asyncio.Event()
@@ -213,8 +213,8 @@ class RedisServer:
             )
         if type(error).__name__ in _FOR_NOW or text.startswith(_CODES_FOR_NOW):
             busy = TableUnavailableError(
-                f"{self.label} at {self.place} takes no requests now ({text}).",
-                "It is tried again; if that goes on, look at the server's log and memory.",
+                f"{self.label} at {self.place} does not accept requests now ({text}).",
+                "The request is retried; if it keeps failing, check the server's log and memory.",
                 table=self.label,
             )
             busy.__cause__ = error
@@ -226,7 +226,7 @@ class RedisServer:
         unanswered = "can't be reached" if lost is State.FAILED else "did not answer"
         gone = TableUnavailableError(
             f"{self.label}: Redis at {self.place} {unanswered} ({type(error).__name__}: {text}).",
-            "Check that the server runs and can be reached from here; what had no effect is sent again.",
+            "The request is retried; check that the server runs and can be reached from here.",
             table=self.label,
         )
         gone.__cause__ = error
@@ -271,7 +271,7 @@ class RedisRequests:
         for name in columns:
             if name.startswith(OWN):
                 raise ConfigurationError(
-                    f"{label} has a column {name!r}; names that begin with {OWN} are for what conditions keep.",
+                    f"{label} has a column {name!r}; names that begin with {OWN} are reserved for conditions.",
                     "Rename it.",
                     argument="columns",
                 )
@@ -314,9 +314,9 @@ class RedisRequests:
                     record[name] = None if text == NULL else decode(text)
         except (ValueError, ArithmeticError) as error:
             raise SchemaMismatchError(
-                f"{self.label}: the record of {key!r} has {text!r} as its {name}, which is no "
+                f"{self.label}: the record of {key!r} has {text!r} as its {name}, which is not a valid "
                 f"{self.rows.columns[name].type}.",
-                "Correct it, or the declaration; another program has written it.",
+                "Correct the record, which another program has written, or the declaration.",
                 column=name,
             ) from error
         return record
@@ -330,7 +330,7 @@ class RedisRequests:
         compares = self._columns[self.rows.column(newest_by).name].compares
         if compares == "-":
             raise SchemaMismatchError(
-                f"{self.label}: column {newest_by!r} is {self.rows.columns[newest_by].type}, and newest_by needs a "
+                f"{self.label}: column {newest_by!r} is {self.rows.columns[newest_by].type}, but newest_by needs a "
                 "column of times, numbers or text.",
                 "Name another column as newest_by.",
                 column=newest_by,
@@ -370,17 +370,16 @@ class RedisRequests:
             time = self.rows.checked(conditions.newest_by, entries.newest[place])
             if time is None:
                 raise SchemaMismatchError(
-                    f"{self.label}: {entries.keys[place]!r} came without its {conditions.newest_by}, by which the "
-                    "newest is known.",
-                    "Give every record a time, or filter such records out.",
+                    f"{self.label}: {entries.keys[place]!r} has no {conditions.newest_by}, which newest_by needs.",
+                    "Set the column in every record, or filter such records out.",
                     column=conditions.newest_by,
                 )
             texts += [self._text(conditions.newest_by, time), mark.tie.encode()]
         if conditions.idempotent:
             if "\n" in mark.source or "\t" in mark.source:
                 raise SchemaMismatchError(
-                    f"{self.label}: a mark names the source {mark.source!r}; line ends and tabs part them.",
-                    "Name sources as stream partitions are named.",
+                    f"{self.label}: a mark has the source {mark.source!r}; line ends and tabs are not allowed in it.",
+                    "Use the name of a stream partition as the source.",
                     table=self.label,
                 )
             texts += [mark.source.encode(), mark.position.encode()]
@@ -452,14 +451,14 @@ class RedisRequests:
         except ValueError as error:
             column = self.rows.columns[name]
             raise SchemaMismatchError(
-                f"{self.label}: column {name!r} is {column.type}{column.size} and got {value!r}; {error}.",
+                f"{self.label}: column {name!r} is {column.type}{column.size}, but got {value!r}; {error}.",
                 "Convert the value before it is written.",
                 column=name,
             ) from None
         if len(text) > self.largest:
             raise SchemaMismatchError(
-                f"{self.label}: a value of column {name!r} has {len(text)} bytes, and {self.largest} are allowed.",
-                "Write smaller values, or allow more (largest_value=…, at most 512 MB).",
+                f"{self.label}: a value of column {name!r} has {len(text)} bytes; at most {self.largest} are allowed.",
+                "Write smaller values, or raise the limit (largest_value=…, at most 512 MB).",
                 column=name,
             )
         return text
@@ -534,7 +533,7 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
         self._label = f"Redis table {prefix}"
         if not prefix or not prefix.isprintable():
             raise ConfigurationError(
-                f"a Redis table has {prefix!r} as its prefix; expected printable text.", "Name it.", argument="prefix"
+                f"a Redis table has the prefix {prefix!r}; expected printable text.", argument="prefix"
             )
         for name in ("url_env", "password_env"):
             if getattr(self, name) is not None:
@@ -551,7 +550,6 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
         if largest_value > _LARGEST:
             raise ConfigurationError(
                 f"{self._label} has largest_value={largest_value!r}; expected at most 512 MB.",
-                "Correct the declaration.",
                 argument="largest_value",
             )
         self._requests = RedisRequests(
@@ -656,7 +654,7 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
         if answer == MISSING:
             return Problem(State.MISSING, record_not_found_error([key], self._label))
         refused = TableError(
-            f"{self._label}: the entry for {key!r} was refused: {answer.decode(errors='replace')}.",
+            f"{self._label}: the entry for {key!r} was rejected: {answer.decode(errors='replace')}.",
             "Correct the update, the record or the column's type.",
             table=self._label,
         )

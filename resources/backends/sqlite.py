@@ -124,7 +124,9 @@ def read_columns(
     info = connection.execute("SELECT name, type, pk FROM pragma_table_info(?)", (table,)).fetchall()
     if not info:
         raise TableNotFoundError(
-            f"{label}: the file has no such table.", "Correct the name, or declare it with create=True.", table=label
+            f"{label}: the file does not have this table.",
+            "Correct the name, or declare it with create=True.",
+            table=label,
         )
     names, types = [name for name, _, _ in info], {name: type_ for name, type_, _ in info}
     check_declared_columns(label, names, declared)
@@ -450,8 +452,8 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
     ) -> None:
         if str(path) in ("", ":memory:"):
             raise ConfigurationError(
-                f"SQLite table {table!r} has the path {str(path)!r}: each connection would have its own.",
-                "Give it a file, or use MemoryTable.",
+                f"SQLite table {table!r} has the path {str(path)!r}: each connection would open a database of its own.",
+                "Use a file, or MemoryTable.",
                 argument="path",
                 table=table,
             )
@@ -465,7 +467,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         if create and columns is None:
             raise ConfigurationError(
                 f"SQLite table {table!r} can't be created without its columns.",
-                'Give columns={"name": "type", …}.',
+                'Declare columns={"name": "type", …}.',
                 argument="columns",
                 table=table,
             )
@@ -611,14 +613,14 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
                 path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise TableAccessError(
-                    f"{self._label} can't be made: {error.strerror} ({error.filename}).",
-                    "Give a path where files may be written.",
+                    f"{self._label} can't be created: {error.strerror} ({error.filename}).",
+                    "Use a path that is writable.",
                     table=self._label,
                 ) from error
         elif not path.exists():
             raise TableNotFoundError(
-                f"{self._label}: there is no such file.",
-                "Correct the path, or bring the file back. With create=True the first write makes one.",
+                f"{self._label}: the file does not exist.",
+                "Correct the path, or restore the file. With create=True the first write creates it.",
                 table=self._label,
             )
         connection = self._file("rwc" if make else "rw")
@@ -664,17 +666,17 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return TableUnavailableError(
                 f"{self._label} is locked by another process ({error}).",
-                "It is tried again; if that goes on, find the long transaction, or raise busy_timeout.",
+                "The request is retried; if it keeps failing, find the long transaction, or raise busy_timeout.",
                 table=self._label,
             )
         if code in _UNUSABLE:
             return TableAccessError(
-                f"{self._label} can't be used ({error}).",
-                "Check that it is an SQLite file, whole, and may be written, and that its disk has room.",
+                f"{self._label} can't be accessed ({error}).",
+                "Check that it is an intact, writable SQLite file, and that the disk has space.",
                 table=self._label,
             )
         return TableError(
-            f"{self._label} refused the request: {error}.", "Correct the data or the table.", table=self._label
+            f"{self._label} rejected the request: {error}.", "Correct the data or the table.", table=self._label
         )
 
 

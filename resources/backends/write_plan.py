@@ -79,7 +79,7 @@ class RowCodec:
         for name in self.key:
             if name not in self.columns:
                 raise SchemaMismatchError(
-                    f"{table} has no column {name!r}, which is its key; it has {', '.join(self.names)}.",
+                    f"{table} has no column {name!r}, but it is declared as its key; it has {', '.join(self.names)}.",
                     "Correct the key, or the columns.",
                     column=name,
                 )
@@ -141,8 +141,8 @@ class RowCodec:
             if name in self.key or name not in self.columns:
                 self.column(name)
                 raise SchemaMismatchError(
-                    f"{self.table}: an update changes column {name!r}, which is of the key.",
-                    "Put a record under the other key, and delete this one.",
+                    f"{self.table}: an update changes column {name!r}, which is part of the key.",
+                    "Delete the record and put it with its new key.",
                     column=name,
                 )
         appended = {name: new for name, new in append.items() if new} if append else append
@@ -200,7 +200,7 @@ class RowCodec:
             if name in fields and fields.pop(name) != part:
                 raise SchemaMismatchError(
                     f"{self.table}: the record for key {key!r} has {given[name]!r} as its {name}.",
-                    "A record must carry its own key, or leave the key's columns out.",
+                    "Set the key's columns to the record's own key, or omit them.",
                     table=self.table,
                     column=name,
                 )
@@ -210,7 +210,7 @@ class RowCodec:
         if not isinstance(record, Mapping):
             raise SchemaMismatchError(
                 f"{self.table} got a {type(record).__name__}; expected a mapping of columns to values.",
-                "Send dicts.",
+                "Pass dicts.",
                 table=self.table,
             )
         check = self._check
@@ -237,7 +237,7 @@ class RowCodec:
     def _no_column(self, name: str) -> SchemaMismatchError:
         return SchemaMismatchError(
             f"{self.table} has no column {name!r}; it has {', '.join(self.names)}.",
-            "Leave the field out, or add the column.",
+            "Omit the field, or add the column.",
             column=str(name),
         )
 
@@ -252,7 +252,7 @@ class RowCodec:
     def _misfit(self, name: str, value: Any, why: str) -> SchemaMismatchError:
         column = self.columns[name]
         return SchemaMismatchError(
-            f"{self.table}: column {name!r} is {column.type}{column.size} and got {value!r} "
+            f"{self.table}: column {name!r} is {column.type}{column.size}, but got {value!r} "
             f"({type(value).__name__}); {why}.",
             "Convert the value before it is written.",
             column=name,
@@ -284,16 +284,16 @@ def idempotency_table_name(table: str, key: Sequence[str]) -> str:
     name = f"{table}__adjunct"
     if len(name.encode()) > 63:
         raise ConfigurationError(
-            f"table {table!r} can have no conditions: {name!r}, where their state would lie, is longer than 63 bytes.",
-            "Give the table a shorter name, or leave newest_by and idempotent out.",
+            f"table {table!r} can't have conditions: {name!r}, the table for their state, is longer than 63 bytes.",
+            "Use a shorter table name, or remove newest_by and idempotent.",
             table=table,
         )
     for part in key:
         if part in (*COLUMNS, "at"):
             raise ConfigurationError(
-                f"table {table!r} can have no conditions: its key has a column {part!r}, and so has {name!r}, "
-                "where their state lies.",
-                "Rename the key's column, or leave newest_by and idempotent out.",
+                f"table {table!r} can't have conditions: its key has a column {part!r}, and so has {name!r}, "
+                "the table for their state.",
+                "Rename the key's column, or remove newest_by and idempotent.",
                 table=table,
             )
     return name
@@ -303,9 +303,9 @@ def check_idempotency_columns(label: str, beside: str, key: Sequence[str], names
     """TableAccessError where the columns of that table are others, or none because it is missing."""
     if set(names) != {*key, *COLUMNS, "at"}:
         raise TableAccessError(
-            f"{label}: newest_by and idempotent need the table {beside!r} with the columns {', '.join(key)}, "
+            f"{label}: newest_by and idempotent need a table {beside!r} with the columns {', '.join(key)}, "
             f"{', '.join(COLUMNS)}, at; " + (f"it has {', '.join(names)}." if names else "there is none."),
-            "Declare it with create=True, or make that table.",
+            "Declare the table with create=True, or create that table.",
             table=label,
         )
 
@@ -340,7 +340,7 @@ def check_newest_by(codec: RowCodec, newest_by: str | None) -> None:
     """Refuse a column by which nothing can be the newest."""
     if newest_by is not None and codec.column(newest_by).kind not in _READ:
         raise SchemaMismatchError(
-            f"{codec.table}: column {newest_by!r} is {codec.columns[newest_by].type}, and newest_by needs a column "
+            f"{codec.table}: column {newest_by!r} is {codec.columns[newest_by].type}, but newest_by needs a column "
             "of times, numbers or text.",
             "Name another column as newest_by.",
             column=newest_by,
@@ -458,9 +458,9 @@ def _time(codec: RowCodec, newest_by: str, operation: Operation[Any], place: int
     time = None if newest is None else codec.checked(newest_by, newest[place])
     if time is None:
         raise SchemaMismatchError(
-            f"{codec.table}: the entry for key {operation.entries.keys[place]!r} has no {newest_by}, by which the "
-            "newest is kept.",
-            f"Give every message its {newest_by}, or filter those without one out.",
+            f"{codec.table}: the entry for key {operation.entries.keys[place]!r} has no {newest_by}, which "
+            "newest_by needs.",
+            f"Set {newest_by} in every message, or filter such messages out.",
             column=newest_by,
         )
     return time

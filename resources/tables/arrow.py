@@ -1,4 +1,8 @@
-"""`ArrowEntries`: entries as an Arrow batch, of which Python values are made when somebody asks for them."""
+"""Entries and marks as Arrow columns.
+
+`ArrowEntries` holds a batch's columns and makes Python values of one only on demand. `Marks` numbers the records of
+each message, and `split_batch` turns a batch of a stream's records into operations.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def to_struct_array(columns: dict[str, Any], rows: int) -> Any:
-    """Return columns as one struct array of so many rows."""
+    """Return the columns as one struct array with this many rows."""
     import pyarrow as pa
 
     if not columns:
@@ -37,8 +41,10 @@ def to_struct_array(columns: dict[str, Any], rows: int) -> Any:
 
 
 def to_python(column: Any) -> list[Any]:
-    """Return Python values: dictionaries for structs, made column by column, which is several times faster than row by
-    row; instants by plain arithmetic, which Arrow's own way takes longer for.
+    """Return Python values, with dictionaries for structs.
+
+    Columns are converted one by one, several times faster than rows. Timestamps are computed here, faster than by
+    Arrow.
     """
     import pyarrow as pa
 
@@ -64,11 +70,11 @@ def _dictionaries(column: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class ArrowEntries:
-    """Entries whose columns are Arrow arrays of one length.
+    """Entries whose columns are Arrow arrays of equal length.
 
-    `key` are the key's columns, by name. `records` is a struct array: the records of puts, or what updates set; where
-    `typed`, its fields are those of `Changes`, each a struct (but `remove`, which updates of a batch have in common).
-    `to_python` makes a list of Python values of an array, of a struct dictionaries.
+    `key` is a struct array of the key's columns. `records` is a struct array: the records of puts, or what updates set;
+    if `typed`, its fields are those of `Changes`, each a struct (except `remove`, which all updates of a batch share).
+    `to_python` turns an array into a list of Python values.
     """
 
     key: pa.StructArray
@@ -84,14 +90,16 @@ class ArrowEntries:
 
     @staticmethod
     def of(batch: ArrowFrame, key: str | Sequence[str], *, updates: bool = False) -> ArrowEntries:
-        """Return the rows of a batch, a table or a frame as entries: their key in the columns `key`; the records are
-        all columns, and what `updates` set all others."""
+        """Return the rows of a batch, table or data frame as entries.
+
+        The columns `key` make the keys. Records have all columns, updates all but the key's.
+        """
         import pyarrow as pa
 
         if not isinstance(batch, ArrowFrame):
             raise ConfigurationError(
-                f"entries of Arrow were to be made of {batch!r:.60}; expected an Arrow table or batch, or a frame.",
-                "Give one, or make RowEntries(keys, values).",
+                f"ArrowEntries.of() got {batch!r:.60}; expected an Arrow table or batch, or a data frame.",
+                "Pass Python values as RowEntries(keys, values).",
                 argument="batch",
             )
         rows = batch if isinstance(batch, pa.RecordBatch) else to_arrow_table(batch, "entries")
@@ -103,19 +111,19 @@ class ArrowEntries:
             wrong = f"no column {missing[0]!r}, which is of the key" if missing else f"two columns {twice[0]!r}"
             raise SchemaMismatchError(
                 f"an Arrow batch has {wrong}; it has {', '.join(rows.schema.names)}.",
-                f"Give it the key's columns ({', '.join(key)}), and each column once.",
+                f"Include the key columns ({', '.join(key)}), and name each column once.",
                 column=(missing or twice)[0],
             )
         nested = next((name for name in key if pa.types.is_nested(columns[name].type)), None)
         if nested is not None:
             raise SchemaMismatchError(
                 f"the key column {nested!r} of an Arrow batch is {columns[nested].type}, which can't be a key.",
-                "Give a column of plain values.",
+                "Use a column of single values as the key.",
                 column=nested,
             )
         if (found := first_unreadable(pa.table(columns))) is not None:
             raise found.error("an Arrow batch", f"row {found.row}", row=found.row)
-        for name, column in columns.items():  # stores keep microseconds
+        for name, column in columns.items():  # stores have microsecond precision
             if pa.types.is_timestamp(column.type) and column.type.tz is not None and column.type.unit == "ns":
                 columns[name] = cast_column(column, name, "timestamp", "an Arrow batch")
         held = {name: column for name, column in columns.items() if not (updates and name in key)}
@@ -125,7 +133,7 @@ class ArrowEntries:
 
     @property
     def key_names(self) -> tuple[str, ...]:
-        """The names of the key's columns, in the order of keys that are tuples."""
+        """The names of the key's columns, in the order of tuple keys."""
         return tuple(self.key.type.field(place).name for place in range(self.key.type.num_fields))
 
     @property
@@ -205,12 +213,12 @@ class ArrowEntries:
 
 
 def is_arrow(value: object) -> bool:
-    """Whether a value is a RecordBatch or a Table of Arrow's, which is not loaded to say so."""
+    """Whether a value is an Arrow RecordBatch or Table; does not import Arrow."""
     return type(value).__module__.startswith("pyarrow.") and hasattr(value, "num_rows")
 
 
 def _plain_column(batch: Any, place: int) -> Any:
-    """Return a column as one array of plain values."""
+    """Return a column as one array without dictionary encoding."""
     import pyarrow as pa
 
     column = batch.column(place)
@@ -219,7 +227,7 @@ def _plain_column(batch: Any, place: int) -> Any:
         if isinstance(column, pa.ChunkedArray) and column.num_chunks != 1:  # an array has at most 2 GB
             raise SchemaMismatchError(
                 f"the column {batch.schema.names[place]!r} of an Arrow table is too large for one request.",
-                "Give the batches of the table one by one: table.to_batches().",
+                "Send the table's batches one at a time: table.to_batches().",
                 column=batch.schema.names[place],
             )
         column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
@@ -233,17 +241,9 @@ def _first_null(*columns: pa.Array) -> int | None:
     return min(places, default=None)
 
 
-# Marks for the records of Arrow batches: where the message of each stands in what it was read from.
-#
-# The rows of one message and one key are told apart by an ordinal, their number in the order in which they arrive here.
-# So they have to arrive sorted: by source and offset, then by the key, then by all else that they differ in. That they
-# have the same ordinals when a batch is run again needs the same rows then; where an expression gives others each time
-# (`rand()`), a tie is refused.
-
-
 @dataclass(frozen=True, slots=True)
 class MarkedSource:
-    """What marks say of one source partition: its `name` there, and the `epoch` in which it is read."""
+    """How marks refer to one source partition: its `name` and the `epoch` in which it is read."""
 
     name: str
     epoch: int = 0
@@ -251,12 +251,15 @@ class MarkedSource:
 
 @dataclass(frozen=True, slots=True)
 class Marking:
-    """How records are marked.
+    """How records are marked with their place in a source.
 
-    `columns` hold, joined with dots, the partition that a record comes from: all of "lake.flights.3", or its end, where
-    `stream` is the beginning for all records. `offset` is the column of the number there. `sources` are the partitions
-    by that text; marks name others by `prefix` and the text. `exact` says that the same batch gives the same rows
-    whenever it is run.
+    Rows of one message and key get an ordinal: their number in the order of arrival. They must arrive sorted by source
+    and offset, then by key, then by everything else that distinguishes them, so that a retried batch gives the same
+    ordinals. If an expression is not deterministic (`rand()`), ties are rejected.
+
+    `columns`, joined with dots, name the record's partition: all of "lake.flights.3", or its end if `stream` holds the
+    rest. `offset` is the column with the offset. `sources` maps that name to partitions; marks of others consist of
+    `prefix` and the name. `exact` says that a retried batch yields the same rows.
     """
 
     columns: tuple[str, ...]
@@ -268,12 +271,12 @@ class Marking:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The columns that records have to be sorted by, before the key's."""
+        """The columns to sort records by, before the key's."""
         return (*reversed(self.columns), self.offset)
 
 
 class Marks:
-    """Marks of the batches of one task, which arrive in order."""
+    """Marks the batches of one task, which arrive in order."""
 
     def __init__(self, marking: Marking, key: Sequence[str], what: str) -> None:
         self._marking, self._key, self._what = marking, tuple(key), what
@@ -281,7 +284,7 @@ class Marks:
         self._ordinal = 0
 
     def of(self, batch: Any) -> tuple[Any, Any]:
-        """Return the sources and the positions (`position_of`) of a batch's records, as Arrow arrays of text."""
+        """Return the sources and positions (`position_of`) of a batch's records, as Arrow arrays of text."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -309,7 +312,7 @@ class Marks:
         return self._marking.sources.get(text) or MarkedSource(self._marking.prefix + text)
 
     def _ordinals(self, batch: Any, places: Any) -> Any:
-        """Number the rows of one message and one key; nearly all messages have one."""
+        """Number the rows of one message and key; nearly all messages have one row."""
         import numpy as np
         import pyarrow as pa
 
@@ -339,10 +342,11 @@ class Marks:
         if not self._marking.exact:
             place, offset, *key = message
             raise ConfigurationError(
-                f"{self._what}: the message at offset {offset} of {place} gives several records of the key "
-                f"{key[0] if len(key) == 1 else tuple(key)!r}, and their expressions give others each time they are "
-                "computed: when a batch is run again, nobody could tell which of them the table has.",
-                "Leave out rand(), uuid() and the like before this table, or have one record of a key in a message.",
+                f"{self._what}: the message at offset {offset} of {place} yields several records for the key "
+                f"{key[0] if len(key) == 1 else tuple(key)!r}, computed by expressions that "
+                "are not deterministic: "
+                "if the batch is retried, the table can't tell which of them it has already applied.",
+                "Remove rand(), uuid() and the like before this table, or emit one record per key and message.",
                 operator=self._what,
             )
         return ordinal + 1
@@ -361,10 +365,10 @@ TOMBSTONE, TIMESTAMP = "__tombstone", "__timestamp"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How records become requests: without a contract as whole records, with one as updates.
+    """How records become requests: whole records without a contract, updates with one.
 
-    Updates lie in the struct `update`, defaults in `default`; a boolean stands for a struct without fields.
-    Where `typed`, an update has structs for what is set, added and appended, and `remove` is what all updates remove.
+    Updates are in the struct `update`, defaults in `default`; a boolean replaces a struct without fields. If `typed`,
+    an update has structs for what is set, added and appended, and `remove` lists what all updates remove.
     """
 
     key: tuple[str, ...]
@@ -377,7 +381,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One operation, and the rows of the batch that its entries are."""
+    """One operation and the rows of the batch that its entries come from."""
 
     operation: Operation[Any]
     batch: Any
@@ -385,10 +389,10 @@ class Part:
 
 
 def split_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> list[Part]:
-    """Return what is to be sent for a batch, in order: few operations, however often puts and deletes alternate.
+    """Return the operations to send for a batch, in order.
 
-    All records of a kind go into one operation, up to where a key's own kind changes; what follows of the key, and of
-    others whose kind changes as often, is in the next two.
+    All records of a kind go into one operation, up to where a key switches between put and delete; later records of
+    that key go into the next two. So there are few operations however often puts and deletes alternate.
     """
     whole = _entries(batch, shape, marks, what)
     deleted = batch.column(TOMBSTONE).to_pylist() if TOMBSTONE in batch.schema.names else []
@@ -404,7 +408,7 @@ def split_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> lis
 
 
 def _split_by_wave(keys: Sequence[Any], deleted: Sequence[bool]) -> list[tuple[list[int], list[int]]]:
-    """Return the rows that are written and those that are deleted, by wave: of a wave, a key is in one of the two."""
+    """Return the rows to write and to delete, by wave; within a wave, a key is in one of the two."""
     waves: list[tuple[list[int], list[int]]] = []
     last: dict[Any, tuple[int, bool]] = {}
     for row, (key, kind) in enumerate(zip(keys, map(bool, deleted), strict=True)):
@@ -450,7 +454,7 @@ def _column_as_struct(column: Any) -> Any:
 
 
 def _times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
-    """Return the time of each record: its column, or where a tombstone has none, when it was sent."""
+    """Return each record's time from its column; for a tombstone without one, the time it was sent."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -458,8 +462,8 @@ def _times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
     values = records.field("set") if shape.typed else records
     if values.type.get_field_index(name) < 0:
         raise SchemaMismatchError(
-            f"{what}: records have no {name!r}, by which the table keeps what is newest.",
-            "Keep the column, or set it with each update; or declare the table with another newest_by.",
+            f"{what}: records have no column {name!r}, which the table's newest_by needs.",
+            "Keep the column, set it in each update, or declare the table with another newest_by.",
             column=name,
         )
     times = pc.struct_field(values, [values.type.get_field_index(name)])
@@ -471,9 +475,9 @@ def _times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
         keys = to_struct_array({name: batch.column(name) for name in shape.key}, batch.num_rows)
         first = to_python(keys.filter(pc.is_null(times)).slice(0, 1))[0]
         raise SchemaMismatchError(
-            f"{what}: {times.null_count} record(s) have null in {name!r}, by which the table keeps what is newest; the "
-            f"first is of {first}.",
-            "Filter them out, or give them a time: coalesce(…).",
+            f"{what}: {times.null_count} record(s) have null in {name!r}, which the table's newest_by needs; the "
+            f"first has the key {first}.",
+            "Filter them out, or fill in a time with coalesce(…).",
             column=name,
         )
     return times

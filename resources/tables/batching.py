@@ -1,4 +1,8 @@
-"""`BatchProcessor`: places operations into batches and answers each when the requests that it is in are answered."""
+"""Batches operations into requests.
+
+`BatchProvider` sets the limits, `BatchHandler` splits a batch into requests that keep each key's order, and
+`BatchProcessor` gathers operations and answers each one once its requests are answered.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,7 @@ class Batch:
         self.size = 0  # bytes, where the provider has a limit
 
     def takes(self, operation: Operation[Any], size: int) -> bool:
-        """Whether the batch stays within its limits with the operation in it; an empty one takes anything."""
+        """Whether the batch stays within its limits with this operation added; an empty one takes any."""
         provider = self._provider
         if not self.operations:
             return True
@@ -55,21 +59,21 @@ class Batch:
 
     @property
     def full(self) -> bool:
-        """Whether nothing more fits, so that there is no use in waiting."""
+        """Whether nothing more fits, so there is no point in waiting."""
         provider = self._provider
         return self.count >= provider.size or (provider.bytes is not None and self.size >= provider.bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchProvider:
-    """What a table's batches are like: how much is in one request, and how long an operation waits for others.
+    """How large a table's requests are, and how long an operation waits for others.
 
-    - `size`: at most so many entries.
-    - `bytes`: about so many bytes at most (`size_of`); an entry that is larger goes alone.
-    - `delay`: operations wait so many seconds for others, unless a batch is full before. With 0 those that are made in
-      one turn of the event loop are gathered, which costs an operation nothing but that turn.
-    - `compact`: of puts and deletes of one key in a batch only the last is sent, unless something else is asked of the
-      key between them. Updates are refused then, since each of them counts; so are conditions.
+    - `size`: the greatest number of entries.
+    - `bytes`: roughly the greatest number of bytes (`estimate_bytes`); a larger entry is sent alone.
+    - `delay`: how many seconds operations wait for others, unless the batch is full earlier. With 0, operations made in
+      one turn of the event loop are batched, which costs an operation only that turn.
+    - `compact`: of a key's puts and deletes in a batch, only the last is sent, unless another operation on the key is
+      in between. Updates and conditions are rejected, since every one of them counts.
     """
 
     size: int = 1000
@@ -85,13 +89,12 @@ class BatchProvider:
         number = isinstance(self.delay, int | float) and not isinstance(self.delay, bool)
         if not number or not 0 <= self.delay < math.inf:
             raise ConfigurationError(
-                f"a batch's delay is {self.delay!r}: expected a number of seconds from 0 on.",
-                "Change it.",
+                f"BatchProvider(delay={self.delay!r}): expected a number of seconds, at least 0.",
                 argument="delay",
             )
         if not isinstance(self.compact, bool):
             raise ConfigurationError(
-                f"a batch's compact is {self.compact!r}: expected True or False.", "Change it.", argument="compact"
+                f"BatchProvider(compact={self.compact!r}): expected True or False.", argument="compact"
             )
 
     def batch(self) -> Batch:
@@ -99,13 +102,13 @@ class BatchProvider:
         return Batch(self)
 
     def gathers(self, operation: Operation[Any], size: int) -> bool:
-        """Whether the operation may be sent with others: its entries are Python values, and leave room."""
+        """Whether the operation can be sent with others: its entries are Python values and leave room."""
         if type(operation.entries) is not RowEntries or operation.count >= self.size:
             return False
         return self.bytes is None or size < self.bytes
 
     def size_of(self, operation: Operation[Any]) -> int:
-        """The operation's bytes where there is a limit, else 0."""
+        """The operation's bytes if there is a limit, else 0."""
         return 0 if self.bytes is None else operation.entries.nbytes
 
 
@@ -117,8 +120,7 @@ def check_compactable(table: str, operation: Operation[Any]) -> None:
     if operation.kind is OperationKind.UPDATE or operation.conditions:
         what = "updates" if operation.kind is OperationKind.UPDATE else "conditions"
         raise ConfigurationError(
-            f"table {table}: its batches are compact, which keep the last entry of a key only, and {what} "
-            "need every one.",
+            f"table {table}: its batches are compact and keep only the last entry of a key, but {what} need every one.",
             "Declare the table with BatchProvider(compact=False), the default.",
             argument="batches",
             table=table,
@@ -128,7 +130,7 @@ def check_compactable(table: str, operation: Operation[Any]) -> None:
 def compact_entries(
     operations: Sequence[Operation[Any]], keys: Sequence[Hashable]
 ) -> tuple[list[int], dict[int, list[int]]]:
-    """The entries that are sent, of those with these operations and keys, and of these, which others they stand for."""
+    """Return the entries to send, and for each of them the earlier entries that it supersedes."""
     last: dict[Hashable, int] = {}
     followers: dict[int, list[int]] = {}
     dropped: set[int] = set()
@@ -146,7 +148,7 @@ def compact_entries(
 
 @dataclass(slots=True)
 class RequestSpan:
-    """Entries of a request, from `start` on, that are those of the batch's operation `of` at `places`."""
+    """Entries of a request, from `start` on: those of the batch's operation `of` at `places`."""
 
     of: int
     start: int
@@ -155,8 +157,11 @@ class RequestSpan:
 
 @dataclass(slots=True)
 class Request:
-    """One operation for the layer below. `followers` share the outcome of an entry that took their place:
-    (the entry's place in the request, operation of the batch, place in it)."""
+    """One operation for the layer below.
+
+    `followers` share the outcome of the entry that superseded them: (the entry's place in the request, operation of the
+    batch, place in it).
+    """
 
     operation: Operation[Any]
     spans: list[RequestSpan]
@@ -164,19 +169,19 @@ class Request:
 
 
 class BatchHandler:
-    """Makes few requests of a batch, none larger than the provider says, in which each key's order is kept."""
+    """Turns a batch into few requests within the provider's limits, keeping each key's order."""
 
     def __init__(self, provider: BatchProvider, *, table: str) -> None:
         self._provider = provider
         self._table = table
 
     def check(self, operation: Operation[Any]) -> None:
-        """Raise ConfigurationError for what such batches can't do."""
+        """Raise ConfigurationError for operations that such batches can't contain."""
         if self._provider.compact:
             check_compactable(self._table, operation)
 
     def is_one_request(self, operation: Operation[Any]) -> bool:
-        """Whether the operation by itself needs nothing done to it; most are like that."""
+        """Whether the operation can be sent as it is; most can."""
         provider, count = self._provider, operation.count
         if count > provider.size or (provider.compact and count > 1):
             return False
@@ -185,7 +190,7 @@ class BatchHandler:
         return not _has_deletes(operation)
 
     def requests(self, operations: Sequence[Operation[Any]]) -> list[Request]:
-        """The requests, in the order in which those that share a key take effect."""
+        """Return the requests; those that share a key are in the order in which they take effect."""
         if not self._provider.compact:
             if len(operations) == 1:
                 if not _has_deletes(operations[0]):
@@ -195,7 +200,7 @@ class BatchHandler:
         return list(self._by_wave(operations))
 
     def _cut(self, operation: Operation[Any]) -> Iterator[Request]:
-        """Requests within the limits, of a batch that is one operation."""
+        """Split a batch of one operation into requests within the limits."""
         whole = range(len(operation))
         for start, end in _request_bounds(operation.entries, self._provider):
             if end - start == len(whole):
@@ -253,7 +258,7 @@ class BatchHandler:
 
 
 class _Lanes:
-    """Numbers what may be in one request: the same kind, arguments, conditions and contract."""
+    """Numbers the groups of operations that can share a request: equal kind, arguments, conditions and contract."""
 
     def __init__(self) -> None:
         self.operations: list[Operation[Any]] = []
@@ -267,7 +272,7 @@ class _Lanes:
 
 
 def can_share_request(one: Operation[Any], other: Operation[Any]) -> bool:
-    """Whether the entries of both may be in one request."""
+    """Whether the entries of both operations can be in one request."""
     return (
         one.kind is other.kind
         and one.contract is other.contract
@@ -283,7 +288,7 @@ def _has_deletes(operation: Operation[Any]) -> bool:
 
 
 def _concatenate_operations(operations: Sequence[Operation[Any]]) -> Request | None:
-    """All of the operations as one, where they may be."""
+    """Return all operations as one request, or None if they can't share one."""
     first = operations[0]
     if any(not can_share_request(first, other) for other in operations) or any(map(_has_deletes, operations)):
         return None
@@ -312,7 +317,7 @@ def _concatenate_entries(parts: Sequence[Entries[Any]]) -> RowEntries[Any]:
 def _pick_entries(
     operations: Sequence[Operation[Any]], origins: Sequence[tuple[int, int]], kind: OperationKind
 ) -> Entries[Any]:
-    """The entries at (operation, place), in this order; those of deletes without their values."""
+    """Return the entries at (operation, place), in this order; those of deletes without values."""
     of = {number for number, _ in origins}
     if len(of) == 1:
         (only,) = of
@@ -325,7 +330,7 @@ def _pick_entries(
 
 
 def _request_bounds(entries: Entries[Any], provider: BatchProvider) -> Iterator[tuple[int, int]]:
-    """From where to where each request goes."""
+    """Yield the start and end of each request."""
     count, step = len(entries), provider.size
     if provider.bytes is not None and entries.nbytes > provider.bytes:
         if isinstance(entries, RowEntries):
@@ -349,21 +354,21 @@ def _request_bounds_by_bytes(entries: RowEntries[Any], provider: BatchProvider) 
 
 
 class _Call:
-    """What is known so far of the outcomes of one caller's operation."""
+    """The outcomes known so far of one caller's operation."""
 
     __slots__ = ("_defaults_put", "_error", "_problems", "_records", "answer", "left", "operation")
 
     def __init__(self, operation: Operation[Any]) -> None:
         self.operation = operation
         self.answer: asyncio.Future[Outcomes] = asyncio.get_running_loop().create_future()
-        self.left = 0  # requests that it is in and that are not answered
+        self.left = 0  # unanswered requests that contain its entries
         self._problems: dict[int, Problem] = {}
         self._records: list[Any] | None = None
         self._defaults_put = 0
         self._error: BaseException | None = None
 
     def note(self, places: Sequence[int], outcomes: Outcomes, start: int) -> None:
-        """The outcomes of the entries at `places` are those from `start` on."""
+        """Record the outcomes from `start` on as those of the entries at `places`."""
         if outcomes.problems:
             for place, member in enumerate(places, start):
                 if member_problem := outcomes.problems.get(place):
@@ -381,7 +386,7 @@ class _Call:
         self._error = self._error or error
 
     def answered(self) -> None:
-        """One of its requests is over."""
+        """Count one of its requests as answered."""
         self.left -= 1
         if self.left or self.answer.done():
             return
@@ -409,7 +414,7 @@ class BatchProcessor:
             return Outcomes(0)
         size = self._provider.size_of(operation) if self._provider.bytes else 0
         if not self._provider.gathers(operation, size):
-            self._end_gathering()  # it comes before, for keys of both
+            self._end_gathering()
             return await self._alone(operation)
         gathering = self._gathering
         if gathering is not None and not gathering.batch.takes(operation, size):
@@ -425,12 +430,12 @@ class BatchProcessor:
         return await self._first_of(gathering, operation, size)
 
     async def flush(self) -> None:
-        """Send what is gathered; return when everything that was asked before is answered."""
+        """Send the gathered operations; return when everything requested before is answered."""
         self._end_gathering()
         await self._order.over()
 
     async def _first_of(self, gathering: _Gathering, operation: Operation[Any], size: int) -> Outcomes:
-        """Gather what others ask in this turn of the event loop; whoever is alone then needs no task."""
+        """Gather the operations of this turn of the event loop; an operation that stays alone needs no task."""
         gathering.batch.add(operation, size)
         gathering.calls.append(None)
         try:
@@ -466,7 +471,7 @@ class BatchProcessor:
             raise
 
     def _end_gathering(self, only: _Gathering | None = None) -> None:
-        """Send the batch, each request in a task of its own: no caller's end is that of the others."""
+        """Send each request of the batch in a task of its own, so that no caller's cancellation cancels the others."""
         gathering = self._gathering
         if gathering is None or (only is not None and gathering is not only):
             return
@@ -523,11 +528,11 @@ class BatchProcessor:
         for place, of, origin in request.followers:
             if place in outcomes.problems:
                 calls[of].note([origin], Outcomes(1, problems={0: outcomes.problems[place]}), 0)
-        if outcomes.defaults_put:  # nobody says whose
+        if outcomes.defaults_put:  # of an unknown entry
             members[0].began(outcomes.defaults_put)
 
     async def _one_after_the_other(self, request: Request, calls: Sequence[_Call]) -> None:
-        """The request was refused as a whole, maybe for what one caller asks: the others are not to suffer from it."""
+        """Resend a rejected request caller by caller, so that one caller's bad entry does not affect the others."""
         problems: dict[int, Problem] = {}
         errors: dict[int, Exception] = {}
         for span in request.spans:
@@ -581,7 +586,7 @@ class BatchProcessor:
 
 
 class _Gathering:
-    """A batch that is open, and who waits for it."""
+    """An open batch and its waiting callers."""
 
     __slots__ = ("batch", "calls", "tasks", "timer", "withdrawn")
 
@@ -593,7 +598,7 @@ class _Gathering:
         self.tasks: list[asyncio.Task[None]] | None = None
 
     def withdraw(self, mine: int) -> None:
-        """Its caller was cancelled: it is not sent if it was not; where nobody is left, the requests end."""
+        """Remove a cancelled caller: its unsent operations are dropped; without callers, the requests are cancelled."""
         self.withdrawn = (self.withdrawn or set()) | {mine}
         if self.tasks is not None and len(self.withdrawn) == len(self.calls):
             for task in self.tasks:
@@ -601,14 +606,14 @@ class _Gathering:
 
 
 def _may_have_effect(operation: Operation[Any], error: BaseException) -> bool:
-    """Whether sending again may repeat an effect: of updates, unless it was their declaration that was refused."""
+    """Whether sending again may repeat an effect: for updates, unless their declaration was rejected."""
     return operation.kind is OperationKind.UPDATE and not isinstance(error, ConfigurationError | SchemaMismatchError)
 
 
 def _may_send_separately(operation: Operation[Any], outcomes: Outcomes) -> bool:
-    """Whether the function refused the request as a whole, and each caller's part of it may be sent alone.
+    """Whether the request was rejected as a whole, so that each caller's part can be sent alone.
 
-    What is wrong with the table itself is everybody's.
+    Errors about the table itself concern every caller.
     """
     problem = outcomes.problems.get(0)
     if problem is None or problem.state is not State.REFUSED or not problem.of_request or problem.error is None:
@@ -618,19 +623,19 @@ def _may_send_separately(operation: Operation[Any], outcomes: Outcomes) -> bool:
 
 
 def _members(request: Request) -> list[int]:
-    """Whose entries a request has, or stands for; each once."""
+    """The calls whose entries a request has or supersedes, each once."""
     return list(dict.fromkeys([*(span.of for span in request.spans), *(of for _, of, _ in request.followers)]))
 
 
 class BatchLayer:
-    """Sends few large requests where many small operations are made, and cuts what is too large for one.
+    """Combines small operations into few large requests, and splits operations that exceed a request's limits.
 
-    - What is asked of one key takes effect in the order of the calls; requests that share no key overtake each other.
-    - At most `in_flight` requests are under way at a time, in each event loop (a Spark task has one).
-    - A caller that is cancelled takes back what was not sent yet; what was sent with others goes on for them.
-    - An entry's problem is that of its caller only.
+    - Operations on one key take effect in the order of the calls; requests that share no key overtake each other.
+    - At most `in_flight` requests are under way at a time in each event loop (a Spark task has one).
+    - A cancelled caller's unsent operations are withdrawn; what was sent with others goes on for them.
+    - An entry's problem concerns only its caller.
 
-    Each event loop has batches of its own: nothing says in what order two threads call.
+    Each event loop has its own batches, since calls of different threads have no order.
     """
 
     def __init__(self, below: Layer, *, table: str, batches: BatchProvider | None = None, in_flight: int = 8) -> None:
@@ -645,8 +650,8 @@ class BatchLayer:
         return await self._processors.here().send(operation)
 
     async def flush(self) -> None:
-        """Send what waits for others, and return when all that was asked so far is answered."""
-        await asyncio.sleep(0)  # tasks that were made and did not run yet have asked for something, too
+        """Send waiting operations, and return when everything requested so far is answered."""
+        await asyncio.sleep(0)  # tasks that were created but have not started count too
         await self._processors.here().flush()
 
     async def close(self) -> None:

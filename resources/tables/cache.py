@@ -1,4 +1,4 @@
-"""`Cache`: which records of a table one process keeps, and for how long; `CacheLayer` does as it says."""
+"""`Cache` declares which records of a table a process keeps, and for how long; `CacheLayer` keeps them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from dagster_adjunct.resources.tables.operation import Clock, Operation, Operati
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Records that were read are kept, up to `size`; beyond that the one that was not asked for the longest goes.
+    """Keeps up to `size` records that were read; evicts the least recently used one.
 
-    What other processes write is seen when a record has expired: `seconds_after_write` after it was read from the store
-    or written to it, or `seconds_after_read` after it was last asked for, whichever is first; None: never of itself.
+    Writes of other processes become visible once a record expires: `seconds_after_write` after it was read from or
+    written to the store, or `seconds_after_read` after its last use, whichever is first. None never expires.
 
-    `on_write="through"` keeps what is put, `"around"` forgets it, so that the next get reads it. Updates always forget
-    what they change, and so does a write that fails or has no answer. `absent=True` keeps also that there is no record.
+    `on_write="through"` keeps what is put, `"around"` evicts it, so that the next get reads it. Updates, failed writes
+    and unanswered ones always evict. `absent=True` also keeps that a key has no record.
     """
 
     size: int = 10_000
@@ -41,18 +41,15 @@ class Cache:
         check_whole_number(self.size, f"a cache of {self.size!r} records", "at least 1", argument="size")
         for name in ("seconds_after_write", "seconds_after_read"):
             seconds = getattr(self, name)
-            check_seconds(
-                seconds, f"{name}={seconds!r} of a cache", argument=name, none=True, next_step="Correct the cache."
-            )
+            check_seconds(seconds, f"{name}={seconds!r} of a cache", argument=name, none=True)
         if self.on_write not in ("through", "around"):
             raise ConfigurationError(
                 f'on_write={self.on_write!r} of a cache: expected "through" or "around".',
-                "Correct the cache.",
                 argument="on_write",
             )
 
 
-# Values that nobody can change; a record of such needs no deep copy.
+# Immutable types; a record of only these needs no deep copy.
 _FIXED = frozenset({type(None), bool, int, float, str, bytes, Decimal, datetime, date, time, timedelta, UUID})
 
 
@@ -61,7 +58,7 @@ _copy_of_dict = dict.copy
 
 
 def _copier(record: Any) -> Callable[[Any], Any] | None:
-    """What makes a copy of the record that its owner may change; None where the record itself will do."""
+    """The function that copies a mutable record; None if the record itself can be shared."""
     kind = type(record)
     if kind is dict:
         return _copy_of_dict if _is_fixed(map(type, record.values())) else deepcopy
@@ -70,14 +67,14 @@ def _copier(record: Any) -> Callable[[Any], Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """A key that was read with arguments, which differ where their types do: 1, True and 1.0 are equal."""
+    """A key read with arguments; arguments of different types differ, as 1, True and 1.0 would be equal."""
 
     key: Hashable
     args: tuple[object, ...]
 
 
 def _places(keys: Sequence[Hashable], args: tuple[object, ...]) -> Sequence[Hashable]:
-    """Where the records of these keys lie: by the key itself, as most requests have no arguments."""
+    """The cache keys of these records: the key itself for requests without arguments, which most are."""
     if not args:
         return keys
     typed = (*args, *map(type, args))
@@ -85,10 +82,10 @@ def _places(keys: Sequence[Hashable], args: tuple[object, ...]) -> Sequence[Hash
 
 
 class CachedRecords:
-    """The records that are kept, each by its key and the arguments of its request. Not safe for several threads.
+    """The kept records by key and arguments of the request. Not thread-safe.
 
-    An ordered dict, and not a cachetools container, whose single accesses take ten times as long: 1 us each, and 5 us
-    where records expire.
+    An ordered dict rather than a cachetools container, whose single accesses take ten times as long: 1 us each, and 5
+    us with expiry.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -97,15 +94,15 @@ class CachedRecords:
         self._after_read = inf if cache.seconds_after_read is None else cache.seconds_after_read
         self._absent = cache.absent
         self._kept: OrderedDict[Hashable, tuple[Any, float, float, Callable[[Any], Any] | None]] = OrderedDict()
-        self._variants: dict[Hashable, set[_Variant]] = {}  # of keys that were read with arguments
+        self._variants: dict[Hashable, set[_Variant]] = {}  # for keys that were read with arguments
         self.evicted = 0
-        self.kept_so_far = 0  # grows whenever something is kept
+        self.kept_so_far = 0  # grows with every kept record
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def find(self, keys: Sequence[Hashable], args: tuple[object, ...], now: float) -> tuple[list[Any], list[int]]:
-        """The records of these keys, and the places of those of which nothing is known; None stands there."""
+        """Return the records of these keys, None for unknown ones, and the places of the unknown ones."""
         kept, idle, records, unknown = self._kept, self._after_read, list[Any](), list[int]()
         if not kept:
             return [None] * len(keys), list(range(len(keys)))
@@ -128,7 +125,7 @@ class CachedRecords:
         return records, unknown
 
     def keep(self, keys: Sequence[Hashable], records: Sequence[Any], args: tuple[object, ...], now: float) -> None:
-        """Keep these keys' records; None: that there is none, where the cache keeps that."""
+        """Keep these keys' records; None means that there is none, if the cache keeps that."""
         kept, written_until, read_until = self._kept, now + self._after_write, now + self._after_read
         places, absent = _places(keys, args), self._absent
         if not kept.keys().isdisjoint(places):
@@ -138,10 +135,10 @@ class CachedRecords:
         for at, record in zip(places, records, strict=True):
             if record is None and not absent:
                 continue
-            if type(record) is dict and _is_fixed(map(type, record.values())):  # as most are, and without a call
+            if type(record) is dict and _is_fixed(map(type, record.values())):  # the usual case, without a call
                 kept[at] = (record.copy(), written_until, read_until, _copy_of_dict)
                 continue
-            copy = _copier(record)  # callers may change theirs
+            copy = _copier(record)  # callers may change their own
             try:
                 kept[at] = (record if copy is None else copy(record), written_until, read_until, copy)
             except Exception:  # noqa: BLE001 - what can't be copied is not kept: its owner may change it
@@ -155,7 +152,7 @@ class CachedRecords:
             self.evicted += 1
 
     def forget(self, keys: Iterable[Hashable]) -> None:
-        """Forget the records of these keys, whatever arguments they were read with."""
+        """Evict the records of these keys, for all arguments."""
         if not self._kept:
             return
         for key in keys:
@@ -177,11 +174,11 @@ class CachedRecords:
 
 
 class CacheLayer:
-    """Reads through; writes through or around. Threads may share it.
+    """Reads through the cache; writes through or around it. Thread-safe.
 
-    A record is forgotten when a write of its key begins, so a get that comes after asks below, where it waits for the
-    write. What a get found is kept only if no write of its key began or ended since the get began: a slow read never
-    covers a newer write. Of several writes of a key at once the one that was called last is kept.
+    A record is evicted when a write of its key begins, so a later get asks the layer below, where it waits for the
+    write. A get's result is kept only if no write of its key began or ended since the get began: a slow read never
+    replaces a newer write. Of several concurrent writes of a key, the one called last is kept.
     """
 
     def __init__(
@@ -193,12 +190,12 @@ class CacheLayer:
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._kept = CachedRecords(self._cache)
-        # Writes count up as they begin and end. Which number the last of a key had matters to gets under way only.
+        # Counts the begins and ends of writes. A key's last number matters only to gets under way.
         self._number = 0
         self._numbers: dict[Hashable, int] = {}
         self._reads = 0
         self._writes = 0  # under way
-        self._writing: dict[Hashable, object] = {}  # by key, the write that was called last
+        self._writing: dict[Hashable, object] = {}  # by key, the write called last
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -276,7 +273,7 @@ class CacheLayer:
 
     def _end_write(self, operation: Operation[Any], outcomes: Outcomes | None, token: object, before: int) -> None:
         keys, evicted = operation.entries.keys, 0
-        last: set[Hashable] | None = None  # of these keys no later write is under way; None: of all
+        last: set[Hashable] | None = None  # keys without a later write under way; None: all keys
         with self._lock:
             if self._reads or before != self._kept.kept_so_far:
                 self._forget(keys)
@@ -285,7 +282,7 @@ class CacheLayer:
                 last = {key for key in keys if self._writing.get(key) is token}
                 for key in last:
                     del self._writing[key]
-            elif len(self._writing) < len(keys):  # a later write has ended, or a key stands there twice
+            elif len(self._writing) < len(keys):  # a later write has ended, or a key occurs twice
                 last = {key for key in keys if self._writing.get(key) is token}
                 self._writing.clear()
             else:
@@ -308,7 +305,7 @@ class CacheLayer:
         values: Sequence[Any] = operation.entries.values or [None] * len(keys)
         if outcomes.problems:
             last = (set(keys) if last is None else last) - {keys[place] for place in outcomes.problems}
-        # The last of a key's entries counts.
+        # A key's last entry counts.
         written = dict(zip(keys, values, strict=True))
         if last is not None:
             written = {key: value for key, value in written.items() if key in last}

@@ -1,12 +1,12 @@
 """Read and write functions: how a `RemoteTable` reaches one kind of store.
 
-A function is small and picklable while it is closed, and holds its connection between `open` and `close`. Pickling
-never carries the connection, so a function can be declared on a driver and opened by each executor. Behaviour of
-updates: SAMZA-2709 (partial updates in the Table API).
+A function is small and picklable while closed, and holds its connection between `open` and `close`. Pickling never
+includes the connection, so a function can be declared on a driver and opened by each executor. Updates behave as in
+SAMZA-2709 (partial updates in the Table API).
 
-There are two ways to write one. A service that takes one request a key: override `get`, or `put`, `delete` and
-`update`, of `TableReadFunction` and `TableWriteFunction`; each `_all` form sends several of them at a time. A store
-that takes many entries at once and tells what became of each: override `send` of `StoreFunction`, and say in
+There are two ways to write one. For a service with one request per key, override `get`, or `put`, `delete` and
+`update`, of `TableReadFunction` and `TableWriteFunction`; each `_all` form sends several of them at a time. For a store
+that takes many entries at once and reports each one's outcome, override `send` of `StoreFunction`, and declare in
 `capabilities` what it can do.
 """
 
@@ -47,11 +47,11 @@ from dagster_adjunct.resources.tables.operation import (
 
 @dataclass(frozen=True, slots=True)
 class DeclaredConditions:
-    """What a table asks its store to check with every write (`Conditions`).
+    """The conditions that a table's store checks with every write (`Conditions`).
 
-    `newest_by` holds for every write, and its time comes with the entries or is read from records and updates.
-    `idempotent` holds for messages, which carry marks; a direct call has none, and is done each time it is made.
-    `on_replay` says what a startpoint's records, which are read again on purpose, do: "apply" or "skip".
+    `newest_by` applies to every write; the time comes with the entries or is read from records and updates.
+    `idempotent` applies to messages, which carry marks; a direct call has none, and is applied each time. `on_replay`
+    says whether records that a startpoint reads again are applied: "apply" or "skip".
     """
 
     table: str
@@ -60,27 +60,26 @@ class DeclaredConditions:
     on_replay: Literal["apply", "skip"] = "apply"
 
     def check(self, capabilities: Capabilities | None) -> None:
-        """Raise ConfigurationError where the declaration, or the write function, makes no sense of it."""
+        """Raise ConfigurationError if the declaration is invalid or the write function can't check it."""
         for name, wanted in (("newest_by", self.newest_by is not None), ("idempotent", self.idempotent)):
             if wanted and (capabilities is None or not getattr(capabilities, name)):
                 raise ConfigurationError(
-                    f"table {self.table} declares {name}, and "
-                    + ("has no write function." if capabilities is None else "its write function can't check it."),
-                    f"Declare a write function whose store can, or leave {name} out.",
+                    f"table {self.table} declares {name}, but "
+                    + ("it has no write function." if capabilities is None else "its write function can't check it."),
+                    f"Use a write function whose store supports it, or remove {name}.",
                     argument=name,
                     table=self.table,
                 )
         if self.newest_by is not None and (not isinstance(self.newest_by, str) or not self.newest_by):
             raise ConfigurationError(
                 f"table {self.table}: newest_by={self.newest_by!r}; expected the name of a column.",
-                "Name the column that holds a record's time.",
+                "Name the column that holds each record's time.",
                 argument="newest_by",
                 table=self.table,
             )
         if not isinstance(self.idempotent, bool):
             raise ConfigurationError(
                 f"table {self.table}: idempotent={self.idempotent!r}; expected True or False.",
-                "Change it.",
                 argument="idempotent",
                 table=self.table,
             )
@@ -88,13 +87,12 @@ class DeclaredConditions:
             raise ConfigurationError(
                 f"table {self.table}: on_replay={self.on_replay!r} with idempotent={self.idempotent}; expected "
                 '"apply", or "skip" together with idempotent=True.',
-                "Correct the declaration.",
                 argument="on_replay",
                 table=self.table,
             )
 
     def on(self, operation: Operation[Any]) -> Operation[Any]:
-        """The operation with these conditions, and what they need of each entry; errors before anything is sent."""
+        """Return the operation with these conditions and each entry's time and mark; raise before anything is sent."""
         if (self.newest_by is None and not self.idempotent) or not operation.kind.writes or operation.conditions:
             return operation
         entries = operation.entries
@@ -110,13 +108,13 @@ class DeclaredConditions:
         return replace(operation, entries=entries, conditions=Conditions(self.newest_by, idempotent, self.idempotent))
 
     def deleted(self, keys: Sequence[Any], newest: Any) -> RowEntries[Any]:
-        """The entries of a delete, which hold by the time `newest` where it is given."""
+        """The entries of a delete, with the time `newest` if it is given."""
         if newest is None:
             return RowEntries(keys)
         if self.newest_by is None:
             raise ConfigurationError(
-                f"table {self.table} got a delete by newest={newest!r}, and is not declared with newest_by.",
-                "Leave it out, or declare the table with newest_by.",
+                f"table {self.table} got a delete with newest={newest!r}, but is declared without newest_by.",
+                "Omit newest, or declare the table with newest_by.",
                 argument="newest",
                 table=self.table,
             )
@@ -132,23 +130,23 @@ class DeclaredConditions:
                 gone = operation.kind is OperationKind.DELETE or values[place] is None
                 thing = "update" if operation.kind is OperationKind.UPDATE else "record"
                 raise TableError(
-                    f"table {self.table}: {operation.kind.value} of key {key!r} has no {column}, by which the table "
-                    "keeps the newest.",
-                    f"Say by which {column} the record goes: delete({key!r}, newest=…)."
+                    f"table {self.table}: {operation.kind.value} of key {key!r} has no {column}, which newest_by "
+                    "needs.",
+                    f"Pass the {column} of the delete: delete({key!r}, newest=…)."
                     if gone
-                    else f"Give the {thing} its {column}.",
+                    else f"Set {column} in the {thing}.",
                     table=self.table,
                 )
         return times
 
     def _check_repeatable(self, entries: Entries[Any]) -> None:
         if not isinstance(entries, RowEntries):
-            return  # of a stream: its expressions are known, and refused, when the application is planned
+            return  # from a stream: its expressions are checked when the application is planned
         for place, value in enumerate(entries.values or ()):
             if isinstance(value, Changes) and not value.repeatable:
                 raise TableError(
-                    f"table {self.table}: the update of key {entries.keys[place]!r} adds or appends, and newest_by "
-                    "alone applies what has an equal time again.",
+                    f"table {self.table}: the update of key {entries.keys[place]!r} adds or appends, but newest_by "
+                    "alone applies an update of equal time again.",
                     "Declare the table idempotent=True and send messages with marks, or only set values.",
                     table=self.table,
                 )
@@ -158,24 +156,24 @@ _ONCE, _MARKED = Conditions(None, True), Conditions(keeps_marks=True)
 
 
 def check_conditions(table: str, function: TableFunction, operation: Operation[Any]) -> None:
-    """Raise for conditions of a request that its function would leave out, or that have nothing to go by."""
+    """Raise for conditions that the function can't check, or whose marks or times are missing."""
     conditions, entries = operation.conditions, operation.entries
     capabilities, what = function.capabilities, f"table {table}: a {operation.kind.value}"
     for name, wanted in (("newest_by", conditions.newest_by is not None), ("idempotent", conditions.idempotent)):
         if wanted and not getattr(capabilities, name):
             raise ConfigurationError(
-                f"{what} came with the condition {name}, and {type(function).__name__} can't check it.",
-                f"Leave it out, or send it to a table whose store can check {name}.",
+                f"{what} has the condition {name}, which {type(function).__name__} can't check.",
+                f"Remove the condition, or use a table whose store supports {name}.",
                 argument=name,
                 table=table,
             )
-    if isinstance(entries, RowEntries):  # of a stream they are made together
+    if isinstance(entries, RowEntries):  # a stream's entries always have both
         needed = ["marks"] if conditions.newest_by is None else ["marks", "newest"]
         for name in needed:
             if getattr(entries, name) is None:
                 raise TableError(
-                    f"{what} came with conditions, and its entries have no {name}.",
-                    f"Give RowEntries(…, {name}=…), or let the table declare its conditions.",
+                    f"{what} has conditions, but its entries have no {name}.",
+                    f"Pass RowEntries(…, {name}=…), or declare the conditions on the table.",
                     table=table,
                 )
 
@@ -189,10 +187,10 @@ def _time(value: Any, column: str) -> Any:
 def outcomes_from_missing(
     operation: Operation[Any], error: BaseException, problem_of: Callable[[BaseException], Problem]
 ) -> Outcomes | None:
-    """What an error says of updates where missing records are among its causes; None where none are.
+    """Return the outcomes of updates whose error has missing records among its causes; None if it has not.
 
-    The entries of the keys that its RecordNotFoundErrors name are missing. The others are done, or, where the error is
-    a group with others in it, have the first of those as their problem.
+    The entries of the keys that its RecordNotFoundErrors name are missing. The others are done, or, if the error is a
+    group with other errors, have the first of those as their problem.
     """
     told = [cause for cause in causes(error) if isinstance(cause, RecordNotFoundError)]
     if operation.kind is not OperationKind.UPDATE or not told:
@@ -204,7 +202,7 @@ def outcomes_from_missing(
     if wrong:
         untold = TableError(
             f"RecordNotFoundError was raised for {count} entries {wrong}.",
-            "Give the error the keys without a record, of those asked for: RecordNotFoundError(…, keys=[…]).",
+            "Pass the requested keys that have no record: RecordNotFoundError(…, keys=[…]).",
         )
         untold.__cause__ = error
         return Outcomes.all(count, Problem(State.REFUSED, untold, of_request=True))
@@ -220,7 +218,7 @@ def outcomes_from_missing(
 
 
 def _missing_keys(told: Sequence[RecordNotFoundError], asked: Sequence[Any]) -> tuple[set[Any], str]:
-    """The keys without a record that errors name, and what is wrong with these; "" where nothing is."""
+    """Return the missing keys that the errors name, and what is wrong with them ("" if nothing)."""
     if any(isinstance(cause.keys, str | bytes) for cause in told):
         return set(), f"with the keys {told[0].keys!r:.60}, which is one text"
     try:
@@ -234,7 +232,7 @@ def _missing_keys(told: Sequence[RecordNotFoundError], asked: Sequence[Any]) -> 
 
 
 def _first_other_error(error: BaseException) -> BaseException | None:
-    """The first member of a group, at any depth, that has no missing record among its causes."""
+    """The first member of a group, at any depth, without a missing record among its causes."""
     for cause in causes(error):
         if isinstance(cause, BaseExceptionGroup):
             for member in cause.exceptions:
@@ -244,7 +242,7 @@ def _first_other_error(error: BaseException) -> BaseException | None:
 
 
 def record_not_found_error(keys: Sequence[object], table: str = "the table") -> RecordNotFoundError:
-    """The error for updates that met no record, naming the first few of `keys`."""
+    """The error for updates of missing records, naming the first few of `keys`."""
     shown = ", ".join(repr(key) for key in keys[:3]) + (", …" if len(keys) > 3 else "")
     many = len(keys) > 1
     return RecordNotFoundError(
@@ -258,11 +256,11 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 U = TypeVar("U")
 
-_MAX_IN_FLIGHT = 32  # requests in flight at a time when a *_all form is built on the single form
+_MAX_IN_FLIGHT = 32  # of a *_all form that sends single requests
 
 
 class TableFunction(ABC):
-    """What read and write functions share: a life-cycle, operations, and a word on which errors pass."""
+    """The common part of read and write functions: life cycle, operations, and which errors can be retried."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -270,40 +268,41 @@ class TableFunction(ABC):
         return Capabilities(takes_args=True)
 
     def column_types(self) -> dict[str, str] | None:
-        """The table's columns and their types, where they are declared; None where only the store knows them."""
+        """The declared columns and their types; None if only the store knows them."""
         return None
 
     async def stored_types(self) -> dict[str, str] | None:
-        """The same as the store has them, which may take a connection; None where it has none that all records have."""
+        """The columns and types as the store has them, which may take a connection; None if records have no common
+        columns.
+        """
         return self.column_types()
 
     def exists(self) -> bool | None:
-        """Whether the table is there, where that can be told without a server; looking makes nothing."""
+        """Whether the table exists, if that is known without a server; never creates it."""
         return None
 
     async def open(self) -> None:  # noqa: B027 - nothing to do is the rule
-        """Connect, or do nothing when connected.
+        """Connect, or do nothing if connected.
 
-        It is called before every request, so a function that lost its connection gets it back here.
+        Called before every request, so that a function reconnects after losing its connection.
         """
 
     async def close(self) -> None:  # noqa: B027
-        """Give back what `open` took. A closed function may be opened again."""
+        """Release what `open` acquired. A closed function can be opened again."""
 
     def is_retriable(self, error: BaseException) -> bool:
-        """Whether the request that raised `error` may succeed when it is sent again as it was.
+        """Whether the request that raised `error` may succeed if sent again unchanged.
 
-        By default what says so (TransientError), and what says that nobody answers: OSError, which errors of
-        connections and time-outs are.
+        By default true for TransientError, and for OSError, which includes connection errors and timeouts.
         """
         return isinstance(error, (TransientError, OSError))
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
-        """What an error of a request says of its entries. `sent`: the store may have got it, and have acted on it.
+        """Return the problem that an error means for the request's entries. `sent`: the store may have received the
+        request.
 
-        A missing record is told by RecordNotFoundError anywhere among the error's causes. An error that passes is known
-        to have had no effect only where nothing was sent. Who makes a PermanentError of an OSError has decided that it
-        does not pass.
+        RecordNotFoundError anywhere among the causes means a missing record. A retryable error is known to have had no
+        effect only if nothing was sent. An OSError wrapped in a PermanentError is not retryable.
         """
         if first_cause(error, RecordNotFoundError) is not None:
             return Problem(State.MISSING, error)
@@ -317,23 +316,23 @@ class TableFunction(ABC):
 
     @abstractmethod
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        """Do what the operation asks, in the order of each key's entries, and tell what became of each entry."""
+        """Execute the operation in the order of each key's entries, and return each entry's outcome."""
 
 
 class TableReadFunction(TableFunction, Generic[K, V]):
-    """Reads records by key. `args` are handed through from the caller of the table."""
+    """Reads records by key. `args` are passed through from the table's caller."""
 
     @abstractmethod
     async def get(self, key: K, *args: object) -> V | None:
-        """The record of `key`, or None where there is none."""
+        """The record of `key`, or None if there is none."""
 
     async def get_all(self, keys: Sequence[K], *args: object) -> dict[K, V]:
-        """The records of those `keys` that have one. Built on `get` unless the store can do better."""
+        """The records of those `keys` that have one. Uses `get` unless overridden."""
         gets = Operation(OperationKind.GET, RowEntries(list(keys)), args)
         return _records_found(gets, await _send_one_by_one(self, gets, lambda key, _: self.get(key, *args)))
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        if operation.kind.writes:  # of a function of both kinds
+        if operation.kind.writes:
             return await super().send(operation)  # type: ignore[safe-super]
         keys = operation.entries.keys
         if type(self).get_all is TableReadFunction.get_all:
@@ -348,11 +347,11 @@ class TableReadFunction(TableFunction, Generic[K, V]):
 class TableWriteFunction(TableFunction, Generic[K, V, U]):
     """Writes records by key: whole ones (V) with put, parts of them (U) with update.
 
-    The `_all` forms keep the order of the entries of one key and promise nothing about the order between keys. As they
-    stand here they send single requests, and one that fails does not keep the others from being sent.
+    The `_all` forms keep the order of each key's entries and promise nothing about the order between keys. By default
+    they send single requests, and a failed one does not stop the others.
 
-    A function that overrides an `_all` form answers for all of its entries at once: it raises what holds for all, but
-    RecordNotFoundError of `update_all` names the keys without a record, and all other entries are applied then.
+    An overridden `_all` form answers for all of its entries at once: what it raises applies to all, except that
+    RecordNotFoundError of `update_all` names the keys without a record, and all other entries are applied.
     """
 
     @property
@@ -367,24 +366,24 @@ class TableWriteFunction(TableFunction, Generic[K, V, U]):
 
     @abstractmethod
     async def put(self, key: K, value: V, *args: object) -> None:
-        """Make `value` the record of `key`, whatever was there."""
+        """Make `value` the record of `key`, replacing any other."""
 
     @abstractmethod
     async def delete(self, key: K, *args: object) -> None:
-        """Remove the record of `key`; no error where there is none."""
+        """Remove the record of `key`; no error if there is none."""
 
     async def update(self, key: K, update: U, *args: object) -> None:
-        """Apply `update` to the record of `key`. RecordNotFoundError(keys=(key,)) where there is none."""
+        """Apply `update` to the record of `key`. RecordNotFoundError(keys=(key,)) if there is none."""
         raise TableError(
-            f"{type(self).__name__} has no partial updates, and one was asked for.",
+            f"{type(self).__name__} does not support partial updates.",
             "Put whole records, or override update() in the function.",
             function=type(self).__name__,
         )
 
     async def put_if_absent(self, key: K, value: V, *args: object) -> bool:
-        """Make `value` the record of `key` where there is none, in one request; return whether it was made."""
+        """Make `value` the record of `key` if there is none, in one request; return whether it did."""
         raise TableError(
-            f"{type(self).__name__} can't put a record only where there is none, and was asked to.",
+            f"{type(self).__name__} does not support put_if_absent.",
             "Override put_if_absent() in the function.",
             function=type(self).__name__,
         )
@@ -402,8 +401,8 @@ class TableWriteFunction(TableFunction, Generic[K, V, U]):
     async def update_all(self, entries: Sequence[tuple[K, U]], *args: object) -> None:
         """`update` for each entry, in order for each key.
 
-        Entries whose key has a record are applied. Then, if there are others, RecordNotFoundError
-        names all their keys; the entries of those keys had no effect.
+        Entries whose key has a record are applied. Then, if there are others, RecordNotFoundError names all their keys;
+        the entries of those keys had no effect.
         """
         updates = Operation(OperationKind.UPDATE, _rows(entries), args)
         _raise_problems(
@@ -443,27 +442,29 @@ class TableWriteFunction(TableFunction, Generic[K, V, U]):
 
 
 def check_args(function: TableFunction, operation: Operation[Any], table: str | None = None) -> None:
-    """Raise ConfigurationError where an operation has extra arguments that the function would drop."""
+    """Raise ConfigurationError for extra arguments that the function would ignore."""
     if operation.args and not function.capabilities.takes_args:
         where = "" if table is None else f"table {table}: "
         raise ConfigurationError(
-            f"{where}a {operation.kind.value} came with {len(operation.args)} extra argument(s), and "
-            f"{type(function).__name__} has no use for any.",
-            "Leave them out, or give the table a function of your own that takes them.",
+            f"{where}a {operation.kind.value} has {len(operation.args)} extra argument(s), which "
+            f"{type(function).__name__} does not accept.",
+            "Omit them, or use a function of your own that accepts them.",
             table=table,
         )
 
 
 def problem_from_error(function: TableFunction, error: BaseException, *, sent: bool = True) -> Problem:
-    """What a function says of an error. Where it fails to say, after a request, the entries are refused: nobody who
-    sees another error than the request's is to take it for "nothing was sent"."""
+    """Return the function's judgement of an error.
+
+    If it raises instead, after a request, the entries are rejected: another error must not pass for "nothing was sent".
+    """
     try:
         return function.problem_of(error, sent=sent)
     except Exception as wrong:  # noqa: BLE001 - it becomes the outcome
         table_error = TableError(
-            f"{type(function).__name__} raised {type(wrong).__name__} ({wrong}) when it was asked whether "
-            f"{type(error).__name__} ({error}) may pass.",
-            "Correct its is_retriable(): it is asked about every error, and about what caused it.",
+            f"{type(function).__name__} raised {type(wrong).__name__} ({wrong}) when asked whether "
+            f"{type(error).__name__} ({error}) can be retried.",
+            "Fix its is_retriable(): it is called for every error and for its causes.",
             function=type(function).__name__,
         )
         table_error.__cause__ = error
@@ -471,7 +472,7 @@ def problem_from_error(function: TableFunction, error: BaseException, *, sent: b
 
 
 def _retry_after(error: BaseException, cause: BaseException) -> float | None:
-    """The seconds that a store has asked to wait; a note where `retry_after` is none."""
+    """The seconds that a store asks to wait; adds a note to the error if `retry_after` is not a number."""
     asked = getattr(cause, "retry_after", None)
     try:
         pause = None if asked is None or isinstance(asked, bool) else float(asked)
@@ -484,7 +485,7 @@ def _retry_after(error: BaseException, cause: BaseException) -> float | None:
 
 
 class StoreFunction(TableReadFunction[K, V], TableWriteFunction[K, V, U]):
-    """A function of both kinds whose store takes operations as they are; the single requests go through `send`."""
+    """A read and write function whose store takes whole operations; the single requests go through `send`."""
 
     @property
     @abstractmethod
@@ -528,7 +529,7 @@ class StoreFunction(TableReadFunction[K, V], TableWriteFunction[K, V, U]):
 
 
 def _raise_problems(operation: Operation[Any], outcomes: Outcomes) -> Outcomes:
-    """The outcomes; what was wrong is raised: missing records as one error, any other first, as it says more."""
+    """Return the outcomes, or raise: first an error other than missing records, else missing records as one error."""
     for problem in outcomes.problems.values():
         if problem.error is not None and not problem.is_answer:
             raise problem.error
@@ -550,9 +551,10 @@ def _rows(entries: Sequence[tuple[Any, Any]]) -> RowEntries[Any]:
 async def _send_one_by_one(
     function: TableFunction, operation: Operation[Any], request: Callable[[Any, Any], Awaitable[Any]]
 ) -> Outcomes:
-    """One request per entry: in sequence for one key, several keys at a time; after a problem, no more of its key.
+    """Send one request per entry: in sequence for one key, several keys at a time.
 
-    What follows a failed entry of its key is FAILED, nothing of it was sent; what follows a missing one is missing.
+    After a failed entry, later ones of its key are FAILED, as nothing of them was sent; after a missing one they are
+    missing.
     """
     keys = operation.entries.keys
     values: Sequence[Any] = operation.entries.values or [None] * len(keys)
@@ -577,7 +579,7 @@ async def _send_one_by_one(
                     late = attempt is not None and limit.expired() and isinstance(error, TimeoutError)
                     problem = attempt.late(keys[place]) if late and attempt else problem_from_error(function, error)
                     problems[place] = problem
-                    # Nothing more of the key is sent: what another writer begins now would get it without this entry.
+                    # Later entries of the key are not sent: another writer's new record would miss this entry.
                     left = problem
                     if problem.state is not State.MISSING:
                         left = replace(problem, state=State.FAILED if problem.may_pass else State.REFUSED)
@@ -594,7 +596,7 @@ async def _send_one_by_one(
 
 @dataclass(frozen=True, slots=True)
 class FunctionLayer:
-    """Sends gets to the one function and writes to the other, each opened before its request."""
+    """Sends gets to the read function and writes to the write function, opening each before its request."""
 
     table: str
     read_function: TableFunction | None
@@ -615,9 +617,9 @@ class FunctionLayer:
         except asyncio.CancelledError as error:
             return Outcomes.all(len(operation), problem_from_error(function, self_cancelled_error(error)))
         except ConfigurationError:
-            raise  # nothing was sent, and nothing of it can be
+            raise  # nothing was sent
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
-            # Some of it may be done: whoever sends it again has to know.
+            # Some of it may be done, which a retry has to know.
             told = partial(problem_from_error, function)
             return outcomes_from_missing(operation, error, told) or _of_the_request(operation, told(error))
         return outcomes if _check_outcomes(outcomes, operation) else self._no_answer(function, operation, outcomes)
@@ -634,8 +636,8 @@ class FunctionLayer:
             answer = f"Outcomes of {outcomes.count} entries (records: {records}, problems: {problems})"
         error = TableError(
             f"{type(function).__name__} answered a {operation.kind.value} of {len(operation)} entries with {answer}.",
-            "Have its send() return Outcomes with one outcome, and for a get one record or None, for each entry; its "
-            "problems are {place: Problem(State.REFUSED, error)} and the like.",
+            "Return Outcomes from send() with one outcome for each entry, and for a get one record or None; "
+            "problems are given as {place: Problem(State.REFUSED, error)}.",
             table=self.table,
         )
         return _of_the_request(operation, Problem(State.REFUSED, error))
@@ -661,7 +663,7 @@ def _of_the_request(operation: Operation[Any], problem: Problem) -> Outcomes:
 
 
 def _check_outcomes(outcomes: object, operation: Operation[Any]) -> bool:
-    """Whether there is one outcome for each entry: entries that nobody speaks of must not pass for done."""
+    """Whether there is one outcome per entry: entries without one must not count as done."""
     count = len(operation)
     if not isinstance(outcomes, Outcomes) or outcomes.count != count:
         return False
@@ -684,10 +686,10 @@ def _is_problem(place: object, count: int, problem: object) -> bool:
 
 
 class LayerAsFunction(StoreFunction[Any, Any, Any]):
-    """A function that hands each operation to `layer`; `capabilities` are those of the function beneath it.
+    """A function that passes each operation to `layer`; `capabilities` are those of the function below it.
 
-    So a single layer has the methods of a table, and may stand under all layers of another one. What a layer keeps
-    belongs to its process: one that is to travel to tasks is made there.
+    It gives a single layer the methods of a table, and can be placed below all layers of another one. A layer's state
+    belongs to its process: for use in tasks, create it there.
     """
 
     def __init__(self, layer: Layer, capabilities: Capabilities) -> None:
@@ -709,9 +711,9 @@ F = TypeVar("F")
 
 
 def reduce_function(function: F, base: type[F], settings: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what `__reduce__` of `base` returns, so that a subclass stays one and keeps what it has of its own.
+    """Return what `__reduce__` of `base` returns, keeping a subclass and its own attributes.
 
-    A subclass may be made of other arguments than `base`, so its own `__init__` is not called again.
+    A subclass may take other arguments than `base`, so its `__init__` is not called again.
     """
     known = vars(rebuild_function(base, base, settings))
     own = {name: value for name, value in vars(function).items() if name not in known}
@@ -725,10 +727,10 @@ def rebuild_function(kind: type[F], base: type[F], settings: dict[str, Any]) -> 
 
 
 def is_record_rejected(problem: Problem) -> bool:
-    """Whether an entry was refused for what is in it, as far as its error says: then it may become a dead letter.
+    """Whether an entry was rejected for its content, as far as the error says: then it can become a dead letter.
 
-    Of other errors nobody knows that they are not the next record's as well: a store that is out of reach, a login that
-    is refused, a mistake in a function. They fail a batch, which is run again when that is mended.
+    Other errors may concern the next record too: an unreachable store, a refused login, a bug in a function. They fail
+    the batch, which is retried once that is fixed.
     """
     if problem.state is State.MISSING:
         return True
@@ -736,7 +738,7 @@ def is_record_rejected(problem: Problem) -> bool:
 
 
 def is_retryable(problem: Problem) -> bool:
-    """Whether an entry is to be sent again, now or when its batch is run again: what it holds has not been refused."""
+    """Whether an entry can be sent again, now or when its batch is retried: its content has not been rejected."""
     return problem.state is not State.SKIPPED and not is_record_rejected(problem)
 
 

@@ -1,4 +1,4 @@
-"""Order of requests on one key, whatever is in flight for others."""
+"""Keeps requests on one key in order, whatever is in flight for other keys."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class _HasKeys(Protocol):
 
 
 class KeyLock:
-    """Gives turns: whose keys others have before it waits for all of them, and holds up whoever comes later.
+    """Issues tickets: a request waits for all earlier requests that share one of its keys.
 
-    Turns are given without awaiting, so two can never wait for each other. Of one event loop; no two threads.
+    Tickets are issued without awaiting, so two can never wait for each other. For one event loop; not thread-safe.
 
-    A ticket that is alone is asked for its keys only when the next one comes, so that requests made one after the other
-    pay nothing for their order.
+    A single open ticket is asked for its keys only when the next one is taken, so that sequential requests pay nothing
+    for their order.
     """
 
     def __init__(self) -> None:
-        self._last: dict[Hashable, Ticket] = {}  # who was last to ask for a key, until it is over
-        self._alone: Ticket | None = None  # the only one that is not over, where its keys are not in `_last`
+        self._last: dict[Hashable, Ticket] = {}  # the last open ticket of each key
+        self._alone: Ticket | None = None  # the only open ticket, if its keys are not in `_last`
         self._open: set[Ticket] = set()
         self._flushes: list[tuple[set[Ticket], asyncio.Future[None]]] = []
 
     def take(self, entries: _HasKeys) -> Ticket:
-        """The ticket of a request for these keys."""
+        """Return a ticket for a request on these keys."""
         ticket = Ticket(self, entries)
         self._open.add(ticket)
         if len(self._open) == 1:
@@ -63,11 +63,11 @@ class KeyLock:
 
     @property
     def open(self) -> frozenset[Ticket]:
-        """The turns that are not over."""
+        """The tickets that are not released."""
         return frozenset(self._open)
 
     async def over(self) -> None:
-        """Return when all turns that were taken before are over."""
+        """Return when all tickets taken before are released."""
         if self._open:
             over = asyncio.get_running_loop().create_future()
             self._flushes.append((set(self._open), over))
@@ -104,14 +104,14 @@ class KeyLock:
 
 
 class Ticket:
-    """The place of one request; `release` it in any case, once or more often."""
+    """A request's place in the order of its keys; always `release` it, repeatedly if need be."""
 
     __slots__ = ("__weakref__", "_entries", "_order", "ahead", "behind", "released", "waiting")
 
     def __init__(self, order: KeyLock, entries: _HasKeys) -> None:
         self._order = order
         self._entries = entries
-        self.ahead = 0  # how many turns come before it
+        self.ahead = 0  # how many tickets it waits for
         self.behind: list[Ticket] = []
         self.released = False
         self.waiting: asyncio.Future[None] | None = None
@@ -121,13 +121,13 @@ class Ticket:
         return self._entries.keys
 
     async def acquire(self) -> None:
-        """Return when whatever came before on these keys is over."""
+        """Return when all earlier requests on these keys are over."""
         if self.ahead:
             self.waiting = asyncio.get_running_loop().create_future()
             await self.waiting
 
     def release(self) -> None:
-        """Let those behind come; if it was cancelled while waiting, they wait for those before it still."""
+        """Let later requests proceed; if this one was cancelled while waiting, they still wait for earlier ones."""
         if not self.released:
             self.released = True
             if not self.ahead:
@@ -138,12 +138,12 @@ _Line = tuple[Hashable, str]
 
 
 class BlockedKeys:
-    """Sends operations; where one with marks is given up, those that wait behind it don't overtake it.
+    """Sends operations; after a marked entry is given up, later entries of its key that already wait are not sent.
 
-    The store skips a message that is older than the last that it applied. Were a later one of the key applied, the one
-    that was given up would be skipped when the whole batch is sent again, and so be lost. What is asked after the
-    caller was told goes its way, but not what is sent to be run again as a whole (`Operation.rerun`): whoever sends
-    that asks for more before all of a batch is answered. What is refused for what is in it holds nothing back.
+    The store skips messages older than the last applied one. If a later message of the key were applied, the one given
+    up would be skipped when the batch is retried, and lost. Requests made after the caller got the error are sent,
+    except those of a batch that is retried as a whole (`Operation.rerun`), whose sender makes more requests before all
+    are answered. Entries rejected for their content block nothing.
     """
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class BlockedKeys:
         self._until_rerun: dict[_Line, Problem] = {}
 
     async def send(self, ticket: Ticket, operation: Operation[Any], below: Layer) -> Outcomes:
-        """The outcomes of an operation whose ticket has come."""
+        """Send an operation whose ticket has been acquired, and return its outcomes."""
         if not operation.conditions.idempotent:
             return await below.send(operation)
         held = self._held.pop(ticket, None) if self._held else None
@@ -177,13 +177,13 @@ class BlockedKeys:
 
 
 def _lines(operation: Operation[Any]) -> Sequence[_Line]:
-    """In which line each entry waits: that of its key and source."""
+    """Each entry's line: its key and source."""
     entries = operation.entries
     return [(key, mark.source) for key, mark in zip(entries.keys, entries.marks or (), strict=True)]
 
 
 async def _send_unblocked(operation: Operation[Any], held: Mapping[_Line, Problem], below: Layer) -> Outcomes:
-    """Send the entries of lines that are not held; the others have failed, as nothing of them was sent."""
+    """Send the entries whose lines are not blocked; the others are FAILED, as nothing of them was sent."""
     lines = _lines(operation)
     problems = {
         place: replace(held[line], state=State.FAILED if held[line].may_pass else State.REFUSED)
@@ -197,10 +197,10 @@ L = TypeVar("L", bound=Hashable)
 
 
 def group_preserving_key_order(lanes: Sequence[L], keys: Sequence[Hashable]) -> list[tuple[L, Sequence[int]]]:
-    """The places of the entries by wave, in the order in which waves take effect; a wave has one lane.
+    """Return the places of the entries by wave, in the order in which waves take effect; a wave has one lane.
 
-    An entry is in a later wave than its key's entries before it, or in the same one behind them. So puts and deletes
-    that alternate between keys make two waves, and one key's put, delete and put make three.
+    An entry is in the wave of its key's previous entry, behind it, or in a later wave. So puts and deletes that
+    alternate between keys make two waves; one key's put, delete and put make three.
     """
     if not lanes:
         return []

@@ -1,6 +1,5 @@
-"""`TimeLimits`: cancels what takes longer than a time that all have, for a third of what `asyncio.timeout` costs.
-
-What was entered first is due first, so one timer, for the first, is enough, however much is under way.
+"""What the layers of a `RemoteTable` share: their protocol, the capabilities of functions, and time limits for
+requests.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from dagster_adjunct.resources.tables.operation import Operation, Outcomes, Prob
 
 
 class Layer(Protocol):
-    """Takes operations and tells what became of each entry.
+    """Takes operations and returns each entry's outcome.
 
-    What goes wrong with single entries is in the outcomes. What is raised is about all of them and no request was sent
-    (a wrong declaration, a null key), or is the caller's cancellation.
+    Problems of single entries are in the outcomes. A raised error concerns all of them, and nothing was sent (an
+    invalid declaration, a null key), or it is the caller's cancellation.
     """
 
     async def send(self, operation: Operation[Any]) -> Outcomes: ...
 
     async def close(self) -> None:
-        """Give back what is open, after what is under way; the next operation opens it again."""
+        """Release connections after the requests under way; the next operation opens them again."""
         ...
 
 
 async def send_without_problems(
     operation: Operation[Any], problems: Mapping[int, Problem], send: Callable[[Operation[Any]], Awaitable[Outcomes]]
 ) -> Outcomes:
-    """The outcomes of an operation of which the entries with `problems` are not sent."""
+    """Send the entries of an operation that have no problem in `problems`; return the outcomes of all."""
     if not problems:
         return await send(operation)
     places = [place for place in range(len(operation)) if place not in problems]
@@ -44,9 +43,10 @@ async def send_without_problems(
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a function can do beyond puts, deletes and gets one by one; planning refuses what is not here.
+    """What a function can do beyond single puts, deletes and gets; planning rejects anything else.
 
-    `changes` are the parts of `Changes` that its updates take. `largest` is how many entries a request may have.
+    `changes` are the parts of `Changes` that its updates take. `largest` is the greatest number of entries in a
+    request.
     """
 
     updates: bool = False
@@ -59,7 +59,6 @@ class Capabilities:
     largest: int | None = None
 
 
-# What a store can do that checks conditions itself and takes all changes.
 STORE_CAPABILITIES = Capabilities(
     updates=True,
     changes=frozenset({"set", "add", "append", "remove"}),
@@ -71,17 +70,17 @@ STORE_CAPABILITIES = Capabilities(
 
 
 def self_cancelled_error(error: asyncio.CancelledError) -> TableUnavailableError:
-    """The error of a request that was cancelled from within; raises `error` where its task is being cancelled.
+    """Return the error of a request that cancelled itself; raise `error` if its task is being cancelled.
 
-    To hand it on as a cancellation would end the caller's task as if somebody had cancelled it, and a task group takes
-    that for an end without an error: nobody would hear that the request was not answered.
+    Passing the cancellation on would end the caller's task as if it had been cancelled. A task group takes that for an
+    end without an error, so the missing answer would go unnoticed.
     """
     task = asyncio.current_task()
     if task is None or task.cancelling():
         raise error
     told = TableUnavailableError(
-        "the function ended its request with a CancelledError, and nobody had cancelled it.",
-        "See what cancels its tasks, or closes its client, while requests are under way.",
+        "the function raised CancelledError although nobody had cancelled the request.",
+        "Find out what cancels its tasks or closes its client during requests.",
     )
     told.__cause__ = error
     return told
@@ -95,7 +94,11 @@ class _Deadline:
 
 
 class TimeLimits:
-    """The requests of one event loop that are under way, each with `seconds` from when it was entered."""
+    """The requests of one event loop that are under way, each limited to `seconds`.
+
+    Costs a third of `asyncio.timeout`: all have the same limit, so the first entered is due first, and one timer
+    suffices.
+    """
 
     __slots__ = ("_looking", "_places", "_seconds")
 
@@ -105,7 +108,7 @@ class TimeLimits:
         self._looking = False
 
     def enter(self) -> _Deadline:
-        """Begin the time of what the current task does until it leaves."""
+        """Start the time limit of the current task."""
         loop = asyncio.get_running_loop()
         task = asyncio.current_task(loop)
         assert task is not None
@@ -117,13 +120,13 @@ class TimeLimits:
         return place
 
     def lift(self, place: _Deadline) -> None:
-        """Let it take its time."""
+        """Remove the limit."""
         self._places.pop(place, None)
 
     def leave(self, place: _Deadline) -> bool:
-        """End it; return whether it was cancelled for its time, and for nothing else."""
+        """End the limit; return whether the task was cancelled for its time, and for nothing else."""
         self._places.pop(place, None)
-        # As asyncio.timeout does: a task that somebody else cancels, too, is to stay cancelled.
+        # As in asyncio.timeout: a task that is cancelled for another reason too stays cancelled.
         return place.cancelled and place.task.uncancel() <= place.cancelling
 
     def _look(self) -> None:
@@ -141,7 +144,7 @@ class TimeLimits:
 
 
 class TimedAttempt(NamedTuple):
-    """The attempt that is under way in a task. `late`: the problem of a key whose request had no answer in time."""
+    """The attempt under way in a task. `late`: returns the problem of a key whose request timed out."""
 
     limits: TimeLimits
     place: _Deadline
@@ -153,9 +156,10 @@ ATTEMPT: ContextVar[TimedAttempt | None] = ContextVar("ATTEMPT", default=None)
 
 
 def limit_each_request() -> TimedAttempt | None:
-    """Lift the attempt's time limit, for who sends several requests for one operation and will limit each; or None.
+    """Lift the attempt's time limit and return the attempt, so that each of several requests can be limited; None if
+    unlimited.
 
-    A limit for all of them would end an attempt of many requests that are well, and one that hangs would spoil them.
+    One limit for all would end an attempt of many healthy requests, and a hanging one would spoil the others.
     """
     attempt = ATTEMPT.get()
     if attempt is not None:

@@ -1,4 +1,4 @@
-"""A table in this process's memory: the twin of real stores, for tests and for trying things out."""
+"""`MemoryTable`: a table in this process's memory, for tests and experiments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Record = Mapping[str, Any]
 
 @dataclass(slots=True)
 class _Store:
-    """The records of one name, and beside them, for a key with conditions, what was applied to it."""
+    """The records of one name and, for keys with conditions, what was applied to them."""
 
     records: dict[Hashable, dict[str, Any]] = field(default_factory=dict)
     newest: dict[Hashable, tuple[Any, str]] = field(default_factory=dict)
@@ -35,9 +35,10 @@ _STORES: dict[str, _Store] = {}
 
 
 class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
-    """Records as mappings, kept by `name` for as long as the process lives; it does all that a store may do.
+    """Records as mappings, kept by `name` while the process lives; supports everything a store can.
 
-    Two of the same name share their records. One event loop at a time: nothing here waits, so no entry is seen half.
+    Tables of the same name share their records. Use one event loop at a time: nothing here awaits, so no entry is half
+    done.
     """
 
     def __init__(self, name: str) -> None:
@@ -63,19 +64,19 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
         return {key: dict(record) for key, record in self._store.records.items()}
 
     def fill(self, records: Mapping[Hashable, Record]) -> None:
-        """Put records as they are, in place of those of the same keys."""
+        """Put records as they are, replacing those of the same keys."""
         self._store.records.update({key: dict(record) for key, record in records.items()})
 
     def content(self) -> tuple[dict[Hashable, Any], ...]:
-        """Return the records and what was applied to them, which `restore` takes."""
+        """Return the records and what was applied to them, for `restore`."""
         return self._store.records, self._store.newest, self._store.applied
 
     def restore(self, content: tuple[dict[Hashable, Any], ...]) -> None:
-        """Hold what another table held."""
+        """Replace the content with that of another table."""
         self._store.records, self._store.newest, self._store.applied = content
 
     def clear(self) -> None:
-        """Forget all records of this name, and what was applied to them."""
+        """Remove all records of this name, and what was applied to them."""
         for kept in (self._store.records, self._store.newest, self._store.applied):
             kept.clear()
 
@@ -101,14 +102,14 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
             else:
                 began, problem = 0, self._add_late(key, late)
             begun += began
-            if problem is None or (late is not None and not late.repeatable):  # through, also without a record
+            if problem is None or (late is not None and not late.repeatable):  # passes even without a record
                 self._remember(operation, place, key, late=late is not None)
             if problem is not None:
                 problems[place] = problem
         return Outcomes(len(entries), problems=problems, defaults_put=begun)
 
     def _update_all(self, operation: Operation[Any]) -> Outcomes:
-        """Updates without conditions; plain ones of known records, which most are, at once."""
+        """Apply updates without conditions; plain ones of existing records, which most are, in one go."""
         records, values, problems, begun = self._store.records, operation.entries.values or (), {}, 0
         for place, (key, value) in enumerate(zip(operation.entries.keys, values, strict=True)):
             if type(value) is dict and (record := records.get(key)) is not None:
@@ -121,7 +122,7 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
         return Outcomes(len(values), problems=problems, defaults_put=begun)
 
     def _write(self, operation: Operation[Any], place: int, key: Hashable) -> tuple[int, Problem | None]:
-        """Do one entry; return how many defaults that put, and the problem if there is one."""
+        """Apply one entry; return how many defaults that put, and its problem if there is one."""
         records, entries = self._store.records, operation.entries
         if operation.kind is OperationKind.DELETE:
             records.pop(key, None)
@@ -146,13 +147,13 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
 
     @staticmethod
     def _late_changes(operation: Operation[Any], place: int) -> Changes:
-        """Return what an update does that is late (`Operation.applies_late_changes`)."""
+        """The part of a late update that is still applied (`Operation.applies_late_changes`)."""
         changes = to_changes((operation.entries.values or ())[place]) if operation.applies_late_changes else Changes()
         numbers = {n: number for n, number in changes.add.items() if not isinstance(number, Mapping | None)}
         return Changes(add=numbers, append={n: values for n, values in changes.append.items() if values})
 
     def _add_late(self, key: Hashable, changes: Changes) -> Problem | None:
-        """Do what is late to a record that is there."""
+        """Apply late changes to an existing record."""
         if key not in self._store.records or changes.repeatable:
             return Problem(State.SKIPPED)
         apply_changes(self._store.records[key], changes)
@@ -188,7 +189,7 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
 
 
 def apply_changes(record: dict[str, Any], changes: Changes) -> None:
-    """Change `record` as `changes` say."""
+    """Apply `changes` to `record` in place."""
     record.update(changes.set)
     for name, number in changes.add.items():
         if number is not None:
@@ -203,5 +204,5 @@ def apply_changes(record: dict[str, Any], changes: Changes) -> None:
 
 def _mark(operation: Operation[Any], place: int) -> Mark:
     marks = operation.entries.marks
-    assert marks is not None  # whoever states conditions gives marks
+    assert marks is not None  # conditions require marks
     return marks[place]

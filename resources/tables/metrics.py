@@ -1,4 +1,8 @@
-"""What a table has done, as numbers that add up over tasks and batches; `Meter` is where its layers count."""
+"""Metrics of tables, which add up over tasks and batches.
+
+`Meter` counts what a table's layers do, `TableMetrics` holds the counts, and hooks such as `PrometheusTables` receive
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +24,22 @@ _NONE: Mapping[int, int] = MappingProxyType({})
 
 
 def bucket_index(value: float) -> int:
-    """The bucket of a value above 0: each doubling has eight of equal width, so none is wider than an eighth of it."""
+    """The bucket of a positive value. Each doubling has eight buckets of equal width, so a bucket spans at most an
+    eighth of its values.
+    """
     fraction, exponent = frexp(value)
     return exponent * _PER_DOUBLING + int(fraction * 2 * _PER_DOUBLING) - _PER_DOUBLING
 
 
 def bucket_end(bucket: int) -> float:
-    """The least value that lies above the bucket."""
+    """The upper bound of the bucket, exclusive."""
     exponent, part = divmod(bucket, _PER_DOUBLING)
     return float((_PER_DOUBLING + part + 1) / (2 * _PER_DOUBLING) * 2.0**exponent)
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts by bucket, and the exact sum and greatest of the values. Values of 0 and less count as the smallest."""
+    """Counts by bucket, and the exact sum and maximum. Values of 0 and less count as the smallest."""
 
     buckets: Mapping[int, int] = field(default_factory=lambda: _NONE)
     total: float = 0.0
@@ -50,12 +56,12 @@ class Histogram:
         return Histogram(buckets, self.total + other.total, max(self.greatest, other.greatest))
 
     def __sub__(self, other: Histogram) -> Histogram:
-        """What came after `other`, which was this histogram earlier; the greatest value is that of both."""
+        """What was added since `other`, an earlier state; the maximum is that of both."""
         buckets = {bucket: count - other.buckets.get(bucket, 0) for bucket, count in self.buckets.items()}
         return Histogram({b: n for b, n in buckets.items() if n}, self.total - other.total, self.greatest)
 
     def percentile(self, percent: float) -> float:
-        """The value that so many percent of all are not above, at most an eighth too great; 0 where there are none."""
+        """The value that this percentage of values does not exceed, at most an eighth too great; 0 without values."""
         left = self.count * percent / 100
         for bucket in sorted(self.buckets):
             left -= self.buckets[bucket]
@@ -69,32 +75,32 @@ _PERCENTILES = (50, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class TableMetrics:
-    """Counts since the table was made. Records unless said otherwise.
+    """Counts since the table was created, of records unless stated otherwise.
 
-    After a lost reply a request is sent again, so `defaults_put` may miss defaults whose first
-    insertion was never confirmed; it never counts one twice.
+    A request whose reply is lost is sent again, so `defaults_put` may miss defaults whose first insertion was never
+    confirmed; it never counts one twice.
     """
 
-    reads: int = 0  # keys asked for
-    found: int = 0  # of these, keys that had a record
+    reads: int = 0  # keys requested
+    found: int = 0  # of these, keys with a record
     writes: int = 0  # whole records put by the caller
     deletes: int = 0
     updates: int = 0  # updates applied
-    skipped: int = 0  # writes whose condition did not hold: the store had something newer, or had them already
-    defaults_put: int = 0  # records begun with a default
-    cache_hits: int = 0  # keys whose record, or that there is none, the cache knew
+    skipped: int = 0  # writes whose condition failed: the store has a newer record, or has applied them already
+    defaults_put: int = 0  # records created from a default
+    cache_hits: int = 0  # keys whose record, or absence, was cached
     cache_misses: int = 0
-    cache_evictions: int = 0  # records that the cache forgot for want of room
-    requests: int = 0  # requests to the store, without those sent again
-    successes: int = 0  # of these, after which nothing was left failed; a missing record is an answer, not a failure
-    retries: int = 0  # requests sent again
-    failures: int = 0  # requests of which something was given up
-    given_up: int = 0  # entries given up: failed for good, or of an unknown outcome
-    timeouts: int = 0  # attempts that were not answered in time
-    throttled: int = 0  # attempts after which the store asked for a pause
-    rate_waits: float = 0.0  # seconds that requests waited for credits, each by itself
-    retry_waits: float = 0.0  # seconds that requests waited before they were sent again
-    read_seconds: Histogram = field(default_factory=Histogram)  # of each attempt, without any waiting
+    cache_evictions: int = 0  # records evicted for lack of space
+    requests: int = 0  # requests to the store, without retries
+    successes: int = 0  # of these, without a failed entry at the end; a missing record is no failure
+    retries: int = 0  # retried requests
+    failures: int = 0  # requests with entries given up
+    given_up: int = 0  # entries that failed for good, or whose outcome is unknown
+    timeouts: int = 0  # attempts that timed out
+    throttled: int = 0  # attempts after which the store asked to wait
+    rate_waits: float = 0.0  # seconds that requests waited for credits, summed
+    retry_waits: float = 0.0  # seconds that requests waited before retries
+    read_seconds: Histogram = field(default_factory=Histogram)  # of each attempt, without waits
     write_seconds: Histogram = field(default_factory=Histogram)
     batch_sizes: Histogram = field(default_factory=Histogram)  # entries of each attempt
 
@@ -102,15 +108,15 @@ class TableMetrics:
         return TableMetrics(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def __sub__(self, other: TableMetrics) -> TableMetrics:
-        """What was counted after `other`, which were these metrics earlier."""
+        """What was counted since `other`, an earlier state."""
         return TableMetrics(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
 
     def counts(self) -> dict[str, int]:
-        """The whole numbers by name, which add up over batches as they are."""
+        """The integer counts by name, which add up over batches."""
         return {name: value for name, value in self._by_name().items() if type(value) is int}
 
     def to_dict(self) -> dict[str, int | float]:
-        """Numbers by name, for metadata and tables; of what is measured the mean, some percentiles and the greatest."""
+        """Numbers by name, for metadata and tables; histograms as mean, percentiles and maximum."""
         numbers: dict[str, int | float] = {}
         for name, value in self._by_name().items():
             if not isinstance(value, Histogram):
@@ -124,7 +130,7 @@ class TableMetrics:
         return numbers
 
     def to_document(self) -> dict[str, Any]:
-        """Everything as plain values, to be added up elsewhere; `from_document` reads it."""
+        """Everything as plain values, to be added up elsewhere; read by `from_document`."""
         return {
             name: [sorted(value.buckets.items()), value.total, value.greatest] if type(value) is Histogram else value
             for name, value in self._by_name().items()
@@ -145,7 +151,7 @@ class TableMetrics:
 
 
 class _HistogramBuilder:
-    """A histogram that is being filled."""
+    """A mutable histogram."""
 
     __slots__ = ("buckets", "greatest", "total")
 
@@ -155,7 +161,7 @@ class _HistogramBuilder:
 
     def add(self, value: float) -> None:
         fraction, exponent = frexp(value if value > 1e-9 else 1e-9)
-        bucket = exponent * 8 + int(fraction * 16) - 8  # `bucket_of`, without a call
+        bucket = exponent * 8 + int(fraction * 16) - 8  # `bucket_index`, inlined
         self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
         self.total += value
         if value > self.greatest:  # noqa: PLR1730 - half of the time of max()
@@ -166,7 +172,7 @@ class _HistogramBuilder:
 
 
 class Meter:
-    """Counts what one table does in one process. Threads may share it; counting costs well under a microsecond."""
+    """Counts what one table does in one process. Thread-safe; counting takes well under a microsecond."""
 
     __slots__ = ("_counting", "_counts", "_reads", "_sizes", "_writes")
 
@@ -174,30 +180,30 @@ class Meter:
         self._counting = threading.Lock()
         self._counts: dict[str, Any] = {f.name: f.default for f in fields(TableMetrics) if f.type != "Histogram"}
         self._reads, self._writes = _HistogramBuilder(), _HistogramBuilder()
-        self._sizes: dict[int, int] = {}  # how many attempts had so many entries
+        self._sizes: dict[int, int] = {}  # number of attempts by number of entries
 
     def add(self, name: str, amount: float = 1, present: int = 0) -> None:
-        """Add to one count of `TableMetrics`, by its name; of reads how many keys had a record (`present`), too."""
+        """Add to one count of `TableMetrics`, by name; for reads also the number of keys with a record (`present`)."""
         with self._counting:
             self._counts[name] += amount
             if present:
                 self._counts["found"] += present
 
     def request(self, *, ended: bool) -> None:
-        """Count a request to the store; `ended`: as a success, too."""
+        """Count a request to the store; `ended`: also as a success."""
         with self._counting:
             self._counts["requests"] += 1
             if ended:
                 self._counts["successes"] += 1
 
     def attempt(self, writes: bool, entries: int, seconds: float) -> None:
-        """Count one attempt at the store."""
+        """Count one attempt of a request."""
         with self._counting:
             (self._writes if writes else self._reads).add(seconds)
             self._sizes[entries] = self._sizes.get(entries, 0) + 1
 
     def metrics(self) -> TableMetrics:
-        """All counts of this moment."""
+        """The current counts."""
         with self._counting:
             counts: dict[str, Any] = dict(self._counts)
             return TableMetrics(
@@ -221,14 +227,14 @@ logger = logging.getLogger(__name__)
 
 
 class MetricsHook(Protocol):
-    """Takes what tables have done.
+    """Receives what tables have done.
 
-    A table in this process reports when it is flushed or closed, and what a run's tasks have done with one is reported
-    in the run's process when its sink is through.
+    A table in this process reports when it is flushed or closed. What a run's tasks did with a table is reported in the
+    run's process when its sink is done.
     """
 
     def report(self, table: str, metrics: TableMetrics) -> None:
-        """Take what `table` has done since it was last reported. It may be called from several threads."""
+        """Receive what `table` has done since its last report. May be called from several threads."""
         ...
 
 
@@ -236,7 +242,7 @@ _HOOKS: list[MetricsHook] = []
 
 
 def report_tables_to(hook: MetricsHook) -> Callable[[], None]:
-    """Let all tables of this process report to `hook` from now on; call the result to end that."""
+    """Report all tables of this process to `hook` from now on; call the result to stop."""
     _HOOKS.append(hook)
 
     def end() -> None:
@@ -247,12 +253,12 @@ def report_tables_to(hook: MetricsHook) -> Callable[[], None]:
 
 
 def has_metrics_hooks() -> bool:
-    """Whether a report would reach anybody."""
+    """Whether any hook is registered."""
     return bool(_HOOKS)
 
 
 def report_metrics(table: str, metrics: TableMetrics) -> None:
-    """Tell all hooks. One that fails is logged: the table's work is done, and must not fail with it."""
+    """Report to all hooks. A hook's error is logged and not raised, since the table's work is done."""
     for hook in tuple(_HOOKS):
         try:
             hook.report(table, metrics)
@@ -260,7 +266,7 @@ def report_metrics(table: str, metrics: TableMetrics) -> None:
             logger.exception("The metrics of table %s did not reach %r.", table, hook)
 
 
-# Ends of buckets of ours, so nothing is guessed: seconds from 0.1 ms to 2 min, entries up to a million.
+# Bounds of our buckets, so counts are exact: seconds from 0.1 ms to 2 min, entries up to a million.
 _SECONDS = tuple(2.0**exponent for exponent in range(-13, 8))
 _ENTRIES = tuple(2.0**exponent for exponent in range(21))
 
@@ -291,7 +297,6 @@ class PrometheusTables:
             raise ConfigurationError(
                 f"PrometheusTables got registry={registry!r}; expected a prometheus_client.CollectorRegistry, or None "
                 "for the default one.",
-                "Give it a registry, or leave it out.",
                 argument="registry",
             )
         registry.register(self)
@@ -301,7 +306,7 @@ class PrometheusTables:
             self._totals[table] = self._totals.get(table, TableMetrics()) + metrics
 
     def describe(self) -> list[Any]:
-        """Nothing, as no table is known when the registry asks."""
+        """Nothing, since no table is known when the registry asks."""
         return []
 
     def collect(self) -> Iterator[Any]:
@@ -332,7 +337,7 @@ class PrometheusTables:
 
 
 def _cumulative(histogram: Histogram, ends: tuple[float, ...]) -> list[tuple[str, float]]:
-    """How many values lie below each end, as Prometheus has it. A value that is an end counts as above it."""
+    """The number of values below each bound, as Prometheus expects. A value equal to a bound counts as above it."""
     counts: Mapping[int, int] = histogram.buckets
     below = [(str(end), float(sum(n for bucket, n in counts.items() if bucket_end(bucket) <= end))) for end in ends]
     return [*below, ("+Inf", float(histogram.count))]

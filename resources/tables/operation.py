@@ -1,11 +1,11 @@
-"""`Operation`: one request to a table, as every layer takes and hands on.
+"""`Operation`: one request to a table, which every layer receives and passes on, and its `Outcomes`.
 
     RemoteTable -> cache -> update contract -> batch and order -> retry -> rate -> function
     Operation(kind, entries, args)  --send-->  Outcomes, one for each entry
 
-Entries lie in columns, one sequence for keys, one for records and so on, so that a layer that has nothing to say about
-them costs the same for one entry as for a thousand. `RowEntries` holds Python values; `ArrowEntries` (arrow_entries.py)
-holds an Arrow batch, and makes Python values of a column when a layer or a function first asks for them.
+Entries are columns (one sequence of keys, one of records and so on), so a layer that does not touch them costs the same
+for one entry as for a thousand. `RowEntries` holds Python values; `ArrowEntries` (`arrow.py`) holds an Arrow batch, and
+makes Python values of a column on first use. An entry without a problem is done and takes no space in the outcomes.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 
 
 class Clock(Protocol):
-    """Seconds that only grow, and a way to let them pass."""
+    """A monotonic clock in seconds that can sleep."""
 
     def now(self) -> float:
-        """Seconds since some fixed moment; never goes back."""
+        """Seconds since some fixed moment; never decreases."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Return when `seconds` have passed."""
+        """Return after `seconds`."""
         ...
 
 
@@ -54,16 +54,16 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What an update does to columns; a plain mapping as an update is the same as `Changes(set=mapping)`.
+    """What an update does to columns; a plain mapping is the same as `Changes(set=mapping)`.
 
-    - `set`: gives columns their values; None sets null.
-    - `add`: adds numbers to columns; a column that is null or not there counts as 0. None adds nothing. What is added
-      to a column of JSON is a mapping, whose members replace those of the same names and leave the others alone.
-    - `append`: puts values at the end of list columns; one that is null or not there counts as empty. Each value is a
-      list of what is appended; None or an empty list appends nothing.
-    - `remove`: makes columns null, or takes them out of records whose store has no fixed columns.
+    - `set`: sets columns to values; None sets null.
+    - `add`: adds numbers to columns; a null or missing column counts as 0. None adds nothing. For a JSON column it is a
+      mapping, whose members replace those of the same names and leave the others.
+    - `append`: appends values to list columns; a null or missing column counts as empty. Each value is a list; None or
+      an empty list appends nothing.
+    - `remove`: sets columns to null, or removes them from records whose store has no fixed columns.
 
-    A column is named in one of the four only.
+    Each column is named in only one of the four.
     """
 
     set: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
@@ -74,14 +74,14 @@ class Changes:
     def __post_init__(self) -> None:
         if isinstance(self.remove, str):
             raise ConfigurationError(
-                f"Changes have remove={self.remove!r}, which is one text; expected the names of columns.",
+                f"Changes(remove={self.remove!r}): expected a sequence of column names, not one string.",
                 f"Write remove=[{self.remove!r}].",
                 argument="remove",
             )
 
     @property
     def repeatable(self) -> bool:
-        """Whether applying it twice in a row comes to the same as once."""
+        """Whether applying it twice in a row has the same effect as once."""
         return not self.add and not self.append
 
 
@@ -94,7 +94,7 @@ E = TypeVar("E", bound=BaseException)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from or while handling, and the members of groups; the outermost first."""
+    """Yield the error, its causes and contexts, and the members of groups, outermost first."""
     seen: set[int] = set()
     waiting = [error]
     while waiting:
@@ -122,7 +122,7 @@ def key_columns(table: str, key: str | Sequence[str]) -> tuple[str, ...]:
     if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
         raise ConfigurationError(
             f"table {table}: key={key!r}; expected at least one key column, by name and in order, each once.",
-            "Give a name, or a list of names.",
+            "Pass a column name or a list of them.",
             argument="key",
             table=table,
         )
@@ -130,16 +130,16 @@ def key_columns(table: str, key: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def key_reorderer(store: str, own: Sequence[str], given: Sequence[str]) -> Callable[[Any], Any] | None:
-    """The function that brings a key whose parts are named `given` into the order `own`; None where it is in that.
+    """Return the function that reorders keys from `given` column order to `own`; None if the orders are equal.
 
-    No names are the store's own order. ConfigurationError where they are others, SchemaMismatchError for a key that is
-    no tuple of so many parts.
+    An empty `given` means the store's own order. ConfigurationError if the columns differ, SchemaMismatchError for a
+    key that is not a tuple of the right length.
     """
     if not given or list(given) == list(own):
         return None
     if sorted(given) != sorted(own):
         raise ConfigurationError(
-            f"{store} has the key {', '.join(own)}, and the request's key is {', '.join(given)}.",
+            f"{store} has the key {', '.join(own)}, but the request's key is {', '.join(given)}.",
             "Declare the same key columns for the table and for its function.",
             argument="key",
         )
@@ -154,17 +154,12 @@ def key_reorderer(store: str, own: Sequence[str], given: Sequence[str]) -> Calla
 
 
 def key_length_error(store: str, key: Any, names: Sequence[str]) -> SchemaMismatchError:
-    """The error for a key that is not as long as it has columns."""
+    """The error for a key that is not as long as its columns."""
     return SchemaMismatchError(
         f"{store} got {key!r} as a key; expected a tuple of {', '.join(names)}.",
-        "Give the key's values in that order.",
+        "Pass the key's values in that order.",
         table=store,
     )
-
-
-# Partial updates with a default for the first one (SAMZA-2709): what a caller says.
-#
-# What is done about it is in update_contract_layer.py.
 
 
 V = TypeVar("V")
@@ -172,7 +167,7 @@ U = TypeVar("U")
 
 
 class UpdateContract(Enum):
-    """What may be done when an update meets no record."""
+    """What to do when an update's record is missing (SAMZA-2709); see `update_contract.py`."""
 
     UPDATE_ONLY = "update-only"
     UPDATE_WITH_DEFAULTS = "update-with-defaults"
@@ -180,7 +175,7 @@ class UpdateContract(Enum):
 
 @dataclass(frozen=True, slots=True)
 class UpdateMessage(Generic[U, V]):
-    """A part of a record to set (`update`), and the whole record to begin with where there is none."""
+    """The part of a record to set (`update`), and the whole record to start from if there is none."""
 
     update: U
     default: V | None = None
@@ -188,7 +183,7 @@ class UpdateMessage(Generic[U, V]):
     def __post_init__(self) -> None:
         if self.update is None:
             raise TableError(
-                "an UpdateMessage has None as its update; it must say what to change.",
+                "UpdateMessage(update=None): expected what to change.",
                 "Drop the message, or use delete() to remove a record.",
             )
 
@@ -197,15 +192,15 @@ K_co = TypeVar("K_co", bound=Hashable, covariant=True)
 
 
 class OperationKind(Enum):
-    """What a request asks of a table, for each of its entries."""
+    """What an operation does with each of its entries."""
 
     GET = "get"
-    PUT = "put"  # make `value` the record, whatever was there; None deletes (functions get deletes for it)
-    PUT_IF_ABSENT = "put-if-absent"  # make `value` the record where there is none
+    PUT = "put"  # make `value` the record; None deletes (functions receive a delete)
+    PUT_IF_ABSENT = "put-if-absent"  # make `value` the record if there is none
     DELETE = "delete"
-    UPDATE = "update"  # apply `value` to the record; without one: begin it with `default`, or it is missing
+    UPDATE = "update"  # apply `value` to the record; without a record start from `default`, or it is missing
 
-    __hash__ = object.__hash__  # by identity; the one of Enum is a call of Python's at each look into a dictionary
+    __hash__ = object.__hash__  # by identity; Enum's own is a Python call for each dictionary lookup
 
     @property
     def writes(self) -> bool:
@@ -216,11 +211,10 @@ _REPLAY = re.compile(r"~\d+$")
 
 
 class Mark(NamedTuple):
-    """Where the message of an entry stands in what it was read from: what replays and late records are told by.
+    """The position of an entry's message in its source, which identifies replays and late records.
 
-    `source` is a stream's partition ("lake.flights.3"), with "~5" behind it for what the bounded replay of epoch 5
-    reads beside the main position. Of one source, a later message has a greater `position` (`position_of`), which
-    stores compare as text.
+    `source` is a stream's partition ("lake.flights.3"), with "~5" appended for what the bounded replay of epoch 5 reads
+    in addition. Later messages of a source have a greater `position` (`position_of`), which stores compare as text.
     """
 
     source: str
@@ -228,43 +222,43 @@ class Mark(NamedTuple):
 
     @property
     def tie(self) -> str:
-        """What orders messages of equal time: by source, offset and ordinal; an epoch and a replay have no say."""
+        """The order of messages with equal times: source, offset and ordinal, regardless of epoch and replay."""
         return f"{_REPLAY.sub('', self.source)} {self.position.partition(':')[2]}"
 
 
-# Of a call that is no message: of what has equal times, it comes after all messages.
+# The mark of a direct call, which sorts after all messages of the same time.
 DIRECT = Mark("~", "")
 
 
 def position_of(epoch: int, offset: int, ordinal: int = 0) -> str:
-    """The text of a position, which sorts as the three numbers do. `ordinal` counts the updates of one message."""
+    """The text of a position, which sorts like the three numbers. `ordinal` counts the updates of one message."""
     return f"{epoch:010d}:{offset:020d}:{ordinal:06d}"
 
 
 class Entries(Protocol[K_co]):
-    """The entries of an operation, in order. All sequences have their length; one that is None says nothing of any."""
+    """The entries of an operation, in order. All sequences have the same length or are None."""
 
     @property
     def keys(self) -> Sequence[K_co]: ...
 
     @property
     def values(self) -> Sequence[Any] | None:
-        """Records of puts and updates of updates; None for gets and deletes."""
+        """The records of puts or the updates; None for gets and deletes."""
         ...
 
     @property
     def defaults(self) -> Sequence[Any] | None:
-        """Records to begin with, for updates; None in it where a message has no default."""
+        """The records to start from, for updates; None in it for a message without a default."""
         ...
 
     @property
     def marks(self) -> Sequence[Mark] | None:
-        """Where each message stands; needed by conditions (`Conditions`)."""
+        """The position of each message; required by conditions (`Conditions`)."""
         ...
 
     @property
     def newest(self) -> Sequence[Any] | None:
-        """The time of each message, for `Conditions.newest_by`; a delete has no record that it could be read from."""
+        """The time of each message, for `Conditions.newest_by`; deletes have no record to read it from."""
         ...
 
     def __len__(self) -> int: ...
@@ -278,20 +272,20 @@ class Entries(Protocol[K_co]):
         ...
 
     def without_defaults(self) -> Entries[K_co]:
-        """The same entries, none of which has a default."""
+        """The same entries without defaults."""
         ...
 
     def null_key(self) -> int | None:
-        """The place of the first key that is null, or null in a part; None where all are whole."""
+        """The place of the first key that is or contains null; None if there is none."""
         ...
 
     def null_value(self) -> int | None:
-        """The place of the first value that is None; None where no value is, or there are none."""
+        """The place of the first value that is None; None if there is none."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """About how many bytes the entries are when they are sent."""
+        """The approximate size of the entries when sent."""
         ...
 
 
@@ -351,7 +345,7 @@ class RowEntries(Generic[K_co]):
 
 
 def estimate_bytes(value: object) -> int:
-    """About how many bytes a value is when it is sent: as text its characters, as a number 8, and what is in it."""
+    """Estimate a value's size when sent: text by its characters, a number as 8 bytes, containers by their content."""
     if isinstance(value, str | bytes | bytearray | memoryview):
         return len(value)
     if isinstance(value, Mapping):
@@ -365,19 +359,18 @@ def estimate_bytes(value: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What the store itself has to check, in the same request as the write; an entry that fails it is skipped.
+    """What the store checks in the same request as the write; an entry that fails the check is skipped.
 
-    `newest_by` names the column whose greatest value stays: an entry is applied where the store has no newer one; equal
-    times are told apart by `Mark.tie`, and an entry that is equal in both is applied again. `idempotent` keeps, beside
-    the record, the greatest position applied from each source, and skips entries at or below it. With either a delete
-    leaves the mark behind (a tombstone), so that what is older and comes later does not bring the record back.
+    `newest_by` names the column whose greatest value wins: an entry is applied if the store has no newer one. Equal
+    times are ordered by `Mark.tie`, and an entry equal in both is applied again. `idempotent` stores, next to the
+    record, the greatest position applied from each source, and skips entries up to it. With either, a delete leaves its
+    mark behind (a tombstone), so that an older entry that arrives later does not restore the record.
 
-    With both, a late update is not lost: numbers that it adds and values that it appends are applied, once, to a record
-    that is there (`Operation.applies_late_changes`). What it sets, removes, or adds to JSON is skipped, since a newer
-    one stays.
+    With both, a late update is not lost: what it adds or appends is applied, once, to an existing record
+    (`Operation.applies_late_changes`). What it sets, removes, or adds to JSON is skipped, since a newer value is there.
 
-    `keeps_marks` is no condition: the table is idempotent and these entries have no marks, as those of a direct call.
-    Stores that keep marks in the record itself have to leave them there.
+    `keeps_marks` is no condition: the table is idempotent but these entries have no marks, as in a direct call. Stores
+    that keep marks in the record itself must not remove them.
     """
 
     newest_by: str | None = None
@@ -390,13 +383,13 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[K_co]):
-    """One request: a kind, the entries, and what the caller hands through to the function.
+    """One request: a kind, its entries, and the caller's arguments for the function.
 
-    A key may occur several times; its entries take effect in their order. `key` names the parts of keys that are
-    tuples, in their order, so that a store whose own order is another brings them into it; none: the store's order.
-    `contract` says whether updates may begin records with their defaults; below the contract layer, entries have no
-    others. `rerun`: who sends it sends it again, and all that came after it, if an entry is given up; so nothing of
-    that may take effect before.
+    A key may occur several times; its entries take effect in order. `key` names the parts of tuple keys in order, so
+    that a store with another order can rearrange them; empty: the store's order. `contract` says whether updates may
+    start records from their defaults; below the contract layer, entries have only defaults that may be used. `rerun`:
+    if an entry is given up, the sender sends it and everything after it again, so nothing of that may take effect
+    before.
     """
 
     kind: OperationKind
@@ -406,7 +399,7 @@ class Operation(Generic[K_co]):
     key: tuple[str, ...] = ()
     contract: UpdateContract = UpdateContract.UPDATE_WITH_DEFAULTS
     rerun: bool = False
-    count: int = field(init=False, repr=False, compare=False)  # of the entries; each layer asks for it
+    count: int = field(init=False, repr=False, compare=False)  # number of entries; every layer needs it
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "count", len(self.entries) if hasattr(self.entries, "__len__") else 0)
@@ -416,21 +409,21 @@ class Operation(Generic[K_co]):
 
     @property
     def applies_late_changes(self) -> bool:
-        """Whether an entry that is late, but was not applied before, still adds numbers and appends to lists.
+        """Whether a late entry that was not applied before still adds numbers and appends to lists.
 
-        Its mark is kept then, and what is newest stays. One that only sets leaves nothing behind.
+        Its mark is then stored, and newer values stay. An entry that only sets leaves nothing behind.
         """
         return (
             self.kind is OperationKind.UPDATE and self.conditions.idempotent and self.conditions.newest_by is not None
         )
 
     def with_entries(self, entries: Entries[K_co]) -> Operation[K_co]:
-        """The same request for other entries."""
+        """The same operation with other entries."""
         return replace(self, entries=entries)
 
 
 def are_same_args(one: Sequence[object], other: Sequence[object]) -> bool:
-    """Whether two calls hand on the same; of objects that aren't plain values, only identity is sure to say so."""
+    """Whether two calls have the same arguments; objects other than plain values are compared by identity."""
     return one is other or (
         len(one) == len(other)
         and all(
@@ -440,30 +433,24 @@ def are_same_args(one: Sequence[object], other: Sequence[object]) -> bool:
     )
 
 
-# `Outcomes`: what became of each entry of an operation.
-#
-# An entry without a problem is done, and done entries cost nothing here: what is kept is the records that a get found,
-# and the problems by the entry's place.
-
-
 _NONE: Mapping[int, Problem] = MappingProxyType({})
 
 
 class State(Enum):
-    """What became of an entry that is not simply done."""
+    """The state of an entry that is not simply done."""
 
-    SKIPPED = "skipped"  # its condition did not hold: the store has something newer, or has it already. No error
-    MISSING = "missing"  # an update met no record, and had no default
-    REFUSED = "refused"  # it fails again until something is changed
-    FAILED = "failed"  # it had no effect, and may be sent again
-    UNKNOWN = "unknown"  # sent, and no answer came: it may have had its effect
+    SKIPPED = "skipped"  # its condition failed: the store has a newer record, or has applied it already. No error
+    MISSING = "missing"  # an update without a record or a default
+    REFUSED = "refused"  # fails again until something is changed
+    FAILED = "failed"  # had no effect and can be sent again
+    UNKNOWN = "unknown"  # sent without an answer: may have had its effect
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why one entry is not done. `retry_after`: seconds that the store asked to wait before it is sent again.
+    """Why an entry is not done. `retry_after`: seconds that the store asked to wait before a retry.
 
-    `of_request`: the request failed as a whole, whatever was in it, so that nothing is said of this one record.
+    `of_request`: the request failed as a whole, so the problem says nothing about this record.
     """
 
     state: State
@@ -473,12 +460,12 @@ class Problem:
 
     @property
     def may_pass(self) -> bool:
-        """Whether the entry may succeed when it is sent again as it was."""
+        """Whether the entry may succeed if sent again unchanged."""
         return self.state in (State.FAILED, State.UNKNOWN)
 
     @property
     def is_answer(self) -> bool:
-        """Whether the store did as it was asked, and this is what it had to say: no failure, and nothing to repeat."""
+        """Whether this is the store's answer (skipped or missing) and no failure."""
         return self.state in (State.SKIPPED, State.MISSING)
 
 
@@ -486,8 +473,8 @@ class Problem:
 class Outcomes:
     """One outcome for each of `count` entries.
 
-    `records` are a get's, None where there is no record. `defaults_put` counts the records that updates began.
-    `waited`: seconds before requests were sent, for the table's rate; no retry policy's time is used up by them.
+    `records` are those of a get, None for missing ones. `defaults_put` counts records that updates started. `waited`:
+    seconds spent waiting for the table's rate, which do not count for the retry policy.
     """
 
     count: int
@@ -502,16 +489,16 @@ class Outcomes:
         return Outcomes(count, problems=dict.fromkeys(range(count), problem))
 
     def places(self, *states: State) -> list[int]:
-        """The places of the entries in one of these states, in order."""
+        """The places of the entries in these states, in order."""
         return sorted(place for place, problem in self.problems.items() if problem.state in states)
 
     @property
     def done(self) -> int:
-        """How many entries have taken effect, or were read."""
+        """How many entries were applied or read."""
         return self.count - len(self.problems)
 
     def with_retried(self, places: Sequence[int], later: Outcomes) -> Outcomes:
-        """These outcomes where the entries at `places` were sent again, with `later` as their outcomes."""
+        """Return these outcomes with those of the retried entries at `places` replaced by `later`."""
         again = set(places)
         problems = {place: problem for place, problem in self.problems.items() if place not in again}
         problems |= {places[place]: problem for place, problem in later.problems.items()}
@@ -526,7 +513,7 @@ class Outcomes:
 
 
 def concatenate_outcomes(parts: Iterable[Outcomes]) -> Outcomes:
-    """The outcomes of an operation that was sent in parts, one after the other."""
+    """Return the outcomes of an operation that was sent in consecutive parts."""
     kept = list(parts)
     if len(kept) == 1:
         return kept[0]
@@ -546,7 +533,7 @@ T = TypeVar("T")
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return what the coroutine returns; a loop that is running in this thread waits meanwhile."""
+    """Run the coroutine to its end and return its result, blocking a loop that runs in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -555,14 +542,12 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
         return aside.submit(asyncio.run, coroutine).result()
 
 
-# `PerLoop`: something of which each event loop has its own: what waits in it, connections, locks, workers.
-#
-# A table or function that threads share, each with a loop of its own (as every `BlockingTable` has), keeps one of them
-# for each.
-
-
 class PerLoop(Generic[T]):
-    """Makes one for each event loop when it first asks; `drop` gives back what that of a loop holds that is closed."""
+    """Holds one object per event loop, such as connections, locks or workers, and creates it on first use.
+
+    For tables and functions that threads share, each with a loop of its own (as every `BlockingTable` has). `drop`
+    releases the object of a closed loop.
+    """
 
     def __init__(self, make: Callable[[], T], drop: Callable[[T], object] = lambda _: None) -> None:
         self._make, self._drop = make, drop
@@ -571,9 +556,9 @@ class PerLoop(Generic[T]):
         self._lock = threading.Lock()
 
     def here(self) -> T:
-        """That of the running event loop."""
+        """The running event loop's object."""
         loop = asyncio.get_running_loop()
-        last = self._last  # read once: another thread may change it
+        last = self._last  # read once, as another thread may change it
         if last is not None and last[0] is loop:
             return last[1]
         with self._lock:
@@ -587,7 +572,7 @@ class PerLoop(Generic[T]):
         return mine
 
     def take(self) -> T | None:
-        """That of the running event loop, which is the caller's from now on; None where there is none."""
+        """Remove and return the running event loop's object; None if there is none."""
         with self._lock:
             self._last = None
             return self._of.pop(asyncio.get_running_loop(), None)

@@ -1,4 +1,9 @@
-"""`RateLayer`: lets each attempt wait until the credits that it costs are there."""
+"""Rate limits of tables: `RateLayer` delays each attempt until the credits it costs are available.
+
+A budget has credits per second for one tag: reads and writes have separate budgets. In plain Python a budget belongs to
+the process; in an application's run the driver hands credits out to its tasks, and leases them from the lake, where all
+runs share them.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +31,8 @@ from dagster_adjunct.resources.tables.operation import (
     estimate_bytes,
 )
 
-# `CreditSource`: where the requests of a table get the credits that they cost.
-#
-# A rate is a budget of credits that come in so many per second, by tag: reads and writes have one each. In plain Python
-# a
-# budget is this process's own; in a run of an application the run's driver hands credits out to its tasks, and leases
-# them from the lake, where all runs share them.
-
-
-# Credits that nobody used expire after so long, and a request that costs more than come in within the other is split
-# where it can be: so in any 10 s no more than the rate and a tenth of it go out.
+# Unused credits expire after KEPT_SECONDS, and requests that cost more than arrive within LARGEST_SECONDS are split
+# if possible: so in any 10 s at most 1.1 times the rate is sent.
 KEPT_SECONDS = 0.5
 LARGEST_SECONDS = 0.25
 
@@ -43,7 +40,7 @@ READ, WRITE = "read", "write"
 
 
 class Budget(NamedTuple):
-    """Credits per second for what has one tag. Tables that state one name share the budget of each tag."""
+    """Credits per second for one tag. Tables that state the same name share the budget of each tag."""
 
     name: str
     tag: str
@@ -51,33 +48,33 @@ class Budget(NamedTuple):
 
     @property
     def largest(self) -> int:
-        """How many credits one request should cost at most, where it can be split; at least 1."""
+        """The most credits that one request should cost, if it can be split; at least 1."""
         return max(1, int(self.rate * LARGEST_SECONDS))
 
 
 class CreditSource(Protocol):
-    """Hands out credits. Safe to use from any number of coroutines of any event loop."""
+    """Hands out credits. Can be used from any number of coroutines and event loops."""
 
     async def acquire(self, budget: Budget, credits: float) -> None:
-        """Return when so many credits may be spent, which are spent then; callers are served in the order they came."""
+        """Return once these credits are spent; callers are served in order."""
         ...
 
     async def close(self) -> None:
-        """Give back what is open in this event loop; the next call opens it again."""
+        """Release what is open in this event loop; the next call opens it again."""
         ...
 
 
-_LOOK = 0.25  # seconds after which a wait behind others looks whether it has moved up
+_LOOK = 0.25  # seconds after which a waiting caller checks whether it has moved up
 
 
 class TokenBucket:
-    """Credits that come in at `rate` per second and expire unused after half a second (`KEPT_SECONDS`).
+    """Credits that arrive at `rate` per second and expire unused after half a second (`KEPT_SECONDS`).
 
-    It starts empty: tasks that live for less than a second would otherwise spend a whole burst each,
-    and so pass the rate that they share.
+    It starts empty: otherwise tasks that live for less than a second would each spend a whole burst, and together
+    exceed their shared rate.
 
-    Whoever waits has spent what is still to come in. Where a wait is cancelled, those behind it move up, and what
-    nobody waits for is there for the next. Event loops of several threads may share a bucket.
+    A waiting caller has already spent credits that are yet to arrive. If a wait is cancelled, the later ones move up,
+    and credits that nobody waits for go to the next caller. Event loops of several threads may share a bucket.
     """
 
     def __init__(self, rate: float, clock: Clock) -> None:
@@ -93,8 +90,11 @@ class TokenBucket:
         return self._rate
 
     async def acquire(self, credits: float) -> None:
-        """Return when `credits` may be spent. Callers are served in the order they came, but that of two which move up
-        together, a quarter of a second apart at most, may be the other."""
+        """Return when `credits` may be spent.
+
+        Callers are served in order, except that two that move up together, at most a quarter of a second apart, may
+        swap.
+        """
         wait = self._take(credits)
         if wait is None:
             return
@@ -111,7 +111,7 @@ class TokenBucket:
             self._waits.remove(wait)
 
     def _take(self, credits: float) -> _Wait | None:
-        """Spend `credits` that are there or come in later; return the wait until then, None where they are there."""
+        """Spend `credits`, available or yet to arrive; return the wait until then, None if they are available."""
         if credits <= 0:
             return None
         with self._taking:
@@ -144,7 +144,7 @@ class TokenBucket:
 
 @dataclass(eq=False, slots=True)
 class _Wait:
-    """Somebody who has spent what comes in until `due`."""
+    """A caller that has spent what arrives until `due`."""
 
     credits: float
     due: float
@@ -155,21 +155,21 @@ Credits = Callable[["Operation[Any]", "Outcomes | None"], float]
 
 
 def per_record(operation: Operation[Any], answer: Outcomes | None) -> float:
-    """One credit for each entry."""
+    """One credit per entry."""
     return len(operation) if answer is None else 0
 
 
 def per_byte(operation: Operation[Any], answer: Outcomes | None) -> float:
-    """One credit for each byte that a write sends, about, and for each that a get brings, which it pays afterwards."""
+    """About one credit per byte that a write sends or a get returns; gets pay afterwards."""
     if answer is not None:
         return sum(map(estimate_bytes, _found_records(answer)))
     return operation.entries.nbytes if operation.kind.writes else 0
 
 
 def per_capacity_unit(operation: Operation[Any], answer: Outcomes | None) -> float:
-    """DynamoDB's units: one for each 1 KiB of a written entry, and for each 4 KiB of a record that a get brings.
+    """DynamoDB's units: one per 1 KiB of a written entry, and per 4 KiB of a record that a get returns.
 
-    Of an update only its own size is known here, so that it may use more where records are larger than that.
+    For an update only its own size is known here, so updates of larger records may use more.
     """
     if answer is not None:
         missing = answer.count - len(_found_records(answer))
@@ -189,14 +189,14 @@ def _found_records(answer: Outcomes) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """Credits per second, reads and writes apart; None is no limit. Updates and deletes are writes.
+    """Credits per second, for reads and writes separately; None is no limit. Updates and deletes are writes.
 
-    In an application the numbers hold over all tasks of all runs; in plain Python for one open table. Tables that name
-    the same `budget` share it; without one it is the table's own.
+    In an application the limits hold over all tasks of all runs; in plain Python for one open table. Tables with the
+    same `budget` share it; without one a table has its own.
 
-    `credits` says what a request costs: `per_record`, unless told; `per_byte`, `per_capacity_unit`, or a function of
-    your own. It is called before each attempt with no answer, and after each of a get with the answer, for what only
-    that tells.
+    `credits` computes the cost of a request: `per_record` by default, `per_byte`, `per_capacity_unit`, or a function of
+    your own. It is called before each attempt without an answer, and after each get with the answer, for the rest of
+    the cost.
     """
 
     reads_per_second: float | None = None
@@ -210,7 +210,6 @@ class RateLimit:
             if rate is not None and not (number and 0 < rate <= _MOST):
                 raise ConfigurationError(
                     f"{what}_per_second is {rate!r:.60}: expected a number above 0, or None for no limit.",
-                    "Correct the rate limit.",
                     argument=f"{what}_per_second",
                 )
 
@@ -218,17 +217,17 @@ class RateLimit:
             check_name("budget", self.budget)
 
     def budgets(self, table: str) -> tuple[Budget, ...]:
-        """Return the budgets that the requests of this table spend."""
+        """Return the budgets that this table's requests spend."""
         rates = ((READ, self.reads_per_second), (WRITE, self.writes_per_second))
         return tuple(Budget(self.budget or table, tag, rate) for tag, rate in rates if rate is not None)
 
 
-# What tables of this process share by a budget's name.
+# Buckets that tables of this process share by the budget's name.
 _SHARED: WeakValueDictionary[tuple[str, str], TokenBucket] = WeakValueDictionary()
 
 
 class LocalCredits:
-    """A `CreditSource` of this process: nobody else spends from its budgets, unless they are `shared` by name."""
+    """A `CreditSource` of this process; its budgets are used by nobody else unless they are `shared` by name."""
 
     def __init__(self, clock: Clock | None = None, *, shared: bool = False) -> None:
         self._clock = clock or SystemClock()
@@ -254,7 +253,7 @@ class LocalCredits:
                 raise ConfigurationError(
                     f"budget {budget.name!r} ({budget.tag}): one table states {bucket.rate:g} credits per second, "
                     f"another {budget.rate:g}; they share the budget, so the rates must be equal.",
-                    "Give both the same rate, or budgets of their own.",
+                    "Use the same rate for both, or separate budgets.",
                     argument="budget",
                 )
             if bucket is None:
@@ -265,15 +264,15 @@ class LocalCredits:
             return bucket
 
 
-_NO_WAIT = 0.0001  # seconds that asking takes where nobody has to wait
+_NO_WAIT = 0.0001  # seconds that acquiring takes without waiting
 
 
 @dataclass(slots=True)
 class RateLayer:
-    """Pays for every attempt from the budget of its kind; reads and writes have one each.
+    """Pays for every attempt from the budget for reads or writes.
 
-    A request that costs more than should go out at once is sent in parts, one after the other. What follows a failed
-    entry of its key in a later part is not sent: FAILED. `source` is where credits come from: by default this process.
+    A request that costs more than may be sent at once is split into parts, sent one after the other. Later entries of a
+    failed entry's key are not sent: FAILED. `source` provides the credits: by default this process.
     """
 
     table: str
@@ -301,7 +300,7 @@ class RateLayer:
         return await self._in_parts(operation, budget, cost)
 
     def largest(self, wanted: int) -> int:
-        """How many entries a request should have at most, so that it need not be sent in parts."""
+        """The greatest request size that need not be split."""
         if self.limit.credits is not per_record:
             return wanted
         return min([wanted, *(budget.largest for budget in (self._read, self._write) if budget is not None)])
@@ -313,8 +312,8 @@ class RateLayer:
     async def _attempt(self, operation: Operation[Any], budget: Budget, cost: float) -> Outcomes:
         try:
             waited = await self._acquire(budget, cost)
-        except AdjunctError as error:  # nothing was sent, but earlier parts of the operation may have been
-            # Records that wait for a store to answer are not refused: dead letters must not have them.
+        except AdjunctError as error:  # nothing of this part was sent, but earlier parts may have been
+            # Records that wait for the store are not rejected: they must not become dead letters.
             state = State.FAILED if isinstance(error, TransientError) else State.REFUSED
             return Outcomes.all(len(operation), Problem(state, error))
         outcomes = await self.inner.send(operation)
@@ -337,7 +336,7 @@ class RateLayer:
     def _no_cost(self, what: str) -> ConfigurationError:
         return ConfigurationError(
             f"table {self.table}: credits of the rate limit {what}: expected a number of credits, 0 or more.",
-            "Correct the function: it gets an operation, and its outcomes behind a get.",
+            "Fix the function: it gets the operation, and after a get also its outcomes.",
             argument="credits",
             table=self.table,
         )
@@ -353,8 +352,8 @@ class RateLayer:
 
     async def _in_parts(self, operation: Operation[Any], budget: Budget, cost: float) -> Outcomes:
         sent: list[Outcomes] = []
-        held: dict[Any, Problem] = {}  # by key, why no more of it may be sent
-        for part, its_cost in list(self._parts(operation, budget, cost)):  # what they cost is known before any is sent
+        held: dict[Any, Problem] = {}  # by key, the problem that blocks it
+        for part, its_cost in list(self._parts(operation, budget, cost)):  # costs are computed before any is sent
             outcomes = await (self._free_of(part, budget, held) if held else self._attempt(part, budget, its_cost))
             sent.append(outcomes)
             if outcomes.problems and operation.kind.writes:
@@ -366,7 +365,7 @@ class RateLayer:
         return concatenate_outcomes(sent)
 
     def _parts(self, operation: Operation[Any], budget: Budget, cost: float) -> Iterator[tuple[Operation[Any], float]]:
-        """Parts that cost no more than should go out at once, or are a single entry."""
+        """Yield parts that cost no more than may be sent at once, or are a single entry."""
         count = len(operation)
         size = ceil(count / ceil(cost / budget.largest))
         for start in range(0, count, size):
@@ -378,14 +377,14 @@ class RateLayer:
                 yield part, its_cost
 
     async def _free_of(self, part: Operation[Any], budget: Budget, held: dict[Any, Problem]) -> Outcomes:
-        """Send what has no key in `held`."""
+        """Send the entries whose key is not in `held`."""
         keys = part.entries.keys
         problems = {place: held[key] for place, key in enumerate(keys) if key in held}
 
         async def attempt(allowed: Operation[Any]) -> Outcomes:
             try:
                 its_cost = self._cost(allowed)
-            except ConfigurationError as error:  # earlier parts are sent
+            except ConfigurationError as error:  # earlier parts were sent
                 return Outcomes.all(len(allowed), Problem(State.REFUSED, error))
             return await self._attempt(allowed, budget, its_cost)
 

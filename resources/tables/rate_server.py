@@ -1,4 +1,18 @@
-"""`CreditServer`: hands a run's credits out to its tasks, as they ask, from the run's driver."""
+"""`CreditServer`: hands out a run's credits to its tasks, from the run's driver.
+
+Protocol between driver and tasks:
+
+    driver  {"nonce"}            task  {"proof", "nonce"}           driver  {"proof"}
+    task    {"budget", "tag", "credits"}      driver  {"wait"} now and then, then {"granted"} or {"error"}
+
+A message is JSON preceded by its length in four bytes. Proofs are HMACs of the other side's nonce: the run's secret is
+never sent, and a process that later gets the driver's port can't hand out anything.
+
+Runs of a lake share a budget's timeline. Credits arrive at the budget's rate, so a lease is an interval of time: a
+lease of 0.2 s allows spending what arrives meanwhile. No interval is leased twice, so all runs together never exceed
+the rate, whatever their clocks say: a run whose clock is behind the timeline follows it, and one whose clock is ahead
+advances it.
+"""
 
 from __future__ import annotations
 
@@ -33,27 +47,19 @@ from dagster_adjunct.resources.tables.rate import KEPT_SECONDS, Budget
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
 
-# What a run's driver and its tasks say to each other about credits, and how each knows the other.
-#
-#     driver  {"nonce"}            task  {"proof", "nonce"}           driver  {"proof"}
-#     task    {"budget", "tag", "credits"}      driver  {"wait"} now and then, then {"granted"} or {"error"}
-#
-# A message is JSON after its length in four bytes. Proofs are HMACs of the other's nonce: the run's secret itself never
-# passes, and a process that later gets the driver's port can't hand out anything.
-
 
 _MAX_MESSAGE_BYTES = 64 * 1024
-# So long somebody may take to say who he is.
+
 _HANDSHAKE_SECONDS = 10.0
 
 
 class HandshakeError(ConnectionError):
-    """The other side doesn't know the run's secret, or speaks otherwise."""
+    """The other side doesn't know the run's secret, or doesn't speak the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class CreditAddress:
-    """Where a run's driver hands out credits, and the secret of the run. It travels to tasks and is written nowhere."""
+    """Where a run's driver hands out credits, and the run's secret. It is sent to tasks and never stored."""
 
     host: str
     port: int
@@ -67,21 +73,21 @@ async def send_message(writer: asyncio.StreamWriter, message: dict[str, Any]) ->
 
 
 async def receive_message(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Return the next message. Raises IncompleteReadError where nobody is there any more, and NotOfThisRun."""
+    """Return the next message. Raises IncompleteReadError on a closed connection, and HandshakeError."""
     length = int.from_bytes(await reader.readexactly(4), "big")
     if length > _MAX_MESSAGE_BYTES:
         raise HandshakeError(f"a message of {length} bytes")
     try:
         message = json.loads(await reader.readexactly(length))
     except ValueError as error:
-        raise HandshakeError("what is no message") from error
+        raise HandshakeError("a malformed message") from error
     if not isinstance(message, dict):
-        raise HandshakeError("what is no message")
+        raise HandshakeError("a malformed message")
     return message
 
 
 async def authenticate_task(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
-    """Let a task in that knows the secret, and show that we do. Raises NotOfThisRun."""
+    """Authenticate a task that knows the secret, and prove that we know it. Raises HandshakeError."""
     async with asyncio.timeout(_HANDSHAKE_SECONDS):
         nonce = secrets.token_hex(16)
         await send_message(writer, {"nonce": nonce})
@@ -91,7 +97,7 @@ async def authenticate_task(reader: asyncio.StreamReader, writer: asyncio.Stream
 
 
 async def authenticate_driver(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
-    """Show a driver that we know the secret, and see that it does. Raises NotOfThisRun."""
+    """Prove to a driver that we know the secret, and authenticate it. Raises HandshakeError."""
     async with asyncio.timeout(_HANDSHAKE_SECONDS):
         greeting = await receive_message(reader)
         nonce = secrets.token_hex(16)
@@ -108,25 +114,18 @@ def _check_proof(proof: object, secret: bytes, whose: str, nonce: str) -> None:
         raise HandshakeError("a wrong proof")
 
 
-# What the runs of a lake know of one budget: up to when its credits are leased, on a time line that they share.
-#
-# Credits come in at the budget's rate, so a lease is a stretch of time: who leases two tenths of a second may spend
-# what
-# comes in meanwhile. No stretch is leased twice, so all runs together never spend more, whatever their clocks say: who
-# finds the time line ahead of his clock goes by it, and whose clock is ahead moves it on.
-
-
-# So far ahead is leased at most: what a run that dies takes along. Two seconds is the promise.
+# How far ahead credits are leased at most, which a run that dies takes along. Two seconds are promised.
 MAX_AHEAD_SECONDS = 1.0
-# A run that has not leased for so long wants nothing any more, or is dead.
+# A run that has not leased for this long needs no credits, or is dead.
 _ACTIVE_SECONDS = 2.0
-# A shorter lease is not worth a request: who wishes for less gets so much, where there is so much.
+# A shorter lease is not worth a request: smaller requests are raised to it if possible.
 _MIN_LEASE_SECONDS = 0.01
 
 
 class RunShare(StoredDocument):
-    """When a run leased last, how much of the rate it could use, from 0 to 1, and the rate that it states (credits per
-    second)."""
+    """When a run last leased, the share of the rate it could use (0 to 1), and the rate it declares (credits per
+    second).
+    """
 
     at: float
     share: float
@@ -134,7 +133,7 @@ class RunShare(StoredDocument):
 
 
 class SharedTimeline(StoredDocument):
-    """A budget as it is stored. `now` is the latest time that a run has told; credits up to `through` are leased."""
+    """A budget as it is stored. `now` is the latest time of any run; credits up to `through` are leased."""
 
     format: Literal[1] = 1
     now: float = 0.0
@@ -145,7 +144,7 @@ class SharedTimeline(StoredDocument):
 
 @dataclass(frozen=True, slots=True)
 class LeaseInterval:
-    """Leased time, in seconds from when it was decided: its beginning may be past."""
+    """Leased time, in seconds relative to the decision; its start may be past."""
 
     start: float
     end: float
@@ -153,7 +152,7 @@ class LeaseInterval:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """What a run asks for: so many seconds' credits now, and such a share of the rate as long as it goes on so."""
+    """A run's request: this many seconds' credits now, and the share of the rate it expects to use."""
 
     seconds: float
     share: float
@@ -162,28 +161,28 @@ class LeaseRequest:
 def lease_credits(
     timeline: SharedTimeline, run: str, now: float, wish: LeaseRequest, rate: float | None = None
 ) -> tuple[SharedTimeline, LeaseInterval | None]:
-    """Return the budget after a lease, and what was leased; None where others have all that may be leased by now.
+    """Return the budget after a lease, and the leased interval; None if others hold everything that may be leased.
 
-    Of what may be leased a run gets the part that its share is of all shares, where all can't have what they want.
+    If not all requests can be met, a run gets its share of what may be leased.
     """
     now = max(now, timeline.now)
     heard = {name: other for name, other in timeline.runs.items() if other.at > now - _ACTIVE_SECONDS and name != run}
     runs = {**heard, run: RunShare(at=now, share=wish.share, rate=rate)}
     wished = max(wish.seconds, _MIN_LEASE_SECONDS)
-    # Of what has come in, the latest: what came in before has expired when a small lease is there.
+    # The latest of what has arrived: older credits expire before a small lease is used.
     start = max(timeline.through, now - min(wished, KEPT_SECONDS))
     shares = divide_fairly({name: other.share for name, other in runs.items()})
     part = shares[run] / total if (total := sum(shares.values())) else 0.0
     seconds = min(wished, (now + MAX_AHEAD_SECONDS - start) * part)
     if seconds < _MIN_LEASE_SECONDS:
-        # Who waits is told all the same, or those before it would never leave it anything.
+        # A waiting run is recorded, or the others would never leave it anything.
         return timeline.model_copy(update={"now": now, "runs": runs}), None
     after = timeline.model_copy(update={"now": now, "through": start + seconds, "runs": runs})
     return after, LeaseInterval(start - now, start + seconds - now)
 
 
 def divide_fairly(wanted: Mapping[str, float]) -> dict[str, float]:
-    """Return what each gets of 1: no more than it wants, and more than others only where those have all they want."""
+    """Divide 1 among names: none gets more than it wants, or more than others that want more."""
     got: dict[str, float] = {}
     left, waiting = 1.0, sorted(wanted, key=lambda name: wanted[name])
     for place, name in enumerate(waiting):
@@ -192,14 +191,9 @@ def divide_fairly(wanted: Mapping[str, float]) -> dict[str, float]:
     return got
 
 
-# The credits of one budget that a run holds, which come in with time and expire, and the demands that wait for them.
-#
-# Times are the driver's own, in seconds, and given: nothing here waits or looks at a clock.
-
-
-# Between two leases there is so much time, and a use is not taken for more than it was in that.
+# The least time between two leases, and over which the use is measured.
 PAUSE_SECONDS = 0.2
-# More than it used is wanted, or a demand that grows would never get ahead.
+# Request more than was used, or a growing demand would never catch up.
 _HEADROOM = 1.25
 _EPSILON = 1e-9
 
@@ -211,7 +205,7 @@ class _CreditInterval:
     credits: float
 
     def until(self, time: float) -> float:
-        """How many of its credits have come in by then."""
+        """How many of its credits have arrived by then."""
         if time >= self.end:
             return self.credits
         if time <= self.start:
@@ -219,7 +213,7 @@ class _CreditInterval:
         return self.credits * (time - self.start) / (self.end - self.start)
 
     def drop(self, credits: float) -> None:
-        """Take away its first credits."""
+        """Remove its first credits."""
         if self.credits - credits <= _EPSILON:
             self.start, self.credits = self.end, 0.0
         else:
@@ -228,7 +222,7 @@ class _CreditInterval:
 
 
 class LeasedCredits:
-    """Leased credits in the order in which they come in."""
+    """A run's leased credits of one budget, in the order in which they arrive."""
 
     def __init__(self) -> None:
         self._stretches: deque[_CreditInterval] = deque()
@@ -237,11 +231,11 @@ class LeasedCredits:
         self._stretches.append(_CreditInterval(start, end, credits))
 
     def give_back(self, now: float, credits: float) -> None:
-        """Add what was taken and not used, as if it came in now."""
+        """Return unused credits, as if they arrived now."""
         self._stretches.appendleft(_CreditInterval(now, now, credits))
 
     def take(self, now: float, at_most: float) -> float:
-        """Take what has come in and not expired, but no more than that; return how much it was."""
+        """Take credits that have arrived and not expired, up to `at_most`; return how many."""
         taken = 0.0
         for stretch in self._stretches:
             stretch.drop(stretch.until(now - KEPT_SECONDS))
@@ -254,11 +248,11 @@ class LeasedCredits:
         return taken
 
     def held(self, now: float) -> float:
-        """How many credits have not expired, those that have yet to come in included."""
+        """How many credits have not expired, including those yet to arrive."""
         return sum(stretch.credits - stretch.until(now - KEPT_SECONDS) for stretch in self._stretches)
 
     def ready_at(self, now: float, credits: float) -> float | None:
-        """When so many will have come in; None where all that are leased are not enough."""
+        """When this many credits will have arrived; None if fewer are leased."""
         for stretch in self._stretches:
             if stretch.credits >= credits:
                 length = stretch.end - stretch.start
@@ -269,7 +263,7 @@ class LeasedCredits:
 
 @dataclass(slots=True, eq=False)
 class Demand:
-    """Credits that somebody waits for; `missing` are those that are not paid in yet."""
+    """Credits that a caller waits for; `missing` are not paid yet."""
 
     credits: float
     missing: float = field(init=False)
@@ -279,15 +273,16 @@ class Demand:
 
 
 class Demands:
-    """Who waits for the credits of one budget, in order, and how many credits to lease for them.
+    """The demands for one budget's credits, in order, and how many credits to lease for them.
 
-    Credits are paid in for the first demand until it has all: several that fill at once would be spent in one burst.
+    The first demand is paid in full before the next: several that fill together would be spent in one burst. Times are
+    the driver's, in seconds, and passed in: nothing here waits or reads a clock.
     """
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
         self.leased = LeasedCredits()
-        self.lease_takes = 0.0  # seconds, as the last one did
+        self.lease_takes = 0.0  # seconds, of the last one
         self._waiting: deque[Demand] = deque()
         self._spent = 0.0
         self._wished_at = float("-inf")
@@ -302,7 +297,7 @@ class Demands:
         return demand
 
     def withdraw(self, demand: Demand, now: float) -> None:
-        """Forget a demand; what was paid in for it is for those that still wait."""
+        """Remove a demand; what was paid for it goes to the waiting ones."""
         if demand in self._waiting:
             self._waiting.remove(demand)
             if (paid := demand.credits - demand.missing) > 0:
@@ -310,7 +305,7 @@ class Demands:
                 self.leased.give_back(now, paid)
 
     def pay(self, now: float) -> list[Demand]:
-        """Pay in what has come in; return the demands that have all by now, which wait no longer."""
+        """Pay with the arrived credits; return the demands that are paid in full."""
         paid: list[Demand] = []
         while self._waiting:
             first = self._waiting[0]
@@ -323,11 +318,11 @@ class Demands:
         return paid
 
     def next_at(self, now: float) -> float | None:
-        """When the first demand will have all its credits; None where nobody waits, or a lease is needed first."""
+        """When the first demand will be paid in full; None if there is none, or a lease is needed first."""
         return self.leased.ready_at(now, self._waiting[0].missing) if self._waiting else None
 
     def wish(self, now: float) -> LeaseRequest | None:
-        """Return what to lease now, None where nothing is wanted or the last lease was just before."""
+        """Return the lease to request now; None if none is needed, or the last one was just now."""
         since = now - self._wished_at
         waiting = sum(demand.missing for demand in self._waiting)
         if since < PAUSE_SECONDS or (waiting <= 0 and self._spent <= _EPSILON):
@@ -335,41 +330,40 @@ class Demands:
         used = (self._spent + waiting) / (max(PAUSE_SECONDS, min(since, 1.0)) * self.rate)
         share = min(1.0, _HEADROOM * max(used, self._used_before))
         target = max(waiting, share * MAX_AHEAD_SECONDS * self.rate)
-        held = self.leased.held(now + self.lease_takes)  # when the lease is there
+        held = self.leased.held(now + self.lease_takes)  # when the lease arrives
         if held >= max(waiting, target * 2 / 3):
             return None
         self._wished_at, self._spent, self._used_before = now, 0.0, used
         return LeaseRequest(min(MAX_AHEAD_SECONDS + KEPT_SECONDS, (target - held) / self.rate), share)
 
     def look_at(self, now: float) -> float | None:
-        """When there will be something to do; None until somebody demands."""
+        """When there will be something to do; None until there is a demand."""
         if not self._waiting and self._spent <= _EPSILON:
             return None
         next_wish = max(now, self._wished_at + PAUSE_SECONDS)
         ready = self.next_at(now)
-        if next_wish <= now:  # nothing was wished for just now: the leases suffice for a while
+        if next_wish <= now:  # nothing to request now: the leases suffice for a while
             next_wish = now + PAUSE_SECONDS
         return next_wish if ready is None else min(ready, next_wish)
 
 
 _log = logging.getLogger("adjunct.tables")
-# A task that waits hears so often that its driver lives.
+# How often a waiting task receives a sign of life.
 HEARTBEAT_SECONDS = 3.0
-# A store that leases nothing for so long is told to those that wait.
+# After this long without a lease, waiting tasks get the store's error.
 _STORE_SECONDS = 60.0
 
 
 class Leases(Protocol):
-    """Where the credits of one budget are leased."""
+    """Leases the credits of one budget."""
 
     def lease(self, wish: LeaseRequest) -> LeaseInterval | None: ...
 
 
 class CreditServer:
-    """A thread that leases credits while tasks demand them, and serves each demand in its turn.
+    """A thread that leases credits while tasks demand them, and serves demands in order.
 
-    `start` it before its `address` is given to tasks, and `stop` it when the run ends. A task that is gone leaves its
-    connection, and with it what it still demanded.
+    A task that ends closes its connection, which withdraws its demands. `stop` the server when the run ends.
     """
 
     def __init__(self, leases: Callable[[Budget], Leases], *, host: str = "127.0.0.1", bind: str | None = None) -> None:
@@ -382,7 +376,7 @@ class CreditServer:
         self._port = 0
 
     def serve(self, budgets: Iterable[Budget]) -> CreditAddress:
-        """Return where tasks get credits of these budgets, from now on."""
+        """Return the address from which tasks get credits of these budgets."""
         loop = self._started()
 
         async def add() -> None:
@@ -394,7 +388,7 @@ class CreditServer:
         return CreditAddress(self._host, self._port, self._secret)
 
     def stop(self) -> None:
-        """Close all connections; tasks that wait are told by that."""
+        """Close all connections, which tells waiting tasks."""
         loop, thread = self._loop, self._thread
         self._loop = self._thread = None
         if loop is None or thread is None:
@@ -426,9 +420,9 @@ class CreditServer:
         except HandshakeError as error:
             _log.warning("credits: a connection from %s was refused: %s", writer.get_extra_info("peername"), error)
         except (OSError, EOFError, TimeoutError):
-            pass  # the task has ended, or is gone
+            pass  # the task has ended
         except asyncio.CancelledError:
-            pass  # the server stops; streams take a cancelled callback for a failure
+            pass  # the server stops; asyncio's streams report a cancelled callback as a failure
         finally:
             writer.close()
 
@@ -441,7 +435,7 @@ class CreditServer:
             await send_message(writer, {"error": error_to_json(_unknown(message))})
             return
         demand, granted = tap.ask(credits)
-        # Nothing is sent while a task waits: whatever comes is the end of it.
+        # A waiting task sends nothing: whatever arrives ends its demand.
         gone = asyncio.ensure_future(reader.read(1))
         either: set[asyncio.Future[Any]] = {granted, gone}
         try:
@@ -462,7 +456,7 @@ class CreditServer:
 
 def _unknown(message: dict[str, Any]) -> TableError:
     return TableError(
-        f"budget {message.get('budget')!r} ({message.get('tag')}) is none that this run serves.",
+        f"budget {message.get('budget')!r} ({message.get('tag')}) is not served by this run.",
         "Declare the table, with its rate, in the application.",
         budget=message.get("budget"),
     )
@@ -482,7 +476,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class _BudgetServer:
-    """One budget: its demands, and the leases that are made for them."""
+    """One budget's demands and the leases made for them."""
 
     def __init__(self, demands: Demands, leases: Leases) -> None:
         self._demands, self._leases = demands, leases
@@ -499,7 +493,7 @@ class _BudgetServer:
         return demand, answer
 
     def forget(self, demand: Demand) -> None:
-        """Who demanded that has got it, or is gone."""
+        """Remove a demand that was served or whose task has ended."""
         if self._waiting.pop(demand, None) is not None:
             self._demands.withdraw(demand, time.monotonic())
             self._changed.set()
@@ -539,7 +533,7 @@ class _BudgetServer:
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, AdjunctError):
             _log.error("credits: nothing could be leased", exc_info=error)
-            error = AdjunctError(f"nothing could be leased of a budget: {error!r}.", "See the driver's log.")
+            error = AdjunctError(f"leasing credits failed: {error!r}.", "See the driver's log.")
         for demand, answer in list(self._waiting.items()):
             del self._waiting[demand]
             self._demands.withdraw(demand, time.monotonic())
@@ -547,9 +541,9 @@ class _BudgetServer:
 
 
 class BudgetLeases:
-    """Leases credits of a budget that all runs of a lake share. For one thread at a time.
+    """Leases credits of a budget that all runs of a lake share. Not thread-safe.
 
-    `clock` gives seconds that only grow; the wall clock is looked at once.
+    `clock` is monotonic, in seconds; the wall clock is read only once.
     """
 
     def __init__(self, lake: Lake, budget: Budget, run: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -557,12 +551,12 @@ class BudgetLeases:
         self._rate, self._told = budget.rate, set[float]()
         self._where = f"the budget {budget.name!r} ({budget.tag}) in {lake.url}"
         self._run, self._clock = run, clock
-        self._ahead = time.time() - clock()  # of the budget's time line, by which its runs go together
+        self._ahead = time.time() - clock()  # of the budget's timeline, by which its runs agree
 
     def lease(self, wish: LeaseRequest) -> LeaseInterval | None:
-        """Return what was leased, by `clock`; None where others have all that may be leased by now.
+        """Return the leased interval by `clock`; None if others hold everything that may be leased.
 
-        Raises StoreUnavailableError (what may have been leased expires), CommitConflictError after many conflicts, and
+        Raises StoreUnavailableError (what was leased then expires), CommitConflictError after many conflicts, and
         MalformedDocumentError.
         """
 
@@ -586,7 +580,7 @@ class BudgetLeases:
         return got
 
     def _tell(self, rates: set[float]) -> None:
-        """Say which other rates runs spend of the budget at this moment, each once."""
+        """Log the other rates that runs declare for the budget at this moment, each once."""
         self._told |= rates
         for rate in sorted(rates):
             _log.warning(
@@ -603,7 +597,7 @@ class BudgetLeases:
         except ValidationError as error:
             raise MalformedDocumentError(
                 f"{self._where} can't be read: {first_validation_problem(error)}.",
-                "If a newer release wrote it, upgrade dagster-adjunct; else delete the object, which is made again: "
-                "what it tells is worth nothing after two seconds.",
+                "If a newer release wrote it, upgrade dagster-adjunct; else delete the object: it is created again, "
+                "and its content expires after two seconds.",
                 document=self._where,
             ) from error

@@ -1,4 +1,6 @@
-"""When a request to a table is sent again, and after how long: decisions, which `RetryLayer` carries out."""
+"""When requests to a table are retried, and after how long: `RetryPolicy` decides, `RetryLayer` retries, and
+`AttemptLayer` limits the time of each attempt.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,10 @@ from dagster_adjunct.resources.tables.operation import (
 
 @dataclass(frozen=True, slots=True)
 class AttemptLayer:
-    """Stands below the rate, so that waiting for credits is no part of an attempt, and above the function.
+    """Limits each attempt's time. Placed above the function and below the rate, so waiting for credits does not count.
 
-    After `timeout` seconds (None: never) the request is cancelled and the outcome of its entries is UNKNOWN: the store
-    may have got it, and may even act on it later. Where a function sends a request for each entry, each has that time.
+    After `timeout` seconds (None: never) the request is cancelled and its entries are UNKNOWN: the store may have
+    received it, and may even apply it later. If a function sends a request per entry, each has this time.
     """
 
     table: str
@@ -80,7 +82,7 @@ class AttemptLayer:
         late = TableUnavailableError(
             f"table {self.table}: a {operation.kind.value} {entries} {key!r} had no answer after {self.timeout:g} s "
             "and was given up.",
-            "See what the store is busy with, or allow more: RetryPolicy(timeout=…).",
+            "Check the store's load, or raise RetryPolicy(timeout=…).",
             table=self.table,
         )
         late.__cause__ = TimeoutError()
@@ -89,9 +91,9 @@ class AttemptLayer:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Seconds to wait before a request is sent again; made by `none`, `fixed`, `random` and `exponential`.
+    """Seconds to wait before a retry; made by `none`, `fixed`, `random` and `exponential`.
 
-    The wait after the n-th failure is `first * growth ** (n - 1)` and up to `jitter` more at random, at most `most`.
+    The wait after the n-th failure is `first * growth ** (n - 1)` plus up to `jitter` at random, at most `most`.
     """
 
     first: float
@@ -105,18 +107,17 @@ class Backoff:
             raise ConfigurationError(
                 f"{self} can't work: expected times of 0 s or more, the first at most as long as the longest, and a "
                 "growth from 1 to 1000.",
-                "Correct the backoff.",
                 argument="backoff",
             )
 
     @staticmethod
     def none() -> Backoff:
-        """Send again at once."""
+        """Retry immediately."""
         return Backoff(0.0)
 
     @staticmethod
     def fixed(seconds: float) -> Backoff:
-        """Wait the same time before each."""
+        """Wait the same time before each retry."""
         return Backoff(seconds)
 
     @staticmethod
@@ -126,32 +127,32 @@ class Backoff:
 
     @staticmethod
     def exponential(first: float, most: float) -> Backoff:
-        """Wait `first` seconds, then twice as long each time, and up to `first` more at random; at most `most`."""
+        """Wait `first` seconds, doubled each time, plus up to `first` at random; at most `most`."""
         return Backoff(first, 2.0, most, first)
 
     def seconds(self, failures: int) -> float:
-        """How long to wait after so many failures in a row, 1 or more."""
+        """How long to wait after this many consecutive failures (at least 1)."""
         wait = min(self.most, self.first * self.growth ** min(failures - 1, 60))
         if not self.jitter:
             return wait
-        least = min(wait, max(self.first, self.most - self.jitter))  # so that the longest waits differ, too
+        least = min(wait, max(self.first, self.most - self.jitter))  # so that the longest waits differ too
         return least + random.random() * min(self.jitter, self.most - least)
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Waits that double from `first_wait` to `max_wait`, with up to `first_wait` more at random, or `backoff`.
+    """Retries with waits that double from `first_wait` to `max_wait`, plus up to `first_wait` at random, or with
+    `backoff`.
 
     Gives up after `attempts` requests, or before a wait that would end later than `max_total` after the first request;
-    waiting for the table's rate does not count. All times in seconds. `RetryPolicy(attempts=1)` never sends again.
+    waiting for the table's rate does not count. All times are in seconds. `RetryPolicy(attempts=1)` never retries.
 
-    - `timeout`: a request without an answer after so long is given up, and its entries' outcome is unknown.
-    - `retry_if`: decides alone which problems may pass; by default those that the function says pass. It is not asked
-      about missing records and unfulfilled conditions, which are answers. A picklable function.
-    - `unknown="fail"`: an update that is lost on its way and would act twice if it were sent twice (it adds or appends,
-      and the table is not `idempotent`) is given up; by default it is sent again: at least once.
-    - A pause that the store asks for (Retry-After, throttling) is kept, where it is longer than the wait, and than
-      `max_wait`.
+    - `timeout`: a request without an answer after this long is given up, and its entries' outcome is unknown.
+    - `retry_if`: decides alone which problems are retried; by default those that the function calls retryable. It is
+      not asked about missing records and failed conditions, which are answers. A picklable function.
+    - `unknown="fail"`: gives up a lost update that would act twice if sent twice (it adds or appends, and the table is
+      not `idempotent`); by default it is retried: at least once.
+    - A pause that the store asks for (Retry-After, throttling) is kept if it is longer than the wait and `max_wait`.
     """
 
     attempts: int = 8
@@ -171,13 +172,12 @@ class RetryPolicy:
         if wrong:
             raise ConfigurationError(
                 f"{self} can't work: expected at least one attempt, a whole number, and no negative or endless wait.",
-                "Correct the policy.",
                 argument=wrong[0],
             )
         if self.backoff is None and self.first_wait > self.max_wait:
             raise ConfigurationError(
                 f"first_wait={self.first_wait:g} of a retry policy is above max_wait={self.max_wait:g}.",
-                "Give it a max_wait that is at least as long, or a shorter first_wait.",
+                "Raise max_wait, or shorten first_wait.",
                 argument="first_wait",
             )
         least = self.first_wait if self.backoff is None else self.backoff.first
@@ -185,20 +185,19 @@ class RetryPolicy:
             raise ConfigurationError(
                 f"max_total={self.max_total:g} of a retry policy leaves no time for a second attempt, which comes "
                 f"{least:g} s after the first at the earliest.",
-                "Allow more, wait less, or say that there is none: attempts=1.",
+                "Raise max_total, shorten the wait, or disable retries with attempts=1.",
                 argument="max_total",
             )
         what = f"timeout={self.timeout!r} of a retry policy"
-        check_seconds(self.timeout, what, argument="timeout", none=True, next_step="Correct the policy.")
+        check_seconds(self.timeout, what, argument="timeout", none=True)
         if self.unknown not in ("retry", "fail"):
             raise ConfigurationError(
                 f'unknown={self.unknown!r} of a retry policy: expected "retry" or "fail".',
-                "Correct the policy.",
                 argument="unknown",
             )
 
     def passes(self, problem: Problem) -> bool:
-        """Whether an entry with this problem may be sent again. TableError where `retry_if` raises."""
+        """Whether an entry with this problem may be retried. TableError if `retry_if` raises."""
         if problem.is_answer:
             return False
         if self.retry_if is None:
@@ -208,12 +207,14 @@ class RetryPolicy:
         except Exception as wrong:
             raise TableError(
                 f"retry_if of a retry policy raised {type(wrong).__name__} ({wrong}) about {problem.error!r:.160}.",
-                "Correct it: it gets a problem, and returns whether its entry may be sent again.",
+                "Fix the function: it gets a Problem and returns whether its entry may be retried.",
                 function="retry_if",
             ) from wrong
 
     def wait(self, attempts: int, spent: float, asked: float = 0.0) -> float | None:
-        """Seconds to the next attempt after so many in `spent` seconds, the store having asked for a pause; or None."""
+        """Seconds to the next attempt after `attempts` in `spent` seconds, if the store `asked` for a pause; None to
+        give up.
+        """
         if attempts >= self.attempts:
             return None
         backoff = self.backoff or Backoff.exponential(self.first_wait, self.max_wait)
@@ -227,10 +228,10 @@ def _is_duration(seconds: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RetryLayer:
-    """Sends the entries that failed, or of which nothing is known, again as the policy says.
+    """Retries failed and unknown entries as the policy says.
 
-    An operation is over when each of its entries has an outcome that stays; whoever keeps the order of a key waits for
-    that. Inside an operation it is the function that sends nothing of a key after an entry that failed.
+    An operation is over when each of its entries has its final outcome, which the order of keys waits for. Within an
+    operation, the function sends nothing of a key after a failed entry.
     """
 
     inner: Layer
@@ -257,7 +258,7 @@ class RetryLayer:
     async def _until_over(self, operation: Operation[Any], outcomes: Outcomes, began: float) -> Outcomes:
         attempts = 1
         while True:
-            # Entries may be done by now: what is raised is told of the others, so that nobody sends all of them again.
+            # Some entries may be done: an error concerns only the others, so that the caller does not resend all.
             left = [place for place, problem in outcomes.problems.items() if not problem.is_answer]
             try:
                 left = self._left(operation, outcomes)
@@ -281,7 +282,7 @@ class RetryLayer:
     async def _waited(
         self, operation: Operation[Any], outcomes: Outcomes, left: list[int], attempts: int, began: float
     ) -> list[int] | None:
-        """Wait for the next attempt; return the entries to send again, None where the policy gives up."""
+        """Wait for the next attempt; return the entries to retry, None if the policy gives up."""
         problems = [outcomes.problems[place] for place in left]
         asked = max((problem.retry_after or 0.0 for problem in problems), default=0.0)
         if asked:
@@ -305,7 +306,7 @@ class RetryLayer:
 
 
 def _may_act_twice(operation: Operation[Any], place: int, problem: Problem) -> bool:
-    """Whether the update may have had its effect, and would have it again."""
+    """Whether the update may have had its effect and would have it again."""
     return problem.state is not State.FAILED and not _is_repeatable(operation, place)
 
 
@@ -317,10 +318,10 @@ def _is_repeatable(operation: Operation[Any], place: int) -> bool:
 
 
 def _add_overtakers(operation: Operation[Any], outcomes: Outcomes, left: list[int]) -> list[int]:
-    """`left`, and the entries that were done though an earlier one of their key was not, where they may be repeated.
+    """Return `left` with repeatable entries that were done although an earlier one of their key was not.
 
-    A function that keeps the order of a key leaves none. One that does not would have the key's earlier value win when
-    only that is sent again.
+    A function that keeps each key's order leaves none. Otherwise the key's earlier value would win if only that were
+    retried.
     """
     if operation.conditions or not operation.kind.writes or operation.kind is OperationKind.PUT_IF_ABSENT:
         return left
@@ -339,7 +340,7 @@ def _add_overtakers(operation: Operation[Any], outcomes: Outcomes, left: list[in
 
 
 def _note_given_up(problems: list[Problem], attempts: int, spent: float, asked: float) -> None:
-    """Add to each of the errors why it was not tried again."""
+    """Add to each error why it was not retried."""
     asking = f"; the store asked for a pause of {asked:g} s" if asked else ""
     note = f"Gave up after {attempts} attempts in {spent:.1f} s{asking}."
     for error in {id(problem.error): problem.error for problem in problems}.values():

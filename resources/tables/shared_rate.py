@@ -1,4 +1,4 @@
-"""`CreditClient`: a task's credits, which it gets from its run's driver."""
+"""Credits in an application's run: `RunCredits` in the driver, `CreditClient` in its tasks."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.resources.objects.lake import Lake
 
-# A driver that can't be reached for so long is gone; one that lives is heard of several times in the other.
+# A driver unreachable for _RECONNECT_SECONDS is gone; a live one sends several signs of life in _SILENT_SECONDS.
 _RECONNECT_SECONDS = 5.0
 _SILENT_SECONDS = 15.0
 _PAUSE_SECONDS = 0.2
-# Small requests that wait together are one demand, of so many seconds' credits at most.
+# Small requests that wait together are one demand, of at most this many seconds' credits.
 _TOGETHER_SECONDS = 0.05
 
 
 class CreditClient:
-    """Credits as the driver hands them out: a `CreditSource` with one connection for each budget and event loop.
+    """A `CreditSource` that gets credits from the run's driver, with one connection per budget and event loop.
 
-    `acquire` raises TableError when the driver is gone, and what kept the driver from leasing any.
+    `acquire` raises TableError if the driver is gone, and the error that kept the driver from leasing credits.
     """
 
     def __init__(self, address: CreditAddress) -> None:
@@ -65,7 +65,7 @@ class CreditClient:
 
 
 class _BudgetConnection:
-    """One connection, over which one demand goes at a time."""
+    """One connection, with one demand at a time."""
 
     def __init__(self, address: CreditAddress, budget: Budget) -> None:
         self._address, self._budget = address, budget
@@ -103,7 +103,7 @@ class _BudgetConnection:
                     got.set_result(None)
 
     def _next(self) -> tuple[float, list[asyncio.Future[None]]]:
-        """Take the first that waits, and those after it that fit with it into one demand."""
+        """Take the first waiting caller and those after it that fit into the same demand."""
         total = 0.0
         served: list[asyncio.Future[None]] = []
         while self._waiting and (not served or total + self._waiting[0][0] <= self._budget.rate * _TOGETHER_SECONDS):
@@ -133,7 +133,7 @@ class _BudgetConnection:
                     raise self._gone() from error
                 await asyncio.sleep(_PAUSE_SECONDS)
             except BaseException:
-                self._hang_up()  # in the middle of a demand: another one must not get its answer
+                self._hang_up()  # the next demand must not get this one's answer
                 raise
             else:
                 if "error" in answer:
@@ -155,15 +155,16 @@ class _BudgetConnection:
         return TableError(
             f"budget {self._budget.name!r} ({self._budget.tag}): the run's driver, which hands out its credits at "
             f"{self._address.host}:{self._address.port}, is gone.",
-            "If the run has ended, so must this task. Else see that tasks reach the driver's host (spark.driver.host).",
+            "If the run has ended, end this task too. Otherwise make sure that tasks can reach the driver's host "
+            "(spark.driver.host).",
             budget=self._budget.name,
         )
 
 
 class RunCredits:
-    """A run's part of the rates that tables state: a context manager, which hands credits out until its end.
+    """A context manager that hands out a run's part of its tables' rates until it exits.
 
-    It begins to when a table with a rate is first written; a run without one has no server.
+    The server starts when a table with a rate is first written; a run without one has no server.
     """
 
     def __init__(self, lake: Lake) -> None:
@@ -180,7 +181,7 @@ class RunCredits:
             self._server.stop()
 
     def paid(self, table: RemoteTable[Any, Any, Any], spark: SparkSession) -> RemoteTable[Any, Any, Any]:
-        """Return the table as tasks of this session may use it: what its requests cost, they get from here."""
+        """Return the table as this session's tasks may use it: its requests get their credits from here."""
         budgets = table.rate_limit.budgets(table.name)
         if not budgets:
             return table
@@ -195,19 +196,19 @@ class RunCredits:
 
 
 def list_budgets(tables: Iterable[object]) -> tuple[Budget, ...]:
-    """Return the budgets that these tables state; those that are no remote tables have none."""
+    """Return the budgets that these tables declare; objects other than remote tables have none."""
     remote = [table for table in tables if isinstance(table, RemoteTable)]
     return tuple(budget for table in remote for budget in table.rate_limit.budgets(table.name))
 
 
 def check_budgets(budgets: Iterable[Budget]) -> None:
-    """Raise ConfigurationError where tables state one budget with several rates."""
+    """Raise ConfigurationError if tables declare one budget with several rates."""
     rates: dict[tuple[str, str], float] = {}
     for budget in budgets:
         rate = rates.setdefault((budget.name, budget.tag), budget.rate)
         if rate != budget.rate:
             raise ConfigurationError(
-                f"budget {budget.name!r} is stated with {rate:g} and with {budget.rate:g} {budget.tag}s per second.",
-                "Tables that share a budget state one rate: give all of them the same RateLimit, or other budgets.",
+                f"budget {budget.name!r} is declared with both {rate:g} and {budget.rate:g} {budget.tag}s per second.",
+                "Give all tables that share the budget the same RateLimit, or use separate budgets.",
                 argument="budget",
             )

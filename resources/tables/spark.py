@@ -1,4 +1,4 @@
-"""Writes a DataFrame into a remote table from Spark tasks, each key's records in source order."""
+"""Reads and writes remote tables from Spark: `BulkReader` for lookups, `write_table` for DataFrames."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ MIN_KEYS_PER_TASK = 5_000
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """The records of the keys that were asked for, None where there is none, and what that took."""
+    """The records of the requested keys, None for missing ones, and the metrics of reading them."""
 
     records: Sequence[Any]
     metrics: TableMetrics
 
 
 class BulkReader:
-    """Reads a table, keeps its connection, and what it read as long as the table's cache says; `close` it.
+    """Reads a table, keeping its connection and, as its cache says, its records; `close` it.
 
-    All requests are under the table's batches, retries and rate, in tasks too.
+    All requests use the table's batches, retries and rate, in tasks too.
     """
 
     def __init__(self, table: RemoteTable[Any, Any, Any], spark: SparkSession) -> None:
         bare = copy.copy(table)
-        bare.__setstate__(bare.__getstate__() | {"cache": None})  # the cache stands here, over this process and tasks
+        bare.__setstate__(bare.__getstate__() | {"cache": None})  # the cache is kept here, above this process and tasks
         self._table, self._spark, self._here = bare, spark, BlockingTable(bare)
         self._meter = Meter()
         self._cache = (
@@ -76,7 +76,7 @@ class BulkReader:
         self._tasks = 1
 
     def read(self, keys: Sequence[Hashable], args: tuple[object, ...], tasks: int) -> ReadResult:
-        """Return the records of these keys, each of which stands there once; at most `tasks` Spark tasks ask for them.
+        """Return the records of these distinct keys, using at most `tasks` Spark tasks.
 
         Raises the first error of an entry that the table has given up.
         """
@@ -90,7 +90,7 @@ class BulkReader:
         return ReadResult(records, replace(self._metrics() - before, reads=len(keys), found=present))
 
     def ask(self, gets: Operation[Any]) -> Outcomes:
-        """Ask the table itself."""
+        """Read from the table, bypassing the cache."""
         tasks = min(self._tasks, len(gets) // MIN_KEYS_PER_TASK)
         if tasks < 2:
             outcomes = self._here.send(gets)
@@ -133,7 +133,7 @@ class BulkReader:
 
 @dataclass(frozen=True, slots=True)
 class _UncachedTable:
-    """What the cache asks where it knows nothing."""
+    """The layer below the cache."""
 
     reader: BulkReader
 
@@ -170,7 +170,7 @@ def _reading_task(
 async def _ask_table(
     table: RemoteTable[Any, Any, Any], gets: Operation[Any]
 ) -> tuple[Sequence[Any] | None, dict[str, Any]]:
-    """Return the records, and what a task reports; an error as a part of it, since the table's own retries are over."""
+    """Return the records and a task's report; errors are reported, not raised, since the table's retries are over."""
     before = table.metrics
     try:
         async with table:
@@ -191,7 +191,7 @@ _END = object()
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """An entry that is refused for good: its row of a batch, what was asked, and why it was not done."""
+    """An entry rejected for good: its row of a batch, the request, and the problem."""
 
     batch: Any
     row: int
@@ -203,24 +203,24 @@ class DeadLetter:
 
 @dataclass(slots=True)
 class TaskReport:
-    """What became of a task's records: counts, and those that were not done."""
+    """The result of a task's records: counts, and the failed ones."""
 
     failed: int = 0
     keys: list[str] = field(default_factory=list)  # the first of those that failed
     error: AdjunctError | None = None
     missing: bool = False
-    unfit: bool = False  # whether the error is about what is in its record
+    unfit: bool = False  # whether the error is about its record's content
     letters: list[Any] = field(default_factory=list)
 
     def add(self, part: Part, outcomes: Outcomes, *, letters: Callable[[DeadLetter], Any] | None, at_most: int) -> None:
-        """Take in what became of a part's entries. With `letters`, those that are refused for good are kept as such."""
+        """Add a part's outcomes. With `letters`, entries rejected for good are collected as dead letters."""
         problems = outcomes.problems
         if not problems:
             return
         entries = part.operation.entries
         for place in sorted(problems):
             problem = problems[place]
-            if problem.state is State.SKIPPED:  # its condition did not hold: an answer, which the table counts
+            if problem.state is State.SKIPPED:  # its condition failed, which the table counts
                 continue
             if letters is not None and is_record_rejected(problem) and len(self.letters) < at_most + 1:
                 values = entries.values
@@ -258,7 +258,7 @@ def _error_from_problem(problem: Problem) -> AdjunctError:
         return ours
     told = f"{type(error).__name__}: {error}" if error is not None else f"the entry is {problem.state.value}"
     if problem.may_pass:
-        return TableUnavailableError(f"{told}.", "See whether the store can be reached, then run the batch again.")
+        return TableUnavailableError(f"{told}.", "Check that the store can be reached, then run the batch again.")
     return TableError(f"{told}.", "Correct the records or the table, then run the batch again.")
 
 
@@ -268,9 +268,9 @@ async def send_batches(
     send: Callable[[Part], Any],
     done: Callable[[Part, Outcomes], bool],
 ) -> None:
-    """Send all batches, at most `AT_ONCE` of them under way; stop pulling where `done` says that it is no use.
+    """Send all batches, at most `MAX_BATCHES_IN_FLIGHT` at a time; stop when `done` returns False.
 
-    Operations are begun in order, and the table keeps those of one key in the order of the calls.
+    Operations begin in order, and the table keeps those of one key in the order of the calls.
     """
     loop = asyncio.get_running_loop()
     going: set[asyncio.Task[bool]] = set()
@@ -290,11 +290,11 @@ async def send_batches(
                 await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
             finished = {task for task in going if task.done()}
             going -= finished
-            # What follows a batch that failed must not be begun: see BlockedKeys.
+            # Batches after a failed one must not begin: see BlockedKeys.
             useful = all(task.result() for task in finished)
             if useful:
                 going.add(asyncio.create_task(write(parts(batch))))
-                await asyncio.sleep(0)  # it takes its turn before the next one
+                await asyncio.sleep(0)  # it takes its tickets before the next one
         await asyncio.gather(*going)
     finally:
         for task in going:
@@ -310,12 +310,11 @@ Counters = dict[str, int]
 
 @dataclass(frozen=True, slots=True)
 class TableWrite:
-    """How records become requests: with a contract as updates, without one as whole records.
+    """How to write records: as updates with a contract, as whole records without one.
 
-    `marking` is needed where the table has conditions. With `dead_letters`, up to so many records that the table
-    refuses for good are handed back, instead of failing the batch. `source` is the stream whose positions the records
-    carry, for errors, which tell no values of `sensitive` records. Of updates, `typed` and `remove` say what `Shape`
-    does.
+    `marking` is required if the table has conditions. With `dead_letters`, up to that many records that the table
+    rejects for good are returned instead of failing the batch. `source` is the stream whose positions the records
+    carry, for errors, which contain no values of `sensitive` records. `typed` and `remove` are as in `Shape`.
     """
 
     table: RemoteTable[Any, Any, Any]
@@ -339,9 +338,9 @@ class TableWrite:
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What a write has come to: counters, and the records that the table has refused for good, as dictionaries.
+    """A write's counters, and the records that the table rejected for good, as dictionaries.
 
-    `metrics` are those of all tasks, with what they have measured.
+    `metrics` are those of all tasks.
     """
 
     counters: Counters
@@ -350,11 +349,11 @@ class WriteResult:
 
 
 def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) -> WriteResult:
-    """Send every record of `df` to the table in one Spark job; return the counters of all tasks, summed.
+    """Send every record of `df` to the table in one Spark job; return the summed counters of all tasks.
 
-    With a contract `df` has the key's columns and the structs `update` and (optional) `default`; without one
-    its columns are the record. A tombstone deletes. `exchange` brings the records of one key into one task; they are
-    sent there in source order.
+    With a contract `df` has the key's columns and the structs `update` and (optional) `default`; without one its
+    columns are the record. A tombstone deletes. `exchange` brings the records of one key into one task, which sends
+    them in source order.
     """
 
     check_record_columns(df.columns, write.table.name, write.table.key, updates=write.contract is not None, what=what)
@@ -368,7 +367,7 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
 
 
 def _sort_records(df: DataFrame, write: TableWrite) -> tuple[DataFrame, TableWrite]:
-    """Return the records in source order; marked ones of one message and key in an order of their own."""
+    """Return the records in source order; those of one message and key in a deterministic order."""
 
     marking = write.marking
     if marking is None:
@@ -391,22 +390,22 @@ def _is_orderable(kind: Any) -> bool:
 
 
 def _is_deterministic(df: DataFrame) -> bool:
-    """Whether Spark gives the same rows whenever it computes them; a client of a server can't tell, and trusts."""
+    """Whether Spark computes the same rows each time; a Connect client can't tell, and assumes so."""
     plan = getattr(df, "_jdf", None)
     return plan is None or bool(plan.queryExecution().analyzed().deterministic())
 
 
 def check_record_columns(columns: Sequence[str], table: str, key: Sequence[str], *, updates: bool, what: str) -> None:
-    """Raise SchemaMismatchError where records lack the table's key, or are no updates; `what` is the operator."""
+    """Raise SchemaMismatchError if records lack the table's key, or are not updates; `what` is the operator."""
     needed = [*key, *([UPDATE] if updates else [])]
     missing = [name for name in needed if name not in columns]
     if missing:
         shown = ", ".join(name for name in columns if not name.startswith("__"))
         raise SchemaMismatchError(
             f"{what}: records for table {table} have no {', '.join(map(repr, missing))}; they have {shown}.",
-            "Give updates their form first: .map(*update_message(key=…, update=…, default=…))."
+            "Turn the records into updates first: .map(*update_message(key=…, update=…, default=…))."
             if updates
-            else f"The table's key is {', '.join(key)}: keep it, or rename a column to it.",
+            else f"Keep the table's key ({', '.join(key)}), or rename a column to it.",
             table=table,
             operator=what,
             column=missing[0],
@@ -433,9 +432,9 @@ def _sum_reports(reports: Sequence[dict[str, Any]], write: TableWrite, what: str
 
 
 def _failure_error(failed: Sequence[dict[str, Any]], letters: int, write: TableWrite) -> AdjunctError:
-    """Return the first task's error, with how many records failed in all tasks and the first of their keys.
+    """Return the first task's error, with the number of failed records in all tasks and their first keys.
 
-    `letters` are those that were refused, too, and would have gone to the dead letters.
+    `letters` are rejected records that would have become dead letters.
     """
     error = error_from_json(failed[0]["error"])
     count = sum(report["failed"] for report in failed)
@@ -455,9 +454,9 @@ def _failure_error(failed: Sequence[dict[str, Any]], letters: int, write: TableW
 def _too_many_letters_error(letters: Sequence[dict[str, Any]], write: TableWrite, what: str) -> TableError:
     first = letters[0]
     return TableError(
-        f"{what}: table {write.table.name} refuses more than {write.dead_letters} records of this batch, which is all "
-        f"that its dead letters may take; the first is of key {first['key']}: {first['problem']}",
-        "Correct the records or the table, then run the batch again; or let more of them through with at_most=….",
+        f"{what}: table {write.table.name} rejects more than {write.dead_letters} records of this batch, the limit of "
+        f"its dead letters; the first has key {first['key']}: {first['problem']}",
+        "Correct the records or the table, then run the batch again; or raise the limit with at_most=….",
         table=write.table.name,
     )
 
@@ -469,11 +468,11 @@ def _sending_task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Ite
         try:
             report = asyncio.run(_Sending(write, what).all_of(batches))
         except AdjunctError as error:
-            # As a result and not as an exception: the table's own retries are over, and Spark would try the task
-            # again and wrap the error in its own.
+            # As a result, not as an exception: the table's retries are over, and Spark would retry the task
+            # and wrap the error.
             report = {"error": error_to_json(error), "failed": 0, "keys": [], "letters": [], "unfit": False}
         if report["error"] is not None:
-            for _ in batches:  # a worker whose input is not drained is not used again
+            for _ in batches:  # a worker whose input is not consumed is not reused
                 pass
         yield pa.RecordBatch.from_pydict({"report": pa.array([json.dumps(report)], pa.string())})
 
@@ -481,7 +480,7 @@ def _sending_task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Ite
 
 
 class _Sending:
-    """A task's records on their way into the table."""
+    """Sends a task's records to the table."""
 
     def __init__(self, write: TableWrite, what: str) -> None:
         self._write, self._what, self._shape = write, what, write.shape
@@ -490,7 +489,7 @@ class _Sending:
         self._null_keys = 0
 
     async def all_of(self, batches: Iterator[Any]) -> dict[str, Any]:
-        """Send all batches; return what a task reports, as JSON-able values."""
+        """Send all batches; return the task's report as JSON-able values."""
         report = self._report
         async with self._write.table as table:
             await send_batches(batches, self._parts, lambda part: table.send(part.operation), self._done)
@@ -511,7 +510,7 @@ class _Sending:
         return split_batch(keyed, self._shape, self._marks, self._what) if keyed.num_rows else []
 
     def _without_unreadable(self, batch: Any) -> Any:
-        """Return the rows that Python can hold; the others are refused before the table has seen them."""
+        """Return the rows that Python can represent; the others are rejected before they are sent."""
         import numpy as np
         import pyarrow as pa
 
@@ -533,7 +532,7 @@ class _Sending:
         return batch.filter(pa.array(~refused))
 
     def _refused(self, row: Any, names: Sequence[str]) -> DeadLetter:
-        """Return what is asked with a row that Python can't hold, as far as it can."""
+        """Return the request of a row that Python can't represent, as far as possible."""
         found, write = first_unreadable(row, names), self._write
         assert found is not None
         record: Any = {name: readable_value(row.column(name)[0]) for name in names}
@@ -552,7 +551,7 @@ class _Sending:
 
 
 def _letter_document(letter: DeadLetter) -> dict[str, Any]:
-    """Return a refused record as JSON-able values, with where it stands in its stream."""
+    """Return a rejected record as JSON-able values, with its position in the stream."""
     batch = letter.batch
     place = {name.strip("_"): batch.column(name)[letter.row].as_py() for name in _LETTER if name in batch.schema.names}
     document: dict[str, Any] = json.loads(
@@ -571,7 +570,7 @@ def _letter_document(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _value_document(value: Any) -> Any:
-    """The record of a put, the columns that an update sets, or what it does to columns under the names of `Changes`."""
+    """The record of a put, the columns that an update sets, or its changes under the names of `Changes`."""
     if not isinstance(value, Changes):
         return value
     parts = {"set": value.set, "add": value.add, "append": value.append}
@@ -580,13 +579,13 @@ def _value_document(value: Any) -> Any:
 
 
 def _key_of(row: Any, write: TableWrite) -> Any:
-    """Return the key of one row, as tables take it: a value, or a tuple of several."""
+    """Return the key of a row as tables take it: a value, or a tuple of several."""
     key = tuple(readable_value(row.column(name)[0]) for name in write.table.key)
     return key[0] if len(key) == 1 else key
 
 
 def _drop_null_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]:
-    """Return the rows that have a whole key, and how many have not."""
+    """Return the rows without a null in their key, and how many others there are."""
     import pyarrow.compute as pc
 
     if not any(batch.column(name).null_count for name in write.table.key):
@@ -602,14 +601,14 @@ def _drop_null_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]
         raise NullKeyError(
             f"{what}: {nulls} record(s) have no {' or no '.join(write.table.key)}, the key of table "
             f"{write.table.name}{f'; the first is {first}' if first else ''}.",
-            'Filter them out, or let them be counted and skipped: send_to(…, on_null_key="skip").',
+            'Filter them out, or skip and count them: send_to(…, on_null_key="skip").',
             table=write.table.name,
         )
     return kept, nulls
 
 
 def _place(lacking: Any, source: str) -> str:
-    """Return where the first of these records stands, as far as it is known."""
+    """Describe the position of the first of these records, as far as known."""
     if not set(_PLACE) <= set(lacking.schema.names):
         return ""
     partition, offset = (lacking.column(name)[0].as_py() for name in _PLACE)

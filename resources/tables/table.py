@@ -1,4 +1,6 @@
-"""`RemoteTable`: a table in some other store, reached through functions and the layers above them."""
+"""`RemoteTable`: a table in another store, accessed through a function and the layers above it; `BlockingTable` for
+threads.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import copy
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from dagster_adjunct.resources.common import LoopThread, check_name
 from dagster_adjunct.resources.errors import (
@@ -54,9 +56,9 @@ U = TypeVar("U")
 class BlockingTable(Generic[K, V, U]):
     """The operations of a `RemoteTable`, each returning when it is done.
 
-    They run on an event loop of its own in a thread of its own, so they may be called from any thread,
-    also from one whose event loop is running (which they block meanwhile). Use it in a `with` block,
-    or `close()` it; arguments, results and errors are those of `RemoteTable`.
+    They run on an event loop in a thread of its own, so they can be called from any thread, also from one whose event
+    loop is running (and is blocked meanwhile). Use it in a `with` block, or `close()` it; arguments, results and errors
+    are those of `RemoteTable`.
     """
 
     def __init__(self, table: RemoteTable[K, V, U]) -> None:
@@ -71,7 +73,7 @@ class BlockingTable(Generic[K, V, U]):
 
     @property
     def metrics(self) -> TableMetrics:
-        """What the table has done so far."""
+        """The table's metrics so far."""
         return self.table.metrics
 
     def send(self, operation: Operation[K]) -> Outcomes:
@@ -121,19 +123,19 @@ _NEED_VALUES = (OperationKind.UPDATE, OperationKind.PUT_IF_ABSENT)
 
 
 def check_entries(table: str, operation: Operation[Any]) -> None:
-    """Raise for an operation whose entries are none, such as an Arrow batch as it is."""
+    """Raise TableError for an operation whose entries have the wrong type, such as a plain Arrow batch."""
     entries = operation.entries
     if not (hasattr(entries, "null_key") and hasattr(entries, "take")):
         raise TableError(
-            f"table {table} got an Operation with a {type(entries).__name__} as its entries; expected RowEntries or "
+            f"table {table} got an Operation whose entries are a {type(entries).__name__}; expected RowEntries or "
             "ArrowEntries.",
-            "Make them: ArrowEntries.of(batch, key)." if is_arrow(entries) else "Make them: RowEntries(keys, values).",
+            "Use ArrowEntries.of(batch, key)." if is_arrow(entries) else "Use RowEntries(keys, values).",
             table=table,
         )
 
 
 def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> None:
-    """Raise for keys that are null or can't be keys, and for updates that are None."""
+    """Raise for null or unhashable keys, and for updates that are None."""
     entries = operation.entries
     place = entries.null_key()
     if place is not None:
@@ -159,7 +161,7 @@ def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> 
 
 
 def deduplicate_keys(table: str, keys: Iterable[Any]) -> list[Any]:
-    """The keys in their order, without those that came before; TableError where one can't be a key."""
+    """Return the distinct keys in order; TableError for an unhashable one."""
     wanted = list(keys)
     try:
         return list(dict.fromkeys(wanted))
@@ -169,33 +171,33 @@ def deduplicate_keys(table: str, keys: Iterable[Any]) -> list[Any]:
 
 def _unhashable_key_error(table: str, error: TypeError) -> TableError:
     return TableError(
-        f"table {table} got a key that can't be one: {error}.",
-        "Give a plain value, or a tuple of them where the key has several columns.",
+        f"table {table} got a key that is not hashable: {error}.",
+        "Use a plain value, or a tuple of plain values for a key of several columns.",
         table=table,
     )
 
 
 def split_pairs(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
-    """The keys and the values of the entries."""
+    """Return the keys and the values of the entries."""
     try:
         if not isinstance(entries, (Mapping, set, frozenset)):
             pairs = list(entries)
             return [key for key, _ in pairs], [value for _, value in pairs]
     except (TypeError, ValueError) as error:
         raise TableError(
-            f"table {table} got entries that aren't pairs: {error}.",
-            "Give a list of (key, value).",
+            f"table {table} got entries that are not pairs: {error}.",
+            "Pass a list of (key, value).",
             table=table,
         ) from error
     raise TableError(
         f"table {table} got a {type(entries).__name__} as entries; expected pairs in the order in which they apply.",
-        "Give a list of (key, value), or the .items() of a dict.",
+        "Pass a list of (key, value), or the .items() of a dict.",
         table=table,
     )
 
 
 def split_messages(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[UpdateMessage[Any, Any]]]:
-    """The keys and the messages of the entries."""
+    """Return the keys and the messages of the entries."""
     keys, messages = split_pairs(table, entries)
     for key, message in zip(keys, messages, strict=True):
         if not isinstance(message, UpdateMessage):
@@ -207,17 +209,17 @@ def split_messages(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list
     return keys, messages
 
 
-# The first of these that there is says most.
+# In order of precedence.
 _ORDER = (State.REFUSED, State.UNKNOWN, State.FAILED, State.MISSING)
 
 _SHOWN = 300  # characters of a key
 
 
 def error_from_outcomes(table: str, operation: Operation[Any], outcomes: Outcomes) -> AdjunctError | None:
-    """The error that names table, operation and keys, with the entry's own error as its cause; None if all is well.
+    """Return the error of failed entries, naming table, operation and keys; None if there is none.
 
-    It is of the class of the entry's error where that is one of ours. Entries that failed otherwise are named at its
-    end. Entries that were skipped are well.
+    Its class is that of the first entry's error if that is one of ours, and its cause that error. Entries that failed
+    in another way are named at the end. Skipped entries are not errors.
     """
     failed = [places for state in _ORDER if (places := outcomes.places(state))]
     if not failed:
@@ -227,15 +229,15 @@ def error_from_outcomes(table: str, operation: Operation[Any], outcomes: Outcome
     keys = tuple(dict.fromkeys(operation.entries.keys[place] for place in places))
     cause = problem.error
     if problem.state is State.MISSING and isinstance(cause, RecordNotFoundError) and cause.table == table:
-        return cause  # the contract layer says it all
+        return cause  # the contract layer's error is complete
     if isinstance(cause, AdjunctError):
-        error = copy.copy(cause)  # of its class, whatever its constructor asks for
+        error = copy.copy(cause)  # of the same class, whatever its constructor requires
         error.next_step = cause.next_step
     else:
         kind = TableUnavailableError if problem.may_pass else TableError
-        error = kind("", "" if problem.may_pass else "Change what the store says is wrong, then send it again.")
+        error = kind("", "" if problem.may_pass else "Correct what the store rejects, then send it again.")
     told = [_describe_failures(operation, outcomes, same) for same in failed]
-    error.problem = f"table {table}: {' Besides, '.join(told)}"
+    error.problem = f"table {table}: {' Also, '.join(told)}"
     error.args = (f"{error.problem} {error.next_step}" if error.next_step else error.problem,)
     for name, value in (("table", table), ("keys", keys)):
         if hasattr(error, name):
@@ -248,7 +250,7 @@ def error_from_outcomes(table: str, operation: Operation[Any], outcomes: Outcome
 
 
 def _describe_failures(operation: Operation[Any], outcomes: Outcomes, places: Sequence[int]) -> str:
-    """What happened to entries of one state: the first key, how many others there are, and the first one's reason."""
+    """Describe the failed entries of one state: the first key, the number of others, and the first reason."""
     problem = outcomes.problems[places[0]]
     keys = tuple(dict.fromkeys(operation.entries.keys[place] for place in places))
     first = repr(keys[0])
@@ -263,10 +265,6 @@ def _describe_failures(operation: Operation[Any], outcomes: Outcomes, places: Se
         reason = f"the outcome is {problem.state.value}"
     end = "" if reason.endswith((".", "!", "?", "…")) else "."
     return f"{operation.kind.value} of key {shown}{more} failed: {reason}{end}"
-
-
-if TYPE_CHECKING:
-    pass
 
 
 GET, PUT, DELETE, UPDATE = OperationKind.GET, OperationKind.PUT, OperationKind.DELETE, OperationKind.UPDATE
@@ -286,29 +284,29 @@ class _Layers:
     batch: BatchLayer
 
 
-# What a table does not take along; a subclass may have attributes of any other name.
+# Attributes that are not pickled; a subclass may have attributes of any other name.
 _PROCESS_STATE = ("_meter", "_reported", "_layers")
 
 
 class RemoteTable(Generic[K, V, U]):
     """Records V by key K in another store, with partial updates U. All requests are async.
 
-    A declaration until its first request: it pickles small, without connections, limiter state or counts, so each
-    executor opens its own. Use `async with table:` or `close()` to give connections back; in plain Python use
-    `BlockingTable`. Promises:
+    It is a declaration until its first request: it pickles small, without connections, limiter state or counts, so each
+    executor opens its own. Use `async with table:` or `close()` to release connections; in plain Python use
+    `BlockingTable`. Guarantees:
 
-    - Operations on one key happen in the order of the calls, retries included; those on others overtake.
-    - Calls that are made at the same time go out together, in requests of at most `batch_size` records (`batches` says
-      more), of which at most `in_flight` are under way at a time. `args` reach the function as they are.
-    - None as a key, or in one, is NullKeyError before anything is sent; so are updates that are None a TableError.
-    - What was sent may be sent again (see `RetryPolicy`): at least once, in order.
-    - An error is about the entries that it names; the other entries of the call have taken effect.
+    - Operations on one key happen in the order of the calls, retries included; those on other keys overtake.
+    - Concurrent calls are batched into requests of at most `batch_size` records (or as `batches` says), of which at
+      most `in_flight` are under way at a time. `args` are passed to the function unchanged.
+    - None as a key, or in one, raises NullKeyError before anything is sent; an update that is None raises TableError.
+    - A request may be retried (see `RetryPolicy`): at least once, in order.
+    - An error concerns the entries it names; the other entries of the call have taken effect.
 
-    `key` names the columns that make the key, for whoever must bring a key's records together. `newest_by` names the
-    column whose greatest value stays, `idempotent` lets replays of messages do no harm (`on_replay="skip"`: not even a
-    startpoint applies them again): the store checks both with each write. `defaults_may_overwrite` allows defaults
-    where the function can't put a record only if there is none. `cache` keeps records in this process; a table with
-    one takes no updates from streams.
+    `key` names the key's columns, for operators that bring a key's records together. `newest_by` names the column whose
+    greatest value wins, and `idempotent` makes replays of messages harmless (`on_replay="skip"`: a startpoint doesn't
+    apply them again either); the store checks both with each write. `defaults_may_overwrite` allows defaults if the
+    function does not support put_if_absent. `cache` keeps records in this process; a table with a cache takes no
+    updates from streams.
     """
 
     def __init__(
@@ -345,36 +343,36 @@ class RemoteTable(Generic[K, V, U]):
         if not (callable(getattr(self.clock, "now", None)) and callable(getattr(self.clock, "sleep", None))):
             raise ConfigurationError(
                 f"table {name} has clock={clock!r}: expected an object with now() and async sleep(seconds).",
-                "Leave it out: it is the machine's then.",
+                "Omit it to use the machine's clock.",
                 argument="clock",
                 table=name,
             )
         if read_function is None and write_function is None:
             raise ConfigurationError(
                 f"table {name} has neither a read nor a write function.",
-                "Give it read_function=…, write_function=… or both (often the same object).",
+                "Pass read_function=…, write_function=… or both (often the same object).",
                 table=name,
             )
         self.conditions.check(None if write_function is None else write_function.capabilities)
         if self.batches.compact and (newest_by is not None or idempotent):
             raise ConfigurationError(
-                f"table {name}: compact batches keep the last entry of a key, which need not be the newest or new.",
-                "Leave compact out where newest_by or idempotent is declared.",
+                f"table {name}: compact batches keep the last entry of a key, which newest_by or idempotent may skip.",
+                "Use BatchProvider(compact=False), the default, with newest_by or idempotent.",
                 argument="batches",
                 table=name,
             )
         if cache is not None and (newest_by is not None or idempotent):
             raise ConfigurationError(
                 f"table {name}: a cache can't know which writes the store skips under newest_by or idempotent.",
-                "Leave the cache out, or declare another table for reading, with it and without conditions.",
+                "Remove the cache, or declare a second table for reading that has the cache and no conditions.",
                 argument="cache",
                 table=name,
             )
         self.credit_source: CreditSource | None = None
         self._begin()
-        self._layered()  # what can't be composed is said here
+        self._layered()  # raises if the layers can't be composed
 
-    def _begin(self) -> None:  # what `_OF_THIS_PROCESS` names
+    def _begin(self) -> None:  # those of `_PROCESS_STATE`
         self._meter = Meter()
         self._reported = TableMetrics()
         self._layers: _Layers | None = None
@@ -420,14 +418,14 @@ class RemoteTable(Generic[K, V, U]):
         self._begin()
 
     def with_credit_source(self, source: CreditSource) -> RemoteTable[K, V, U]:
-        """Return this table, whose requests get their credits there. It travels to tasks with the source."""
+        """Return this table with `source` as the source of its credits, also in tasks."""
         table = copy.copy(self)
         table.credit_source = source
         return table
 
     @property
     def batch_size(self) -> int:
-        """How many records a request has at most."""
+        """The greatest number of records in a request."""
         return self.batches.size
 
     @property
@@ -444,7 +442,7 @@ class RemoteTable(Generic[K, V, U]):
 
     @property
     def metrics(self) -> TableMetrics:
-        """What this table has done so far."""
+        """The metrics of this table so far."""
         return self._meter.metrics()
 
     async def __aenter__(self) -> RemoteTable[K, V, U]:
@@ -454,7 +452,7 @@ class RemoteTable(Generic[K, V, U]):
         await self.close()
 
     async def flush(self) -> None:
-        """Send what waits for others, and return when all that was asked so far is answered."""
+        """Send waiting operations, and return when everything requested so far is answered."""
         layers = self._layered()
         await layers.contract.flush(layers.batch.flush)
         if has_metrics_hooks():
@@ -462,17 +460,17 @@ class RemoteTable(Generic[K, V, U]):
             report_metrics(self.name, self._reported - before)
 
     async def close(self) -> None:
-        """Give the connections back when all that was asked is answered. The next request opens them again."""
+        """Release the connections when everything requested is answered. The next request opens them again."""
         await self.flush()
         if self.credit_source is not None:
             await self.credit_source.close()
         await self._layered().top.close()
 
     async def send(self, operation: Operation[K]) -> Outcomes:
-        """Do what the operation asks, under the conditions that the table declares; tell what became of each entry.
+        """Execute the operation under the table's declared conditions; return each entry's outcome.
 
-        All other requests are made of this one. What is wrong with the request itself is raised before anything is
-        sent; what goes wrong with entries is in the outcomes.
+        All other requests use it. Invalid requests raise before anything is sent; problems of entries are in the
+        outcomes.
         """
         return await self._send(operation)
 
@@ -509,17 +507,17 @@ class RemoteTable(Generic[K, V, U]):
             await self._done(Operation(PUT, RowEntries((key,), (value,)), args))
 
     async def put_all(self, entries: Iterable[tuple[K, V | None]] | ArrowFrame, *args: object) -> None:
-        """`put` for each entry, in order for each key; those that are None delete.
+        """`put` for each entry, in order for each key; None deletes.
 
-        Rows of an Arrow table or batch, or of a pandas or Polars frame, are records by the table's key.
-        No Python values are made of them where the store needs none.
+        Rows of an Arrow table or batch, or of a pandas or Polars frame, are records by the table's key. They become
+        Python values only if the store needs them.
         """
         await self._done(Operation(PUT, self._entries_of(entries), args))
 
     async def delete(self, key: K, *args: object, newest: object = None) -> None:
-        """Remove the record of `key`; no error where there is none.
+        """Remove the record of `key`; no error if there is none.
 
-        A table with `newest_by` keeps a record that is newer than `newest`, and needs it.
+        A table with `newest_by` requires `newest`, and keeps a record that is newer.
         """
         await self._done(Operation(DELETE, self.conditions.deleted((key,), newest), args))
 
@@ -528,11 +526,11 @@ class RemoteTable(Generic[K, V, U]):
         await self._done(Operation(DELETE, self.conditions.deleted(list(keys), newest), args))
 
     async def update(self, key: K, update: U, *args: object) -> None:
-        """Apply `update` to the record of `key`; RecordNotFoundError where there is none."""
+        """Apply `update` to the record of `key`; RecordNotFoundError if there is none."""
         await self._done(Operation(UPDATE, RowEntries((key,), (update,)), args, contract=UpdateContract.UPDATE_ONLY))
 
     async def update_all(self, entries: Iterable[tuple[K, U]] | ArrowFrame, *args: object) -> None:
-        """`update` for each entry, in order for each key. A row of a frame sets the columns that are not of the key.
+        """`update` for each entry, in order for each key. A row of a frame sets all columns but the key's.
 
         RecordNotFoundError names the keys without a record; all other entries are applied.
         """
@@ -551,10 +549,9 @@ class RemoteTable(Generic[K, V, U]):
         contract: UpdateContract = UpdateContract.UPDATE_ONLY,
         *args: object,
     ) -> None:
-        """Apply each message in order, beginning records with their defaults if `contract` says so.
+        """Apply each message in order, starting missing records from their defaults if `contract` allows it.
 
-        One request per batch where the function can do that, else the generic way. RecordNotFoundError as with
-        `update_all`, saying what would have helped.
+        One request per batch if the function supports that. RecordNotFoundError as in `update_all`, with the remedy.
         """
         keys, messages = split_messages(self.name, entries)
         defaults = [message.default for message in messages]
@@ -563,7 +560,7 @@ class RemoteTable(Generic[K, V, U]):
         await self._done(Operation(UPDATE, updates, args, contract=contract))
 
     async def _done(self, operation: Operation[Any]) -> Outcomes:
-        own = type(self).send is not RemoteTable.send  # that of a subclass
+        own = type(self).send is not RemoteTable.send  # a subclass's send
         outcomes = await (self.send(operation) if own else self._send(operation))
         if outcomes.problems and (error := error_from_outcomes(self.name, operation, outcomes)) is not None:
             raise error
@@ -582,8 +579,8 @@ class RemoteTable(Generic[K, V, U]):
 def _batch_provider(table: str, size: int | None, batches: BatchProvider | None) -> BatchProvider:
     if batches is not None and size is not None:
         raise ConfigurationError(
-            f"table {table}: batch_size={size} and batches={batches} both say how large a batch is.",
-            "Give one of them.",
+            f"table {table}: batch_size={size} and batches={batches} both set the batch size.",
+            "Pass one of them.",
             argument="batches",
             table=table,
         )

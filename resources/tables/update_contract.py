@@ -1,12 +1,12 @@
-"""`UpdateContractLayer`: what becomes of updates that meet no record (SAMZA-2709).
+"""`UpdateContractLayer`: handles updates without a record (SAMZA-2709).
 
     update ---- found -----------------------------------------> done
        `------- no record, default, UPDATE_WITH_DEFAULTS
                     -> put the default if there is still none -> update -> done
        `------- no record otherwise ----------------------------> missing
 
-A function that does it all in one request gets it in one. For others it takes three, the second and third for the
-missing entries only; what else is asked of their keys in this event loop waits for the third.
+A function that supports this in one request gets one. Others get three, the second and third for the missing entries
+only; other operations on these keys in this event loop wait for the third.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from dagster_adjunct.resources.tables.operation import (
 
 
 class UpdateContractLayer:
-    """Holds updates to the contract that their operation names; hands on everything else as it is.
+    """Applies the contract of each update; passes on everything else.
 
-    Under UPDATE_ONLY defaults are taken off. Under UPDATE_WITH_DEFAULTS a default is put only where there is no record:
-    a function that can't do that is refused, unless `defaults_may_overwrite` says that a record which another writer
-    begins in that moment may be lost.
+    UPDATE_ONLY removes defaults. UPDATE_WITH_DEFAULTS puts a default only if there is no record: a function that can't
+    do that is rejected, unless `defaults_may_overwrite` accepts losing a record that another writer puts at that
+    moment.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class UpdateContractLayer:
             ticket.release()
 
     async def flush(self, below: Callable[[], Awaitable[None]]) -> None:
-        """Return when all that was asked so far is answered; `below` flushes what is under this layer."""
+        """Return when everything requested so far is answered; `below` flushes the layers below."""
         await below()
         order = self._orders.here()
         before = order.open
@@ -103,7 +103,7 @@ class UpdateContractLayer:
                 operation,
                 kind=OperationKind.PUT_IF_ABSENT if self._if_absent else OperationKind.PUT,
                 entries=RowEntries(list(begun), [defaults[place] for place in begun.values()]),
-                conditions=Conditions(),  # what a default begins counts as no message's
+                conditions=Conditions(),  # a default counts as no message
             )
         )
         later = await self._updated(bare.with_entries(bare.entries.take(again)))
@@ -122,7 +122,7 @@ class UpdateContractLayer:
     def _explained(
         self, operation: Operation[Any], outcomes: Outcomes, puts: dict[Hashable, Problem | None] | None = None
     ) -> Outcomes:
-        """The same outcomes, where what is missing says what would have helped."""
+        """The same outcomes, with errors that say how to avoid the missing records."""
         if not outcomes.problems:
             return outcomes
         problems = dict(outcomes.problems)
@@ -142,13 +142,13 @@ class UpdateContractLayer:
 
 
 def check_defaults(table: str, if_absent: bool, may_overwrite: bool) -> None:
-    """Raise ConfigurationError where defaults could erase what another writer put."""
+    """Raise ConfigurationError if defaults could overwrite another writer's record."""
     if not if_absent and not may_overwrite:
         raise ConfigurationError(
-            f"table {table}: its write function can't put a record only where there is none, so a default could "
-            "replace one that another writer began in the same moment.",
-            "Give the function put_if_absent(), or accept that with RemoteTable(…, defaults_may_overwrite=True), or "
-            "send updates without defaults.",
+            f"table {table}: its write function does not support put_if_absent, so a default could "
+            "overwrite a record that another writer puts at the same time.",
+            "Implement put_if_absent(), accept the risk with RemoteTable(…, defaults_may_overwrite=True), "
+            "or send updates without defaults.",
             argument="defaults_may_overwrite",
             table=table,
         )
@@ -157,9 +157,9 @@ def check_defaults(table: str, if_absent: bool, may_overwrite: bool) -> None:
 def plan_defaults(
     keys: Sequence[Hashable], defaults: Sequence[Any], missing: Sequence[int]
 ) -> tuple[dict[Hashable, int], list[int]]:
-    """The keys to begin, each with the place of its default, and the places to send again, in order. Pure.
+    """Return the keys to create, each with the place of its default, and the places to send again, in order. Pure.
 
-    A key begins with the default of its first missing message that has one; messages before that one stay missing.
+    A key starts from the default of its first missing message that has one; messages before that one stay missing.
     """
     begun: dict[Hashable, int] = {}
     again: list[int] = []
@@ -174,23 +174,23 @@ def plan_defaults(
 
 
 def missing_records_error(table: str, operation: Operation[Any], places: Sequence[int]) -> RecordNotFoundError:
-    """The error for updates at these places that met no record; it advises nothing that was done already."""
+    """The error for updates at these places without a record; its advice depends on the contract and the defaults."""
     keys = tuple(dict.fromkeys(operation.entries.keys[place] for place in places))
     shown = ", ".join(map(repr, keys[:3])) + (", …" if len(keys) > 3 else "")
     defaults = operation.entries.defaults
     had_default = defaults is not None and any(defaults[place] is not None for place in places)
     problem = f"table {table} has no record to update for {len(keys)} key{'s' if len(keys) > 1 else ''} ({shown})"
     if operation.contract is UpdateContract.UPDATE_WITH_DEFAULTS and had_default:
-        why, help_ = "; somebody deleted it right after its default was put.", "Send the update again."
+        why, help_ = "; it was deleted right after its default was put.", "Send the update again."
     elif operation.contract is UpdateContract.UPDATE_WITH_DEFAULTS:
         why, help_ = ", and the message has no default.", "Put the record first, or give each UpdateMessage a default."
     elif had_default:
-        why = ", and the contract UPDATE_ONLY forbids putting the default that came along."
+        why = ", and the contract UPDATE_ONLY ignores the default."
         help_ = "Send it with UpdateContract.UPDATE_WITH_DEFAULTS."
     else:
         why = ", and the update has no default."
         help_ = (
-            "Put the record first, or say what to begin it with: if_missing=… of stream.update(), or an UpdateMessage "
+            "Put the record first, or give a default: if_missing=… of stream.update(), or an UpdateMessage "
             "with a default under UpdateContract.UPDATE_WITH_DEFAULTS."
         )
     return RecordNotFoundError(problem + why, help_, keys=keys, table=table)
@@ -199,7 +199,7 @@ def missing_records_error(table: str, operation: Operation[Any], places: Sequenc
 def _default_rejected_error(table: str, key: Hashable, put: Problem, missing: Problem) -> RecordNotFoundError:
     error = RecordNotFoundError(
         f"table {table} has no record to update for key {key!r}, and its default could not be put: {put.error}",
-        "Correct what the store says of the default.",
+        "Correct what the store rejects in the default.",
         keys=(key,),
         table=table,
     )

@@ -118,7 +118,7 @@ def test_keys_of_several_columns_come_in_the_order_that_the_request_names(world:
     assert asyncio.run(function.send(legs)).records == [leg, None]
     assert asyncio.run(function.send(turned)).records == [leg]
     assert function.column_types() == {"origin": "string", "number": "bigint", "miles": "int"}
-    with pytest.raises(ConfigurationError, match="has the key origin, number, and the request's key is number, x"):
+    with pytest.raises(ConfigurationError, match="has the key origin, number, but the request's key is number, x"):
         asyncio.run(function.send(Operation(OperationKind.GET, RowEntries([(3, "JFK")]), key=("number", "x"))))
     asyncio.run(function.close())
 

@@ -173,7 +173,7 @@ def test_rows_of_a_message_that_differ_in_each_run_are_refused(step_world: StepW
         lambda frame: frame.selectExpr("*", "explode(array(rand(), rand())) as part"), keeps_partitioning=True
     )
     rows.update(table, add={"scans": "1"}, if_missing=[])
-    with pytest.raises(ConfigurationError, match=r"gives several records of the key 'tag-\d+'.*rand\(\)"):
+    with pytest.raises(ConfigurationError, match=r"yields several records for the key 'tag-\d+'.*rand\(\)"):
         step_world.run(app)
 
 

@@ -69,5 +69,5 @@ def test_a_budget_that_two_tables_state_with_two_rates_is_refused_before_anythin
         limit = RateLimit(None, rate, budget="both")
         table = RemoteTable(name, key="k", write_function=counting(tmp_path), rate_limit=limit)
         clicks.send_to(app.table(table))
-    with pytest.raises(ConfigurationError, match="'both' is stated with 10 and with 20 writes"):
+    with pytest.raises(ConfigurationError, match="'both' is declared with both 10 and 20 writes"):
         step_world.run(app)

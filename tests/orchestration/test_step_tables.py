@@ -226,7 +226,7 @@ def test_what_a_table_refuses_for_good_goes_to_the_dead_letters_up_to_a_bound(st
         app.input_stream("lake.changes").send_to(app.table(table), dead_letters=letters, at_most=at_most)
         return app
 
-    with pytest.raises(TableError, match=r"refuses more than 1 records of this batch.*at_most"):
+    with pytest.raises(TableError, match=r"rejects more than 1 records of this batch.*at_most"):
         step_world.run(sending("narrow", 1))
     assert "letters" not in step_world.streams.list_streams()
     app = sending("app", 2)
@@ -314,7 +314,7 @@ def test_a_record_that_python_can_not_hold_is_a_dead_letter_and_the_others_are_w
     assert (letters['"b"']["kind"], json.loads(letters['"b"']["record"])) == ("put", {"k": "b", "made": shown})
     assert (letters['"d"']["kind"], letters['"d"']["record"]) == ("delete", "null")
     assert "column 'made' is" in letters['"b"']["problem"]
-    with pytest.raises(TableError, match="refuses more than 1 records of this batch"):
+    with pytest.raises(TableError, match="rejects more than 1 records of this batch"):
         step_world.run(sending("narrow", at_most=1))
 
 

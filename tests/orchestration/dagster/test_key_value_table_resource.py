@@ -80,7 +80,7 @@ def test_a_code_location_with_a_table_is_loaded_offline(tmp_path: Path) -> None:
     ],
 )
 def test_a_secret_in_the_place_of_a_name_is_refused_and_not_shown(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="is no name of an environment variable") as refused:
+    with pytest.raises(ConfigurationError, match="is not the name of an environment variable") as refused:
         KeyValueTableResource(scope="plant", table="counters", **settings)
     assert "secret" not in str(refused.value)
     assert "se-cret" not in str(refused.value)

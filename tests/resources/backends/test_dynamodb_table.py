@@ -148,7 +148,7 @@ def test_times_sort_as_texts_do_and_make_a_sort_key(new_table):
     assert [record["at"] for record in got.records] == times
     with_names = Operation(GET, RowEntries([(times[0], "k")]), key=("at", "id"))
     assert do(store, with_names)[0].records[0]["at"] == times[0]
-    with pytest.raises(ConfigurationError, match="has the key id, at, and the request's key is day, id"):
+    with pytest.raises(ConfigurationError, match="has the key id, at, but the request's key is day, id"):
         do(store, Operation(GET, RowEntries([("k", "k")]), key=("day", "id")))
 
 
@@ -255,12 +255,12 @@ def test_a_table_that_is_not_there_is_refused_without_create(new_table):
 @pytest.mark.parametrize(
     ("key", "settings", "words"),
     [
-        (("a", "b", "c"), {}, "has 3 columns as its key"),
-        ("id", {"columns": {"id": "boolean"}}, "a key is text, a number"),
-        ("id", {"columns": {"a": "string"}}, "has no column 'id'"),
+        (("a", "b", "c"), {}, "declares 3 key columns"),
+        ("id", {"columns": {"id": "boolean"}}, "expected text, a number"),
+        ("id", {"columns": {"a": "string"}}, "declares the key column 'id'"),
         ("id", {"columns": {"id": "string", "adjunct_x": "int"}}, "can't be named 'adjunct_x'"),
         ("id", {"create": True}, "without the types of its key"),
-        ("id", {"endpoint_url": "http://me:hidden@host"}, "may hold a login"),
+        ("id", {"endpoint_url": "http://me:hidden@host"}, "may hold credentials"),
         ("id", {"credentials_env": ["ONE"]}, "credentials_env has 1 names"),
         ("id", {"threads": 0}, "threads=0"),
     ],

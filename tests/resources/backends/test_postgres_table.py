@@ -114,7 +114,7 @@ def test_a_table_that_is_not_there_or_does_not_fit_is_named(postgres_server):
         table.get("a")
     with (
         blocking(table_of("keyless", columns={"id": "string", "w": "int"}, create=False)) as table,
-        pytest.raises(SchemaMismatchError, match="no column 'w', which is declared; it has id, v"),
+        pytest.raises(SchemaMismatchError, match="no column 'w', but one is declared; it has id, v"),
     ):
         table.get("a")
 

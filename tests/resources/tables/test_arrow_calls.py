@@ -99,7 +99,7 @@ def test_keys_of_several_columns_are_in_the_order_of_the_table() -> None:
 @pytest.mark.parametrize(
     ("rows", "kind", "says"),
     [
-        (pa.table({"n": [1]}), SchemaMismatchError, "no column 'id', which is of the key; it has n"),
+        (pa.table({"n": [1]}), SchemaMismatchError, "no column 'id', which is part of the key; it has n"),
         (pa.table([[1], [2], [3]], names=["id", "n", "n"]), SchemaMismatchError, "two columns 'n'"),
         (pa.table({"id": [[1]], "n": [1]}), SchemaMismatchError, "key column 'id' .* is list<.*can't be a key"),
         (pa.table({"id": ["a", None], "n": [1, 2]}), NullKeyError, "got None as a key to put"),
@@ -121,7 +121,7 @@ def test_an_operation_takes_entries_and_says_how_a_batch_becomes_some() -> None:
     batch = batch_of(ROWS[:2])
     with table_over(memory) as table:
         for wrong in (batch, pa.Table.from_batches([batch]), [("a", {})], 5, None):
-            with pytest.raises(TableError, match=r"table t got an Operation with a \w+ as its entries"):
+            with pytest.raises(TableError, match=r"table t got an Operation whose entries are a \w+"):
                 table.send(Operation(OperationKind.PUT, wrong))  # type: ignore[arg-type]
         with pytest.raises(TableError, match=r"ArrowEntries.of\(batch, key\)"):
             table.send(Operation(OperationKind.PUT, batch))  # type: ignore[arg-type]

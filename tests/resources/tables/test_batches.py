@@ -381,5 +381,5 @@ def test_what_is_said_of_batches_travels_with_the_table():
     table = table_over(MemoryTable("travels"), batches=batches, in_flight=3)
     copy = pickle.loads(pickle.dumps(table))
     assert (copy.batches, copy.in_flight) == (batches, 3)
-    with pytest.raises(ConfigurationError, match="both say how large"):
+    with pytest.raises(ConfigurationError, match="both set the batch size"):
         table_over(SlowStore(), batches=batches, batch_size=3)

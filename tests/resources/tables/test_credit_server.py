@@ -215,7 +215,7 @@ def test_what_keeps_the_driver_from_leasing_reaches_the_task(
     away = serve(Fails(StoreUnavailableError("the store does not answer.", "Wait.")))
     with pytest.raises(StoreUnavailableError, match="does not answer"):
         asyncio.run(CreditClient(away.serve([BUDGET])).acquire(BUDGET, 1))
-    with pytest.raises(TableError, match="none that this run serves"):
+    with pytest.raises(TableError, match="not served by this run"):
         asyncio.run(CreditClient(away.serve([])).acquire(Budget("other", "write", 1.0), 1))
 
 

@@ -50,7 +50,7 @@ def test_rows_of_one_message_and_key_are_numbered_wherever_batches_end(rows: lis
 def test_a_tie_of_rows_that_may_be_others_next_time_is_refused() -> None:
     guessing = Marking(("__partition",), "__offset", SOURCES, "lake.s", "app/", exact=False)
     Marks(guessing, ["k"], "sink").of(batch([(0, 1, "a"), (0, 1, "b"), (0, 2, "a")]))
-    with pytest.raises(ConfigurationError, match=r"sink: the message at offset 1 of 0 gives several .* 'a'"):
+    with pytest.raises(ConfigurationError, match=r"sink: the message at offset 1 of 0 yields several .* 'a'"):
         Marks(guessing, ["k"], "sink").of(batch([(0, 1, "a"), (0, 1, "a")]))
 
 

@@ -86,7 +86,7 @@ def test_a_frame_without_rows_writes_nothing_and_counts_nothing(
 @pytest.mark.parametrize(
     ("contract", "ddl", "message"),
     [
-        (None, "a string, v string", r"records for table pairs have no 'b'; they have a, v\. The table's key is a, b"),
+        (None, "a string, v string", r"records for table pairs have no 'b'; they have a, v\."),
         (UpdateContract.UPDATE_ONLY, "a string, b int, v string", r"no 'update'.*update_message"),
     ],
 )
