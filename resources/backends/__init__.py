@@ -1,4 +1,4 @@
-"""Table functions for real stores. Drivers are imported when a connection is opened, not before."""
+"""Table functions for real stores. A store's driver is imported when a connection is opened."""
 
 from dagster_adjunct.resources.backends.columns import describe_function, function_from_description, register_backend
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable

@@ -1,20 +1,20 @@
-"""Column types and values that every SQL backend understands the same way.
+"""Column types and values, which all SQL backends share.
 
-A column's type may be written as Spark's simple name or as SQL's usual one. What it holds in Python:
+A column's type may be written as Spark's simple name or as SQL's usual one. Values in Python:
 
     string       str
     integers     int
-    float types  float (an int is taken too)
+    float types  float (an int is accepted)
     boolean      bool
     timestamp    datetime with a time zone; always an instant, read back in UTC
     date         date
-    decimal      Decimal (an int is taken too); with (p,s), one that has no more digits than that: none is rounded
+    decimal      Decimal (an int is accepted); with (p,s) no more digits than that: nothing is rounded
     binary       bytes
-    json         what JSON can hold: dict with str as names, list, str, int, float, bool
-    array<type>  list (a tuple is taken too) of one of the types above but binary and json; None may be in it
+    json         what JSON can represent: dict with str keys, list, str, int, float, bool
+    array<type>  list (a tuple is accepted) of a type above except binary and json; may contain None
 
 None is null in all of them. "float" is Spark's, 32 bits wide; "timestamp" is Spark's, an instant. Numbers are finite:
-NaN and infinity are refused, because not every store can hold them and none can compare the first.
+NaN and infinity are rejected, because not every store supports them and NaN can't be compared.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ _BACKENDS: ClassRegistry[Any] = ClassRegistry("backend of tables", "register_bac
 
 
 def register_backend(name: str, backend: Callable[..., Any]) -> None:
-    """Make `backend` known as `name`. It takes, as keywords, what its `to_dict()` gives."""
+    """Register `backend` as `name`. Its keyword arguments are the entries of its `to_dict()`."""
     _BACKENDS.register(name, backend)
 
 
 def describe_function(function: Any) -> dict[str, Any]:
-    """The declaration of a registered function as plain values: {"backend": "sqlite", …}."""
+    """Return the declaration of a registered function as plain values: {"backend": "sqlite", …}."""
     return _BACKENDS.describe(function)
 
 
 def function_from_description(description: Mapping[str, Any]) -> Any:
-    """The function that `describe` described, closed."""
+    """Return the function of a description from `describe_function`, closed."""
     return _BACKENDS.from_description(description)
 
 
 class Kind(Enum):
-    """What a column holds, whatever its database calls the type."""
+    """A column's kind of values, independent of its database's type name."""
 
     STRING = "string"
     INTEGER = "integer"
@@ -84,13 +84,13 @@ _WORDS = {
     Kind.JSON: "json|jsonb|text json",
 }
 _KINDS = {word: kind for kind, words in _WORDS.items() for word in words.split("|")}
-# "character varying(10)", "timestamp(3) with time zone", "int": words, perhaps a size, perhaps more words.
+# "character varying(10)", "timestamp(3) with time zone", "int": words, an optional size, optional words.
 _SPELLED = re.compile(r"\s*([a-z][a-z0-9_ ]*?)\s*(?:(\(\s*\d+\s*(?:,\s*\d+\s*)?\))\s*([a-z ]*?))?\s*", re.IGNORECASE)
-# Spark's array<int>, PostgreSQL's integer[], and the words that SQLite keeps for it.
+# Spark's array<int>, PostgreSQL's integer[], and the words that SQLite stores for it.
 _LIST = re.compile(r"\s*(?:array\s*<(.+)>|(.+)\[\]|text array (.+))\s*", re.IGNORECASE)
 _NOT_IN_LISTS = (Kind.BINARY, Kind.JSON, Kind.LIST, Kind.OTHER)
 _BITS = {
-    **dict.fromkeys(("tinyint", "byte"), 16),  # PostgreSQL has none with 8
+    **dict.fromkeys(("tinyint", "byte"), 16),  # PostgreSQL has no 8-bit integers
     **dict.fromkeys(("smallint", "short", "int2"), 16),
     **dict.fromkeys(("int", "integer", "int4"), 32),
 }
@@ -98,9 +98,9 @@ _BITS = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its name, the type's name in lower case, its size as "(10,2)" or "", and its kind.
+    """A column: its name, its type's name in lower case, its size as "(10,2)" or "", and its kind.
 
-    One that holds lists has the type of what is in them as its `element`.
+    A list column has the type of its values as its `element`.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Column:
 
 
 def parse_column(name: str, declared: str) -> Column:
-    """The column that is declared as `declared` in any of the known spellings; else kind OTHER."""
+    """Return the column declared as `declared` in any of the known spellings; kind OTHER if it is unknown."""
     listed = _LIST.fullmatch(declared)
     if listed is not None:
         element = parse_column(name, listed[1] or listed[2] or listed[3])
@@ -126,7 +126,7 @@ def parse_column(name: str, declared: str) -> Column:
 
 
 def parse_known_column(name: str, declared: str) -> Column:
-    """`column_of`, refusing types that aren't known."""
+    """`parse_column`, rejecting unknown types."""
     column = parse_column(name, declared)
     if column.kind is Kind.OTHER:
         raise ConfigurationError(
@@ -139,7 +139,7 @@ def parse_known_column(name: str, declared: str) -> Column:
 
 
 def check_declared_columns(table: str, names: Sequence[str], declared: Iterable[Column]) -> None:
-    """Refuse declared columns that a table, of which `names` are the columns, does not have."""
+    """Raise SchemaMismatchError for declared columns that are not among the table's columns `names`."""
     for column in declared:
         if column.name not in names:
             raise SchemaMismatchError(
@@ -150,7 +150,7 @@ def check_declared_columns(table: str, names: Sequence[str], declared: Iterable[
 
 
 def not_unique_error(table: str, key: Sequence[str]) -> SchemaMismatchError:
-    """Return the error for a table whose records the key does not tell apart."""
+    """The error for a table in which several records can have the same key."""
     return SchemaMismatchError(
         f"{table} has no primary key or unique index on {', '.join(key)} that distinguishes all values, so records "
         "can't be identified.",
@@ -160,7 +160,7 @@ def not_unique_error(table: str, key: Sequence[str]) -> SchemaMismatchError:
 
 
 def loose_key_error(table: str, column: str, kind: str, wanted: str) -> SchemaMismatchError:
-    """Return the error for a key column in which the store takes different values for one."""
+    """The error for a key column in which the store considers different values equal."""
     return SchemaMismatchError(
         f"{table}: the key column {column!r} is {kind}: several keys would be one record.",
         f"Make it {wanted}, or use another column that is as the key.",
@@ -169,7 +169,7 @@ def loose_key_error(table: str, column: str, kind: str, wanted: str) -> SchemaMi
 
 
 def check_identifier(what: str, name: str) -> str:
-    """`name` if it can be a quoted identifier in every backend: 1 to 63 bytes, no control characters."""
+    """Return `name` if every backend can quote it as an identifier: 1 to 63 bytes, no control characters."""
     if isinstance(name, str) and 0 < len(name.encode()) <= 63 and name.isprintable():
         return name
     raise ConfigurationError(
@@ -178,10 +178,10 @@ def check_identifier(what: str, name: str) -> str:
 
 
 def make_checker(column: Column, bits: int | None = None) -> Callable[[Any], Any]:
-    """The function that checks a value that isn't None for the column, and brings it into its one form.
+    """Return the function that checks a value other than None for the column and normalizes it.
 
-    It raises TypeError, saying what was expected, when the value doesn't fit. `bits`: how wide integers are, where the
-    store has one width only.
+    It raises TypeError, naming the expected type, if the value doesn't fit. `bits`: the width of integers, for stores
+    that have only one.
     """
     if column.kind is Kind.INTEGER:
         return _integers_of(bits or integer_bits(column))
@@ -194,12 +194,12 @@ def make_checker(column: Column, bits: int | None = None) -> Callable[[Any], Any
 
 
 def integer_bits(column: Column) -> int:
-    """How wide the integers of such a column are."""
+    """The width of the column's integers in bits."""
     return _BITS.get(column.type, 64)
 
 
 def decimal_digits(column: Column) -> tuple[int, int] | None:
-    """How many digits such a decimal has, and how many of them behind the point; None where it is not declared."""
+    """The declared digits of a decimal column and how many of them are after the point; None if not declared."""
     if not column.size:
         return None
     precision, _, scale = column.size.strip("()").partition(",")
@@ -207,7 +207,7 @@ def decimal_digits(column: Column) -> tuple[int, int] | None:
 
 
 def number_bounds(column: Column) -> tuple[Decimal, Decimal] | None:
-    """The least and the greatest number of such a column; None where it declares neither bits nor digits."""
+    """The least and the greatest number of such a column; None if it declares neither bits nor digits."""
     if column.kind is Kind.INTEGER:
         most = Decimal(2 ** (integer_bits(column) - 1) - 1)
         return -most - 1, most
@@ -216,7 +216,7 @@ def number_bounds(column: Column) -> tuple[Decimal, Decimal] | None:
         return None
     precision, scale = digits
     most = Decimal((0, (9,) * precision, -scale))
-    return most.copy_negate(), most  # of any precision: arithmetic would round it
+    return most.copy_negate(), most  # keeps any precision, which arithmetic would round
 
 
 def _exactly(expected: type, word: str) -> Callable[[Any], Any]:
@@ -235,7 +235,7 @@ def _string(value: Any) -> str:
 
 
 def check_encodable(text: str) -> str:
-    """The text itself, if all of it can be encoded; else TypeError."""
+    """Return the text if all of it can be encoded; else raise TypeError."""
     try:
         if not text.isascii():
             text.encode()
@@ -344,7 +344,7 @@ def _json(value: Any) -> Any:
 
 
 def _check_json(value: Any) -> Any:
-    """The value, refused where JSON would make another of it, such as names that aren't text."""
+    """Return the value; raise if JSON would change it, such as keys that aren't text."""
     if isinstance(value, dict):
         for name in value:
             if not isinstance(name, str):
@@ -380,7 +380,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def check_variable_name(argument: str, given: object, example: str = '"MY_VARIABLE"', *, label: str = "") -> str:
-    """Return the name of an environment variable; what is none is refused, not shown: it may be the secret."""
+    """Return the name of an environment variable; an invalid one is not shown, as it may be the secret itself."""
     if isinstance(given, str) and _NAME.fullmatch(given):
         return given
     raise ConfigurationError(
@@ -391,13 +391,16 @@ def check_variable_name(argument: str, given: object, example: str = '"MY_VARIAB
 
 
 _PURGE_SECONDS = 3600.0
-_last_purges: dict[str, float] = {}  # by table: when this process did it last
+_last_purges: dict[str, float] = {}  # by table: this process's last purge
 _purge_lock = threading.Lock()
 
 
 def is_purge_due(table: str, forget_after: float | None) -> bool:
-    """Whether a connection to `table` that has just been made should forget: once an hour in each process, or once in
-    `forget_after` seconds where that is less. Tasks connect all the time."""
+    """Whether a new connection to `table` should purge what was applied to its keys.
+
+    True once an hour in each process, or every `forget_after` seconds if that is less, since tasks connect all the
+    time.
+    """
     if forget_after is None:
         return False
     now = time.monotonic()
@@ -427,9 +430,9 @@ _FLOATS = {"float": "float", "real": "float", "float4": "float"}
 
 
 def to_spark_type(declared: str) -> str | None:
-    """Return Spark's type for a column that is declared like this; None where there is none that is certain.
+    """Return the Spark type of a declared column; None if it is not certain.
 
-    JSON becomes its text. A decimal needs its digits: "decimal(10,2)".
+    JSON becomes text. A decimal needs its digits: "decimal(10,2)".
     """
     return _spark_type_of_column(parse_column("column", declared))
 
@@ -448,7 +451,7 @@ def _spark_type_of_column(column: Column) -> str | None:
 
 
 def to_arrow_type(kind: str) -> pa.DataType:
-    """Return the Arrow type of what `spark_type` returns."""
+    """Return the Arrow type of a type from `to_spark_type`."""
     import pyarrow as pa
 
     if kind.startswith("array<"):
@@ -459,9 +462,9 @@ def to_arrow_type(kind: str) -> pa.DataType:
 def arrow_column_from_records(
     what: str, keys: Sequence[Any], records: Sequence[Mapping[str, Any] | None], name: str, kind: str
 ) -> pa.Array:
-    """Return one column of records as an Arrow array; null where there is no record, or no such value in it.
+    """Return one column of records as an Arrow array; null for missing records and values.
 
-    Raises SchemaMismatchError for the first value that is not of the type; `what` says whose records they are.
+    Raises SchemaMismatchError for the first value of another type; `what` names the records' source.
     """
     import pyarrow as pa
 

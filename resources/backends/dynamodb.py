@@ -1,6 +1,6 @@
 """`DynamoDbTable`: records as items of a DynamoDB table.
 
-How values are stored is in `dynamodb_values`, what conditions keep beside a record in `dynamodb_expressions`.
+`dynamodb_items.py` defines how values are stored, `dynamodb_requests.py` what conditions store with a record.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def resolve_table_key(
     forgets: bool = False,
     tags: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The key of a table that can be used: its attributes, each with what it is stored as.
+    """Return the table's key attributes with the type each is stored as, creating the table if asked.
 
-    `key` is the declared one; where it says None, the table says it. A table that isn't there is made if `create`, paid
-    by request, with these tags; with `forgets` its tombstones have a time to live. One that has another key is refused.
+    `key` is the declared one; a None in it is taken from the table. A missing table is created if `create`, billed per
+    request, with these tags; with `forgets` its tombstones have a time to live. A table with another key is rejected.
     """
     description = _describe_table(client, table)
     if description is None:
@@ -94,7 +94,7 @@ def _describe_table(client: DynamoDBClient, table: str) -> Any:
 
 
 def _create(client: DynamoDBClient, table: str, key: Mapping[str, str | None], tags: Mapping[str, str]) -> bool:
-    """Begin to make the table; False where another was first."""
+    """Start creating the table; False if another client was first."""
     roles = zip(key, ("HASH", "RANGE"), strict=False)
     types: Any = [{"AttributeName": name, "AttributeType": tag} for name, tag in key.items()]
     schema: Any = [{"AttributeName": name, "KeyType": role} for name, role in roles]
@@ -146,7 +146,7 @@ def _format_key(key: Mapping[str, str | None]) -> str:
     return ", ".join(f"{name} ({tag})" if tag else name for name, tag in key.items())
 
 
-Key = Any  # the partition key, or a tuple of partition key and sort key
+Key = Any  # the partition key, or a tuple with the sort key
 Record = Mapping[str, Any]
 
 
@@ -159,7 +159,7 @@ class _OpenClient:
         self.live: TableRequests | None = None
 
     def end(self, *, wait: bool = False) -> None:
-        """Close the connections, after the requests under way if there is time to wait for them."""
+        """Close the connections, after the requests under way if `wait`."""
         self.threads.shutdown(wait=wait)
         live, self.live = self.live, None
         if live is not None:
@@ -167,24 +167,24 @@ class _OpenClient:
 
 
 class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
-    """Read and write function over one DynamoDB table.
+    """Read and write function for one DynamoDB table.
 
-    `key` names the partition key, or partition key and sort key (then keys are tuples of both). `columns` gives the
-    columns' types; without it a record may have any columns, and the key's types come from the table, or from `key` as
-    a mapping: key={"id": "string"}. `create` has the first write make the table where it is missing, paid by request;
-    it needs the types of the key. A table with another key is refused.
+    `key` names the partition key, or partition key and sort key (then keys are tuples). `columns` gives the columns'
+    types; without it a record may have any columns, and the key's types come from the table, or from `key` as a
+    mapping: key={"id": "string"}. With `create` the first write creates a missing table, billed per request; it needs
+    the key's types. A table with another key is rejected.
 
-    Gets are consistent unless `consistent_reads` is false. Up to `threads` requests are under way at a time for each
+    Gets are consistent unless `consistent_reads` is false. Up to `threads` requests are under way at a time in each
     event loop: puts and deletes in batches of 25, gets of 100, everything with a condition one by one.
 
-    Marks lie in the item itself: who puts or deletes whole items past a `RemoteTable` that declares conditions, takes
-    them away. `forget_deleted_after` is how many seconds a deleted record's mark has to stay; DynamoDB
-    forgets it later, if the table's time to live is on for `adjunct_expires` (`create` sees to it). Without it marks
-    stay for ever.
+    Marks are stored in the item itself: whoever puts or deletes whole items without a `RemoteTable` that declares
+    conditions removes them. `forget_deleted_after` is how many seconds a deleted record's mark must stay; DynamoDB
+    removes it later, if the table's time to live is enabled for `adjunct_expires` (`create` does that). Without it
+    marks stay for ever.
 
-    Region, endpoint and credentials come from boto3's own chain unless they are given (`Connection`): `credentials_env`
-    names environment variables. A `session` is for this process only: it may hold secrets, so the table can't be
-    pickled or described then.
+    Region, endpoint and credentials come from boto3's own chain unless given (`Connection`): `credentials_env` names
+    environment variables. A `session` is for this process only: it may hold secrets, so the table then can't be pickled
+    or described.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         return f"DynamoDbTable({self.table!r}, key={self.key}, {where})"
 
     def to_dict(self) -> dict[str, Any]:
-        """The declaration as plain values; it holds no secret."""
+        """The declaration as plain values, without secrets."""
         connection = self.connection
         if connection.session is not None:
             raise ConfigurationError(
@@ -263,7 +263,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
 
     @property
     def capabilities(self) -> Capabilities:
-        # A whole record that leaves the marks of other sources alone has to name all columns that go.
+        # A whole record that keeps the marks of other sources must name all columns to remove.
         return replace(STORE_CAPABILITIES, idempotent=self.columns is not None)
 
     def column_types(self) -> dict[str, str] | None:
@@ -273,7 +273,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         return problem_from_boto_error(error, self._label, sent=sent)
 
     async def open(self) -> None:
-        """Connect; a table that is to be made is left to the first write."""
+        """Connect; a table to be created is created by the first write."""
         if self._open.here().live is None:
             try:
                 await self._live(make=False)
@@ -282,7 +282,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
                     raise
 
     async def close(self) -> None:
-        """Close the running event loop's connections, once its requests have ended."""
+        """Close the running event loop's connections after its requests."""
         mine = self._open.take()
         if mine is not None:
             await asyncio.to_thread(mine.end, wait=True)
@@ -348,7 +348,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         return Outcomes(len(entries), records, problems)
 
     async def _write_batches(self, requests: TableRequests, operation: Operation[Any]) -> Outcomes:
-        """Write whole entries, of each key the last: what the ones before it would have left, nobody could see."""
+        """Write the last entry of each key, as nobody could see the effect of earlier ones."""
         keys, values = operation.entries.keys, operation.entries.values or ()
         problems: Problems = {}
         last = {key: place for place, key in enumerate(keys)}
@@ -370,7 +370,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         return Outcomes(len(keys), problems=problems)
 
     def _instead(self, problems: Problems, keys: Sequence[Any], before: dict[Any, list[int]], place: int) -> int:
-        """The entry to write in place of a key's refused last one, -1 for none; the others share its fate."""
+        """The entry to write in place of a key's rejected last one, -1 for none; the others share its outcome."""
         earlier = before.pop(keys[place], None) if before else None
         problem = problems.get(place)
         if not earlier or problem is None:
@@ -420,7 +420,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         return Guard(conditions.newest_by, codec.value(conditions.newest_by, time), mark.tie, mark.source, position)
 
     async def _in_threads(self, parts: Iterator[Any], count: int, work: Callable[[Any], object]) -> None:
-        """Do `work` for each part, as many at a time as there are threads."""
+        """Run `work` for each part, as many at a time as there are threads."""
         mine = self._open.here()
         taking, stopped = threading.Lock(), threading.Event()
 
@@ -438,7 +438,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
                 *(loop.run_in_executor(mine.threads, take_turns) for _ in range(min(count, self.threads)))
             )
         finally:
-            stopped.set()  # what was not sent when the caller gave up is not sent any more
+            stopped.set()  # unsent parts are dropped when the caller gives up
 
     def _check_columns(self) -> None:
         if self.columns is None:
@@ -450,7 +450,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
             )
 
     def _types_of_key(self, typed: Mapping[str, str]) -> dict[str, str | None]:
-        """What each part of the key is stored as, None where only the table knows it."""
+        """The stored type of each part of the key, None if only the table knows it."""
         if len(self.key) > 2:
             raise ConfigurationError(
                 f"{self._label} declares {len(self.key)} key columns; DynamoDB takes a partition key and "

@@ -1,4 +1,4 @@
-"""Clients of DynamoDB, and what their errors say of what was asked for."""
+"""Clients of DynamoDB, and the problems that their errors mean."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dagster_adjunct.resources.tables.operation import Problem, State
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
 
-THROTTLED_SECONDS = 0.1  # to wait where DynamoDB says that it is too much, and not for how long
+THROTTLED_SECONDS = 0.1  # wait if DynamoDB throttles without saying for how long
 _THROTTLED = {
     "ProvisionedThroughputExceededException",
     "ThrottlingException",
@@ -49,10 +49,10 @@ _ENDPOINT = re.compile(r"https?://[^@/?#]+/?")
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where DynamoDB is and who asks, without a secret: what is None is boto3's to find.
+    """A DynamoDB endpoint and its credentials, without secrets; boto3 finds what is None.
 
-    `credentials_env` names the environment variables that hold the access key's id, the secret and maybe the session's
-    token; they are read when connecting. `session` is one of the caller's, for this process only.
+    `credentials_env` names the environment variables with the access key's id, the secret and optionally the session
+    token; they are read when connecting. `session` is the caller's, for this process only.
     """
 
     region: str | None = None
@@ -64,7 +64,7 @@ class Connection:
     session: Any = field(default=None, repr=False)
 
     def check(self, label: str) -> None:
-        """Refuse what can't work, or would show a secret."""
+        """Raise ConfigurationError for invalid arguments, and for those that would reveal a secret."""
         if self.endpoint_url is not None and not _ENDPOINT.fullmatch(self.endpoint_url):
             raise ConfigurationError(
                 f"{label}: endpoint_url is not a server's URL (not shown, as it may hold credentials).",
@@ -87,7 +87,7 @@ class Connection:
             )
 
     def client(self, label: str, threads: int) -> DynamoDBClient:
-        """Return a client for so many threads, without repeats of its own."""
+        """Return a client for this many threads, without retries of its own."""
         import boto3
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
@@ -97,9 +97,9 @@ class Connection:
             connect_timeout=self.connect_timeout,
             read_timeout=self.read_timeout,
             max_pool_connections=threads,
-            parameter_validation=False,  # what is sent is made here: looking at each value again costs a third
+            parameter_validation=False,  # requests are built here; validating each value again costs a third
             tcp_keepalive=True,
-            # Put together once: boto3 does it anew for each request, which is a tenth of what that costs here.
+            # Resolved once: boto3 resolves it for each request, a tenth of the request's cost.
             user_agent=f"dagster-adjunct Boto3/{boto3.__version__}",
         )
         session = self.session or self._new_session(label)
@@ -112,8 +112,11 @@ class Connection:
         return client
 
     def with_session(self, label: str) -> Connection:
-        """Return the same connection with a session, of which all its clients are made: the first one takes a tenth of
-        a second, the others a hundredth of that. They may not be made by two threads at a time."""
+        """Return the same connection with one session for all of its clients.
+
+        The first client of a session takes a tenth of a second, later ones a hundredth. Two threads must not create
+        them at once.
+        """
         return self if self.session is not None else replace(self, session=self._new_session(label))
 
     def _new_session(self, label: str) -> Any:
@@ -141,7 +144,7 @@ class Connection:
 
 
 def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = True) -> Problem:
-    """What an error of boto3, or one of ours, says of the entries of its request."""
+    """Return the problem that an error of boto3, or one of ours, means for the request's entries."""
     from botocore import exceptions as boto
 
     if isinstance(error, AdjunctError):
@@ -152,7 +155,7 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.TokenRetrievalError):
         return Problem(State.REFUSED, _with_cause(_access_error(label, str(error)), error))
     if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError | boto.ProxyConnectionError):
-        sent = False  # there was no connection
+        sent = False  # no connection was made
     if isinstance(error, boto.HTTPClientError | boto.ConnectionError | OSError):
         lost = "was sent, and no answer came" if sent else "got no answer"
         gone = TableUnavailableError(
@@ -166,7 +169,7 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
 
 
 def throttled_problem(label: str, what: str, retry_after: float | None = None) -> Problem:
-    """The entries had no effect, because DynamoDB has no capacity for them now."""
+    """The problem of entries without effect, because DynamoDB has no capacity for them now."""
     error = TableUnavailableError(
         f"{label} has no capacity for the request now ({what}).",
         "The request is retried; if it keeps failing, lower the table's rate_limit or raise its capacity.",
@@ -176,7 +179,7 @@ def throttled_problem(label: str, what: str, retry_after: float | None = None) -
 
 
 def error_code(error: BaseException) -> str:
-    """DynamoDB's own word for an error; "" for an error that is none of its answers."""
+    """DynamoDB's code of an error; "" if it isn't one of its answers."""
     response = getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, Mapping) else ""
 
@@ -190,7 +193,7 @@ def _problem_from_answer(error: Any, label: str) -> Problem:
         slowed.error.__cause__ = error
         return slowed
     if code in _NO_EFFECT or status >= 500:
-        # A server that failed may have failed after it had written.
+        # A failed server may have failed after writing.
         again = TableUnavailableError(
             f"{label}: DynamoDB answered {code} ({text}).",
             "The request is retried; if it keeps failing, contact AWS.",

@@ -1,8 +1,23 @@
-"""Between records (mappings) and DynamoDB's items, with DynamoDB's limits checked before anything is sent.
+"""Converts between records (mappings) and DynamoDB's items, and checks DynamoDB's limits before anything is sent.
 
-All of it is pure. An item is a record's columns as attributes, without those that are null; attributes whose names
-begin with `adjunct_` hold what conditions need, and no record has them. A deleted record whose mark is kept is an item
-that has nothing else (a tombstone).
+All of it is pure. An item has a record's columns as attributes, without null ones; attributes whose names begin with
+`adjunct_` hold what conditions need and are not part of a record. A deleted record whose mark is kept is an item with
+nothing else (a tombstone). Values are stored without loss:
+
+    declared column    stored as
+    string             S
+    integers           N
+    float types        N, by the shortest text that reads back as the same float
+    decimal            N, of up to 38 digits; trailing zeros are dropped, 1.50 is read as 1.5
+    boolean            BOOL
+    timestamp          S, in UTC, "2024-05-01T12:30:00.000000Z": texts of one length, which sort as the times do
+    date               S, "2024-05-01"
+    binary             B
+    array<type>        L
+    json               M, L, S, N, BOOL, NULL, as the value is built; a whole float is read as an int
+
+Null columns are left out of the item, so null and missing are the same. Without declared columns a value's own type
+determines how it is stored; numbers are read as int if they are whole, else as Decimal, and times as text.
 """
 
 from __future__ import annotations
@@ -25,25 +40,6 @@ from dagster_adjunct.resources.backends.columns import (
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.tables.operation import Changes, key_length_error, key_reorderer, to_changes
 
-# Between Python's values and DynamoDB's attribute values ({"S": "text"}, {"N": "1.5"}), without losing anything.
-#
-#     declared column    stored as
-#     string             S
-#     integers           N
-#     float types        N, by the shortest text that reads back as the same float
-#     decimal            N, of up to 38 digits; zeros at its end are not kept, 1.50 is read as 1.5
-#     boolean            BOOL
-#     timestamp          S, in UTC, "2024-05-01T12:30:00.000000Z": texts of one length, which sort as the times do
-#     date               S, "2024-05-01"
-#     binary             B
-#     array<type>        L
-#     json               M, L, S, N, BOOL, NULL, as the value is built; a whole float is read as an int
-#
-# Null columns are left out of the item: here "null" and "not there" are one. Without declared columns a value's own
-# type
-# says what it is stored as; numbers are read as int where they are whole, else as Decimal, and times as text.
-
-
 AttributeValue = dict[str, Any]
 Item = dict[str, AttributeValue]
 Limit = tuple[str, AttributeValue]  # "<=" or ">=", and a number
@@ -52,11 +48,13 @@ DIGITS = 38  # of a number
 _LEAST, _GREATEST = Decimal("1E-130"), Decimal("9.9999999999999999999999999999999999999E+125")
 _EXACT = Context(prec=DIGITS, traps=[Inexact, Overflow, Underflow])
 _SUMS = Context(prec=300, traps=[Inexact])  # of 1E-130 and 9.9E+125, say
-_MAX_DEPTH = 32  # levels of lists and maps in an item
+_MAX_DEPTH = 32  # levels of lists and maps
 
 
 def encoder_for(column: Column) -> Callable[[Any], AttributeValue]:
-    """The function that makes a value, which isn't None, of this column an attribute value; TypeError says why not."""
+    """Return the function that turns a value of this column, other than None, into an attribute value; it raises
+    TypeError.
+    """
     check = make_checker(column)
     if column.kind is Kind.LIST:
         assert column.element is not None
@@ -67,7 +65,7 @@ def encoder_for(column: Column) -> Callable[[Any], AttributeValue]:
 
 
 def decoder_for(column: Column) -> Callable[[AttributeValue], Any]:
-    """The function that reads this column's attribute values, whoever wrote them."""
+    """Return the function that reads this column's attribute values, whoever wrote them."""
     if column.kind is Kind.LIST:
         assert column.element is not None
         decode = decoder_for(column.element)
@@ -81,12 +79,12 @@ def decoder_for(column: Column) -> Callable[[AttributeValue], Any]:
 
 
 def key_attribute_type(column: Column) -> str | None:
-    """What a key of this column is stored as ("S", "N", "B"); None where it can't be a key."""
+    """The attribute type of a key of this column ("S", "N", "B"); None if it can't be a key."""
     return _TAGS.get(column.kind)
 
 
 def encode_any(value: Any, depth: int = 0) -> AttributeValue:
-    """The attribute value of any Python value that DynamoDB can hold; TypeError says why another can't be."""
+    """Return the attribute value of any Python value; TypeError if DynamoDB can't store it."""
     if value is None:
         return _NULL
     if isinstance(value, str):
@@ -109,7 +107,7 @@ def encode_any(value: Any, depth: int = 0) -> AttributeValue:
 
 
 def decode_any(stored: AttributeValue) -> Any:
-    """The Python value of an attribute value."""
+    """Return the Python value of an attribute value."""
     ((tag, value),) = stored.items()
     if tag == "N":
         return _whole_or_decimal(value)
@@ -125,17 +123,17 @@ def decode_any(stored: AttributeValue) -> Any:
 
 
 def add_numbers(left: AttributeValue | None, right: AttributeValue) -> AttributeValue:
-    """The sum of two numbers, as DynamoDB adds them; one that is not there counts as 0."""
+    """Add two numbers as DynamoDB does; a missing one counts as 0."""
     return right if left is None else _number(exact_sum(left, right))
 
 
 def exact_sum(left: AttributeValue, right: AttributeValue) -> Decimal:
-    """The sum of two numbers with all its digits, which may be more than DynamoDB has."""
+    """Add two numbers with all digits, possibly more than DynamoDB stores."""
     return _SUMS.add(Decimal(left["N"]), Decimal(right["N"]))
 
 
 def bounds_before_adding(number: AttributeValue, bounds: tuple[Decimal, Decimal]) -> Limit | None:
-    """What a column may hold so that its sum with a number within these bounds is within them, too; None: anything."""
+    """The bounds that a column must be within so that adding this number stays within `bounds`; None: none."""
     least, most = bounds
     step = Decimal(number["N"])
     if not step:
@@ -148,7 +146,7 @@ def is_zero(stored: AttributeValue) -> bool:
 
 
 def attribute_bytes(stored: AttributeValue) -> int:
-    """How many bytes it counts for in an item's size, by DynamoDB's own rules."""
+    """The value's bytes that count for an item's size, by DynamoDB's rules."""
     ((tag, value),) = stored.items()
     if tag == "S":
         return len(value) if value.isascii() else len(value.encode())
@@ -262,7 +260,7 @@ _READERS: dict[Kind, Callable[[Any], Any]] = {
 OWN_PREFIX = "adjunct_"
 DELETED = "adjunct_deleted"
 MAX_ITEM_BYTES = 400 * 1024
-_MOST_SUMS = 60  # an expression has at most 300 operators: four of them each, and those of conditions
+_MOST_SUMS = 60  # an expression has at most 300 operators: four per sum, and those of conditions
 _MAX_KEY_BYTES = (2048, 1024)  # of the partition key, of the sort key
 
 Record = Mapping[str, Any]
@@ -271,10 +269,10 @@ KeyItem = dict[str, AttributeValue]
 
 @dataclass(frozen=True, slots=True)
 class EncodedChanges:
-    """What an update does, as attribute values; `remove` has also the columns that it sets to null.
+    """An update's changes as attribute values; `remove` includes the columns that it sets to null.
 
-    `merge` are maps whose members are added to those of a column. `limits` are what columns may hold at most, or at
-    least, so that what they `add` leaves them within their types.
+    `merge` are maps whose members are added to those of a column. `limits` bound the columns' values, so that `add`
+    keeps them within their types.
     """
 
     set: Item = field(default_factory=dict)
@@ -286,14 +284,14 @@ class EncodedChanges:
 
     @property
     def late(self) -> EncodedChanges:
-        """What of it is applied to a record that is newer (`Operation.applies_late_changes`)."""
+        """The part that applies to a newer record (`Operation.applies_late_changes`)."""
         return EncodedChanges(add=self.add, limits=self.limits, append=self.append)
 
 
 class ItemCodec:
     """Encodes and decodes the items of one table; errors name the table, the column and the value.
 
-    `key` are the names of partition and sort key, each with what it is stored as ("S", "N", "B"). Without `columns`
+    `key` are the names of partition and sort key, each with its attribute type ("S", "N", "B"). Without `columns`
     records may have any.
     """
 
@@ -306,7 +304,7 @@ class ItemCodec:
         self._bounds = {column.name: of for column in columns or () if (of := _bounds_of_sums(column)) is not None}
 
     def keys_by(self, names: Sequence[str]) -> Callable[[Any], KeyItem]:
-        """`key_item` for keys whose parts have these names, in this order; none: the table's own order."""
+        """Return `key_item` for keys whose parts have these names, in this order; empty: the table's own order."""
         ordered = key_reorderer(self.label, tuple(self.key), names)
         return self.key_item if ordered is None else lambda key: self.key_item(ordered(key))
 
@@ -349,13 +347,13 @@ class ItemCodec:
         return item
 
     def columns_of(self, key: KeyItem, record: Record) -> Item:
-        """The record's columns without the key's and without nulls."""
+        """The record's columns without the key's and null ones."""
         columns = self._fields(key, record)
         self.check_size({**columns, **key})
         return columns
 
     def changes(self, key: KeyItem, update: Record | Changes) -> EncodedChanges:
-        """The update's changes; a column that it names twice, the key, or one that can't be added to is refused."""
+        """The update's changes; raises for a column named twice, the key, or a column that can't be added to."""
         changes = to_changes(update)
         if not isinstance(changes.set, Mapping):
             raise self._no_mapping(changes.set)
@@ -375,13 +373,13 @@ class ItemCodec:
         return encoded
 
     def sum(self, name: str, old: AttributeValue | None, number: AttributeValue) -> AttributeValue:
-        """What a column holds after a number is added to it; SchemaMismatchError where that is beyond its type."""
+        """The column's value after adding a number; SchemaMismatchError if that exceeds its type."""
         if old is not None and name in self._bounds:
             self._value(name, self._decoders[name]({"N": str(exact_sum(old, number))}))
         return add_numbers(old, number)
 
     def check_sums(self, changes: EncodedChanges, item: Item) -> None:
-        """Refuse changes of which a sum is beyond its column's type, of what `item` holds."""
+        """Raise for changes whose sum with what `item` holds exceeds its column's type."""
         for name, (comparison, limit) in changes.limits.items():
             old = item.get(name)
             if old is None:
@@ -412,11 +410,11 @@ class ItemCodec:
             ) from error
 
     def value(self, name: str, value: Any) -> AttributeValue:
-        """The attribute value of what isn't null, for a column."""
+        """The attribute value of a non-null value of a column."""
         return self._value(name, value)
 
     def check_size(self, item: Item) -> None:
-        """Refuse an item that DynamoDB would refuse for its size."""
+        """Raise for an item that exceeds DynamoDB's size limit."""
         size = sum(len(name.encode()) + attribute_bytes(value) for name, value in item.items())
         if size > MAX_ITEM_BYTES:
             key = {name: item[name] for name in self.key if name in item}
@@ -427,12 +425,12 @@ class ItemCodec:
             )
 
     def _fields(self, key: KeyItem, record: Record) -> Item:
-        """The columns of `record` that aren't null, without the key's, which must be those of `key`."""
+        """The non-null columns of `record` without the key's, which must equal those of `key`."""
         if not isinstance(record, Mapping):
             raise self._no_mapping(record)
         encoders = self._encoders
         try:
-            # Without declared columns each name is looked at; with them only where one is wrong, to say which.
+            # Without declared columns each name is checked; with them only to find the wrong one.
             item = {} if self.names is None else {n: encoders[n](v) for n, v in record.items() if v is not None}
         except (KeyError, TypeError, ValueError, ArithmeticError):
             item = {}
@@ -536,8 +534,11 @@ class ItemCodec:
 
 
 def _bounds_of_sums(column: Column) -> tuple[Decimal, Decimal] | None:
-    """Between which numbers sums have to stay, None where that is not asked for: of more digits than DynamoDB has,
-    which it refuses itself, and of 64 bits, which no counter fills, and each increment would cost some 4% more."""
+    """The bounds that sums must stay within; None if unchecked.
+
+    Unchecked are types with more digits than DynamoDB, which rejects them itself, and 64-bit integers, which no counter
+    fills and whose check would cost each increment some 4%.
+    """
     bounds = number_bounds(column)
     if bounds is None or len(bounds[1].as_tuple().digits) > DIGITS:
         return None
@@ -545,7 +546,7 @@ def _bounds_of_sums(column: Column) -> tuple[Decimal, Decimal] | None:
 
 
 def begin_record(codec: ItemCodec, default: Item, changes: EncodedChanges) -> Item:
-    """The columns of a record that begins with `default`, with the changes applied."""
+    """The columns of a record that starts from `default`, with the changes applied."""
     columns = {**default, **changes.set}
     try:
         for name, number in changes.add.items():
@@ -566,7 +567,7 @@ def begin_record(codec: ItemCodec, default: Item, changes: EncodedChanges) -> It
 
 
 def is_default_redundant(default: Item, changes: EncodedChanges) -> bool:
-    """Whether the changes make, of nothing, what they would make of `default`: then one request does for both."""
+    """Whether the changes give the same result without a record as with `default`: then one request does both."""
     return not changes.merge and all(
         name in changes.set
         or name in changes.remove

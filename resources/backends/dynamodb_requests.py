@@ -1,8 +1,17 @@
-"""The requests of one DynamoDB table, as a thread sends them: in batches, or one entry after another.
+"""Builds and sends the requests of one DynamoDB table, from a thread: in batches, or one entry after another.
 
-What goes wrong with entries is returned, never raised. A throttled batch is not sent again here: its unprocessed
-entries are told as FAILED, and whoever retries waits and sends them again; only a get asks again for what it did not
-get, a few times, waiting longer each time.
+Problems of entries are returned, never raised. A throttled batch is not retried here: its unprocessed entries are
+FAILED, and the caller waits and retries; only a get asks again a few times for what it did not receive, with growing
+pauses.
+
+With conditions, an item has attributes besides a record's columns:
+
+    adjunct_time, adjunct_tie    the time of the newest message applied (`newest_by`), and its order among equal ones
+    adjunct_at:SOURCE            the position of the last message applied from a source (`idempotent`)
+    adjunct_deleted              when the record was deleted, in seconds: the item is a tombstone
+    adjunct_expires              when DynamoDB may remove the tombstone, in seconds (its time-to-live attribute)
+
+Every write is one UpdateItem or PutItem whose ConditionExpression contains all conditions.
 """
 
 from __future__ import annotations
@@ -38,17 +47,6 @@ from dagster_adjunct.resources.tables.operation import OperationKind, Problem, S
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
 
-# DynamoDB's expressions for each kind of write, with its conditions, and what a failed condition says.
-#
-# All of it is pure. Beside a record's columns an item has, where a table has conditions:
-#
-#     adjunct_time, adjunct_tie    the time of the newest message applied (`newest_by`), and what tells equal ones apart
-#     adjunct_at:SOURCE            the position of the last message applied from a source (`idempotent`)
-#     adjunct_deleted              when the record was deleted, in seconds: the item is a tombstone
-#     adjunct_expires              when DynamoDB may forget the tombstone, in seconds (its time-to-live attribute)
-#
-# Every write is one UpdateItem or PutItem whose ConditionExpression has all that must hold.
-
 
 TIME = f"{OWN_PREFIX}time"
 TIE = f"{OWN_PREFIX}tie"
@@ -60,7 +58,7 @@ Request = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The conditions of one entry. `column` is what `newest_by` names; the others are None where not asked for."""
+    """The conditions of one entry. `column` is that of `newest_by`; fields of unused conditions are None."""
 
     column: str = ""
     time: AttributeValue | None = None
@@ -70,7 +68,7 @@ class Guard:
 
     @property
     def attributes(self) -> Item:
-        """What is kept beside the record once the entry is applied."""
+        """The attributes stored with the record once the entry is applied."""
         kept: Item = {}
         if self.time is not None:
             kept |= {TIME: self.time, TIE: {"S": self.tie}}
@@ -79,7 +77,7 @@ class Guard:
         return kept
 
     def holds(self, item: Item) -> bool:
-        """Whether the entry may be applied to this item: the same as `_Expression.guard` says to DynamoDB."""
+        """Whether the entry may be applied to this item, as `_Expression.guard` expresses it for DynamoDB."""
         if self.position is not None and self.position <= item.get(_mark_attribute(self.source), {"S": ""})["S"]:
             return False
         if self.time is None:
@@ -104,7 +102,7 @@ NOTHING: Mapping[str, AttributeValue] = {}
 
 @dataclass(slots=True)
 class _Expression:
-    """Collects clauses, each name and value under a short placeholder of its own."""
+    """Collects clauses, with a short placeholder for each name and value."""
 
     names: dict[str, str] = field(default_factory=dict)
     values: dict[str, AttributeValue] = field(default_factory=dict)
@@ -142,7 +140,9 @@ class _Expression:
         return f"(attribute_not_exists({self.name(_first(key))}) OR attribute_exists({self.name(DELETED)}))"
 
     def room(self, limits: Mapping[str, Limit]) -> list[str]:
-        """That columns hold no number to which adding would leave their types; DynamoDB does not know these."""
+        """The clause that columns hold no number to which adding would exceed their types, which DynamoDB does not
+        know.
+        """
         names = {name: self.name(name) for name in limits}
         return [
             f"(attribute_not_exists({names[name]}) OR {names[name]} {comparison} {self.value(number)})"
@@ -171,13 +171,13 @@ class _Expression:
 
 
 def put_item(item: Item, guard: Guard) -> Request:
-    """PutItem: make `item`, a record's or a tombstone, the whole item. Marks of sources go with what was there."""
+    """PutItem: make `item`, a record or a tombstone, the whole item, removing marks of other sources."""
     expression = _Expression()
     return expression.conditional({"Item": {**item, **guard.attributes}}, expression.guard(guard))
 
 
 def put_columns(key: KeyItem, columns: Item, others: Iterable[str], guard: Guard) -> Request:
-    """UpdateItem: make `columns` the record, where its table may have `others` besides; all marks stay."""
+    """UpdateItem: make `columns` the record, removing `others` of its table's columns; all marks stay."""
     expression = _Expression()
     clauses = expression.guard(guard)
     sets = expression.set({**columns, **guard.attributes})
@@ -186,7 +186,7 @@ def put_columns(key: KeyItem, columns: Item, others: Iterable[str], guard: Guard
 
 
 def begin_item(key: KeyItem, columns: Item, guard: Guard) -> Request:
-    """UpdateItem: make `columns` the record where there is none."""
+    """UpdateItem: make `columns` the record if there is none."""
     expression = _Expression()
     clauses = [expression.absent(key), *expression.guard(guard)]
     sets = expression.set({**columns, **guard.attributes})
@@ -194,10 +194,10 @@ def begin_item(key: KeyItem, columns: Item, guard: Guard) -> Request:
 
 
 def update_item(key: KeyItem, changes: EncodedChanges, guard: Guard, item: Item) -> Request:
-    """UpdateItem: change the record where there is one.
+    """UpdateItem: change an existing record.
 
-    DynamoDB sets members of a map only where there is a map, so a merge has to know it; `item` is what was met before,
-    {} at first: then all maps are taken to be there. The condition holds only if it is so.
+    DynamoDB sets members of a map only if there is a map, so a merge must know it: `item` is what an earlier attempt
+    found, {} at first, when all maps are assumed to exist. The condition holds only if that is so.
     """
     expression = _Expression()
     clauses = [expression.present(key), *expression.guard(guard)]
@@ -214,7 +214,7 @@ def update_item(key: KeyItem, changes: EncodedChanges, guard: Guard, item: Item)
 
 
 def update_or_begin_item(key: KeyItem, changes: EncodedChanges, guard: Guard) -> Request:
-    """UpdateItem: change the record, or begin it with the changes alone. The answer tells what was there before."""
+    """UpdateItem: change the record, or start one with the changes alone. The answer tells what was there before."""
     expression = _Expression()
     clauses = expression.guard(guard)
     removes = [*changes.remove, *_NO_LONGER_DELETED]
@@ -222,14 +222,14 @@ def update_or_begin_item(key: KeyItem, changes: EncodedChanges, guard: Guard) ->
 
 
 def keep_mark(key: KeyItem, guard: Guard) -> Request:
-    """UpdateItem: keep the mark of an entry that has nothing to change, where there is no record but a tombstone."""
+    """UpdateItem: store the mark of an entry that changes nothing, if there is only a tombstone or nothing."""
     expression = _Expression()
     clauses = [f"attribute_exists({expression.name(DELETED)})", *expression.guard(guard)]
     return {"Key": key, **expression.request(clauses, expression.set(guard.attributes), ())}
 
 
 def remove_columns(key: KeyItem, kept: Item, columns: Iterable[str], guard: Guard) -> Request:
-    """UpdateItem: take the record's `columns` away; all marks stay."""
+    """UpdateItem: remove the record's `columns`; all marks stay."""
     expression = _Expression()
     clauses = expression.guard(guard)
     sets = expression.set({**kept, **guard.attributes})
@@ -237,7 +237,7 @@ def remove_columns(key: KeyItem, kept: Item, columns: Iterable[str], guard: Guar
 
 
 def tombstone_attributes(now: float, horizon: float | None) -> Item:
-    """What a tombstone has; with a horizon, in seconds, DynamoDB forgets it some time after that."""
+    """A tombstone's attributes; with a horizon, in seconds, DynamoDB removes it some time after that."""
     kept = {DELETED: {"N": str(int(now))}}
     return kept if horizon is None else kept | {EXPIRES: {"N": str(int(now + horizon) + 1)}}
 
@@ -273,14 +273,14 @@ def _mark_attribute(source: str) -> str:
 GETS_AT_ONCE, WRITES_AT_ONCE = 100, 25
 _MAX_REPEATS = 5
 _FIRST_PAUSE = 0.05
-_MAX_CONFLICTS = 10  # between "there is one" and "there is none", while others delete and begin the same record
+_MAX_CONFLICTS = 10  # switches between update and create while others delete and create the record
 _LONGEST_EXPRESSION = 4096
 
 Problems = dict[int, Problem]
 
 
 class PlacedEntry(NamedTuple):
-    """One entry of an operation, with its place in it."""
+    """An entry of an operation with its place in it."""
 
     place: int
     key: Any
@@ -290,7 +290,7 @@ class PlacedEntry(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """Whether a write's condition failed, and the item that it met, {} where there was none or nobody asked."""
+    """Whether a write's condition failed, and the item it found, {} if there was none or none was requested."""
 
     failed: bool
     item: Item
@@ -304,7 +304,7 @@ class _Answer(NamedTuple):
 class TableRequests:
     """Sends requests to one table.
 
-    `to_key` makes a key's attributes. `horizon`: seconds after which DynamoDB may forget tombstones.
+    `to_key` makes a key's attributes. `horizon`: seconds after which DynamoDB may remove tombstones.
     """
 
     client: DynamoDBClient
@@ -318,7 +318,7 @@ class TableRequests:
     clock: Callable[[], float] = time.time
 
     def get(self, entries: Sequence[PlacedEntry], records: list[Any]) -> Problems:
-        """Put the records of up to 100 entries into `records`, at their places."""
+        """Read up to 100 entries into `records`, at their places."""
         problems: Problems = {}
         wanted: dict[Any, list[int]] = {}
         asked: list[KeyItem] = []
@@ -342,7 +342,7 @@ class TableRequests:
                     RequestItems={self.table: {"Keys": asked, "ConsistentRead": self.consistent}}
                 )
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
-                # A get that got no answer had no effect either.
+                # An unanswered get had no effect either.
                 problem = problem_from_boto_error(error, self.label, sent=False)
                 return problems | {place: problem for key in asked for place in wanted[_identity(key, key)]}
             for item in answer["Responses"].get(self.table, []):
@@ -360,7 +360,7 @@ class TableRequests:
             problems.update(dict.fromkeys(places, Problem(State.REFUSED, error)))
 
     def write_batch(self, kind: OperationKind, entries: Sequence[PlacedEntry]) -> Problems:
-        """Put or delete up to 25 entries, no key twice among them, without conditions."""
+        """Put or delete up to 25 entries with distinct keys, without conditions."""
         problems: Problems = {}
         places: list[int] = []
         requests: list[Any] = []
@@ -385,7 +385,7 @@ class TableRequests:
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
             problem = problem_from_boto_error(error, self.label)
             if problem.state is State.REFUSED and len(requests) > 1 and error_code(error) == "ValidationException":
-                # One bad entry refuses a batch: by halves, until it stands alone.
+                # One bad entry fails a batch: bisect until it is alone.
                 half = len(requests) // 2
                 self._send_batch(places[:half], requests[:half], problems)
                 self._send_batch(places[half:], requests[half:], problems)
@@ -402,9 +402,9 @@ class TableRequests:
                     problems[place] = problem
 
     def write_in_sequence(self, kind: OperationKind, entries: Sequence[PlacedEntry], problems: Problems) -> int:
-        """Do the entries of one key one after the other; return how many defaults that put.
+        """Write the entries of one key one after the other; return how many defaults that put.
 
-        After one that may pass when it is sent again, the others wait for it: FAILED, nothing of them was sent.
+        After a retryable failure the others are FAILED, as nothing of them was sent.
         """
         put = 0
         for done, entry in enumerate(entries):
@@ -434,7 +434,7 @@ class TableRequests:
             return False, Problem(State.SKIPPED) if answer.failed else None
         left = tombstone_attributes(self.clock(), self.horizon) if kind is OperationKind.DELETE else {}
         if codec.names is None:
-            # No marks of sources are here to keep: they need declared columns.
+            # There are no marks of sources to keep: they need declared columns.
             whole = {**key, **left} if left else codec.item(key, entry.value)
             request = put_item(whole, guard)
         elif left:
@@ -478,9 +478,9 @@ class TableRequests:
         return False, self._contended(key)
 
     def _add_late(self, key: KeyItem, changes: EncodedChanges, guard: Guard, answer: _Answer) -> Problem | None:
-        """Do what an update that did not pass adds and appends, if it is late and the record is there.
+        """Apply the additions of an update that failed its condition, if it is late and the record exists.
 
-        Where there is none, its mark is kept: nor does it change anything when it comes again and the record has begun.
+        Otherwise its mark is stored, so that a replay changes nothing after the record is created again.
         """
         late, of_source = changes.late, Guard(source=guard.source, position=guard.position)
         adds_late = guard.position is not None and guard.time is not None and (late.add or late.append)
@@ -493,13 +493,13 @@ class TableRequests:
             if not answer.failed:
                 return None
             if answer.present and of_source.holds(answer.item):
-                self.codec.check_sums(late, answer.item)  # what it adds is all that can have been refused
+                self.codec.check_sums(late, answer.item)  # only what it adds can have been rejected
         return self._skipped(answer, guard)
 
     def _skipped(self, answer: _Answer, guard: Guard) -> Problem | None:
         if not answer.failed:
             return None
-        guard.holds(answer.item)  # says where times can't be compared
+        guard.holds(answer.item)  # raises if times can't be compared
         return Problem(State.SKIPPED)
 
     def _send(self, request: Request) -> _Answer:
@@ -543,7 +543,7 @@ def _key_in(request: Any) -> Item:
 
 
 def _identity(item: Item, names: Iterable[str]) -> Any:
-    """What is equal for keys that DynamoDB takes for one: a number may be written in several ways."""
+    """The identity of a key in DynamoDB, where a number may be written in several ways."""
     parts = [_part(item[name]) for name in names]
     return parts[0] if len(parts) == 1 else tuple(parts)
 

@@ -1,4 +1,4 @@
-"""`HttpTable`: records of a service, one resource a key; the pattern for services, made to be subclassed.
+"""`HttpTable`: records of a service with one resource per key; made to be subclassed.
 
     get               GET    path     2xx: the record, 404: none
     put               PUT    path     2xx
@@ -6,9 +6,9 @@
     update            PATCH  path     2xx, 404: the record is missing
     delete            DELETE path     2xx, 404: there was none
 
-Every other answer is an error (http_answers.py). A subclass says where its service differs by overriding `decode`,
-`encode`, `path_of` or one of the requests; and a service that takes many records at once gets them by overriding
-`get_all`, `put_all`, `delete_all` or `update_all`, with `request` for what it sends.
+Every other answer is an error. A subclass adapts to its service by overriding `decode`, `encode`, `path_of` or one of
+the requests; for a service that takes many records at once it overrides `get_all`, `put_all`, `delete_all` or
+`update_all`, and sends with `request`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _SHOWN = 300  # characters of a body
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class HttpUnavailableError(TableUnavailableError):
-    """The service did not do it now. `had_effect`: False where it surely did nothing, None where nobody knows."""
+    """The service did not do it now. `had_effect`: False if it certainly had none, None if unknown."""
 
     status: int | None = None
     retry_after: float | None = None  # seconds
@@ -70,7 +70,7 @@ class HttpUnavailableError(TableUnavailableError):
 
 
 def error_from_response(answer: httpx.Response, label: str, secrets: Iterable[str]) -> AdjunctError:
-    """The error that an answer stands for that is no success; it shows the beginning of its body, and no secret."""
+    """The error of an unsuccessful response; it shows the beginning of its body, and no secret."""
     status = answer.status_code
     beginning = _quote_reply(answer.text, secrets)
     what = f"{label}: {answer.request.method} {answer.request.url.copy_with(query=None)}"
@@ -90,7 +90,7 @@ def error_from_response(answer: httpx.Response, label: str, secrets: Iterable[st
 
 
 def parse_retry_after(retry_after: str | None, now: datetime) -> float | None:
-    """How long a Retry-After header asks to wait from `now` on, in seconds; it is written as seconds or as a date."""
+    """The seconds to wait from `now` by a Retry-After header, which holds seconds or a date."""
     if retry_after is None:
         return None
     text = retry_after.strip()
@@ -108,7 +108,7 @@ def parse_retry_after(retry_after: str | None, now: datetime) -> float | None:
 def lost_request_error(
     error: Exception, label: str, method: str, url: str, secrets: Iterable[str]
 ) -> HttpUnavailableError:
-    """The error for a request without an answer; a write had no effect where no connection was made."""
+    """The error of a request without a response; a write had no effect if no connection was made."""
     import httpx
 
     unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.ProxyError)
@@ -122,7 +122,7 @@ def lost_request_error(
 
 
 def _quote_reply(text: str, secrets: Iterable[str]) -> str:
-    """The beginning of what was said, behind a colon."""
+    """The beginning of the reply after a colon, without secrets."""
     for secret in secrets:
         text = text.replace(secret, "***")
     text = " ".join(text.split())
@@ -135,10 +135,10 @@ _SECRET_HEADERS = ("authorization", "proxy-authorization", "cookie", "x-api-key"
 
 @dataclass(frozen=True)
 class HttpExtra:
-    """What a call of a table hands through to its requests: `table.get(key, HttpExtra(params={"unit": "km"}))`.
+    """Extra parameters and headers of a table's call: `table.get(key, HttpExtra(params={"unit": "km"}))`.
 
-    Each is a mapping or pairs, and kept as pairs. It can be hashed, so that a cache keeps answers to others apart.
-    Headers that a declaration sets are replaced by those of the same name.
+    Each is a mapping or pairs, stored as pairs. It is hashable, so that a cache separates the answers. It replaces
+    declared headers of the same name.
     """
 
     params: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
@@ -152,7 +152,9 @@ class HttpExtra:
 
 @dataclass(slots=True)
 class _Client:
-    """What one event loop has open: at most so many requests at a time, each waiting for its turn outside its limit."""
+    """What one event loop has open: a client and a limit of concurrent requests, whose wait does not count for the
+    timeout.
+    """
 
     client: httpx.AsyncClient
     turns: asyncio.Semaphore
@@ -162,12 +164,12 @@ class _Client:
 
 
 class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, Record]):
-    """Read and write function over a service.
+    """Read and write function for a service.
 
-    `path` has the key's columns in braces ("/planes/{tail}"); their values are percent-encoded, so a key is never
-    more than a part of one segment, and a segment that would be empty, "." or ".." is refused. `headers` are sent with
-    each request; `secret_headers` gives for a header the environment variable that holds its value, read when a client
-    is opened and never stored. With `puts_if_absent` the service is taken to honour `If-None-Match: *`.
+    `path` has the key's columns in braces ("/planes/{tail}"); values are percent-encoded, so a key is never more than
+    part of one segment, and a segment that would be empty, "." or ".." is rejected. `headers` are sent with each
+    request; `secret_headers` gives for each header the environment variable with its value, read when a client is
+    opened and never stored. `puts_if_absent` declares that the service honours `If-None-Match: *`.
 
     At most `connections` requests of an event loop are under way at a time, each for at most `timeout` seconds.
     """
@@ -197,7 +199,7 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
         return f"{type(self).__name__}({self.base_url!r}, {self.path!r}, key={self.key})"
 
     def to_dict(self) -> dict[str, Any]:
-        """The declaration as plain values; it holds no secret."""
+        """The declaration as plain values, without secrets."""
         names = ("base_url", "path", "headers", "secret_headers", "puts_if_absent", "connections", "timeout")
         return {name: getattr(self, name) for name in names} | {"key": list(self.key)}
 
@@ -218,7 +220,7 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
         self._clients.here()
 
     async def close(self) -> None:
-        """Close the running event loop's connections, once the requests that use them have ended."""
+        """Close the running event loop's connections after its requests."""
         open_ = self._clients.take()
         if open_ is not None:
             if open_.busy:
@@ -235,7 +237,7 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
         )
         return await super().send(replace(operation, entries=mine, key=self.key))
 
-    # -- what a service may do otherwise
+    # -- overridden for other services
 
     def path_of(self, key: Key) -> str:
         """The path of a key's resource, below the base URL."""
@@ -257,7 +259,7 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
         return "/".join(segments)
 
     def encode(self, record: Record) -> bytes:
-        """The body of a put or an update: JSON, so values must be what JSON has."""
+        """The body of a put or an update: JSON, so only JSON values are allowed."""
         try:
             return json.dumps(dict(record), allow_nan=False, ensure_ascii=False).encode()
         except (TypeError, ValueError) as error:
@@ -268,7 +270,7 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
             ) from error
 
     def decode(self, body: bytes) -> Record:
-        """The record that the body of an answer to a get holds."""
+        """The record in the body of a get's response."""
         try:
             record = json.loads(body)
         except ValueError as error:
@@ -320,7 +322,8 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
         headers: Mapping[str, str] | None = None,
         expected: Sequence[int] = (),
     ) -> httpx.Response:
-        """The answer to one request: a success, or a status that is `expected`; else an error of a table's.
+        """Send a request and return its response, successful or with a status in `expected`; else raise a table's
+        error.
 
         `args` are those of the table's call, each an `HttpExtra`.
         """
@@ -403,7 +406,7 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
 
 @cache
 def _load_trust_store() -> ssl.SSLContext:
-    """Whom to trust, read once in a process: that takes longer than some requests do."""
+    """The trusted certificates, loaded once per process, as that takes longer than some requests."""
     import httpx
 
     return httpx.create_ssl_context()

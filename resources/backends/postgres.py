@@ -67,17 +67,16 @@ if TYPE_CHECKING:
 
 
 class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
-    """Read and write function over one table, with up to `connections` for each event loop that uses it.
+    """Read and write function for one table, with up to `connections` per event loop.
 
-    So many requests run at a time; threads may share it, each through a `BlockingTable` of its own.
+    That many requests run at a time; threads may share it, each with a `BlockingTable` of its own.
 
-    Where to connect: `dsn_env` names an environment variable that holds the DSN (read when connecting,
-    never stored), `connect` gives libpq's keywords without secrets (`service`, `host`, …), and what
-    neither says comes from libpq's own environment, service and password files. `key`, `columns`,
-    `create` and `forget_after` are as with `SqliteTable`.
+    `dsn_env` names an environment variable with the DSN (read when connecting, never stored), `connect` has libpq's
+    keywords without secrets (`service`, `host`, …), and the rest comes from libpq's own environment, service and
+    password files. `key`, `columns`, `create` and `forget_after` are as in `SqliteTable`.
     """
 
-    appends_to_json: ClassVar[bool] = False  # only to lists
+    appends_to_json: ClassVar[bool] = False  # for lists only
 
     def __init__(
         self,
@@ -129,7 +128,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         return f"PostgresTable({self.table!r}, key={self.key}, schema={self.schema!r}, {source})"
 
     def to_dict(self) -> dict[str, Any]:
-        """The declaration as plain values; it holds no secret."""
+        """The declaration as plain values, without secrets."""
         return {
             "table": self.table,
             "key": list(self.key),
@@ -163,7 +162,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
             return self.column_types()
 
     async def open(self) -> None:
-        """Connect; a table that is to be made is left to the first write."""
+        """Connect; a table to be created is created by the first write."""
         require_driver(self._label)
         pool = self._open.here()
         if not pool.met:
@@ -175,7 +174,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
                     raise
 
     async def close(self) -> None:
-        """Close the running event loop's connections, once the requests that use them have ended."""
+        """Close the running event loop's connections after its requests."""
         await self._open.here().close()
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
@@ -183,9 +182,10 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         return await self._with_connection(operation, request)
 
     async def forget(self, older_than: float) -> int:
-        """Forget what was applied to keys more than these seconds ago, deleted records' too; return how many keys'.
+        """Purge what was applied to keys, including deleted ones, more than `older_than` seconds ago; return the number
+        of keys.
 
-        A message as old as that is from then on applied when it comes (again).
+        A message that old is applied if it arrives again.
         """
         import psycopg
 
@@ -229,7 +229,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         return await self._with_connection(operation, request, made=True)
 
     async def _make(self) -> None:
-        """Make the table, unless it is there."""
+        """Create the table unless it exists."""
         import psycopg
 
         connection = await connect_async(self._label, connection_settings(self._label, self.dsn_env, self.connect))
@@ -262,7 +262,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
                 may_pass = (problem for problem in later.problems.values() if problem.may_pass)
                 unsent = next((Problem(State.FAILED, p.error, p.retry_after) for p in may_pass), None)
             else:
-                later = Outcomes.all(len(part), unsent)  # it would overtake what is sent again
+                later = Outcomes.all(len(part), unsent)  # it would overtake the retry
             outcomes = later if places is None else outcomes.with_retried(places, later)
         return outcomes
 
@@ -291,7 +291,9 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
     async def _write_batch(
         self, requests: PostgresRequests, operation: Operation[Any], batch: StagedBatch
     ) -> Outcomes | None:
-        """What became of the batch; None, and no effect, where it has to go row by row to show which are refused."""
+        """Write the batch and return its outcomes; None, without effect, if it must be written by row to find rejected
+        rows.
+        """
         import psycopg
 
         try:
@@ -308,13 +310,13 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         skipped = dict.fromkeys(written.skipped, Problem(State.SKIPPED))
         outcomes = Outcomes(len(operation), problems=missing | skipped, defaults_put=written.defaults_put)
         if written.skipped and batch.shape.adds and operation.applies_late_changes:
-            # The statement skips late entries whole. Each is alone with its key, so they may as well come after it.
+            # The statement skips late entries entirely. Each is the only one of its key, so they can follow it.
             late = operation.with_entries(operation.entries.take(written.skipped))
             outcomes = outcomes.with_retried(written.skipped, await self._write_rows(requests, late))
         return outcomes
 
     def _problem(self, error: psycopg.Error | AdjunctError, *, committing: bool = False) -> Problem:
-        """What an error says of entries: a transaction whose commit was not sent had no effect."""
+        """The problem of a failed transaction's entries: without a sent commit it had no effect."""
         if isinstance(error, AdjunctError):
             return self.problem_of(error, sent=False)
         known = translate_error(error, self._label, self._place)

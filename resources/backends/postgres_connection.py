@@ -1,4 +1,4 @@
-"""Connecting to PostgreSQL, and what its errors mean: what passes, what must be changed first."""
+"""Connections to PostgreSQL, their pool, and the meaning of errors: transient or permanent."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _PASSING = {
     "40P01",  # deadlock
     "55P03",  # lock not available
     "53300",  # too many connections
-    "57P01",  # an administrator ends connections, as a restart does
+    "57P01",  # an administrator ended the connection, such as by a restart
     "57P02",  # crash of another backend
     "57P03",  # starting up or shutting down
 }
 _NO_ACCESS = {"28000", "28P01", "3D000", "3F000", "42P01", "42501"}
 READ_ONLY = "25006"
 """The SQLSTATE of a write in a transaction that only reads."""
-# A refused login has no SQLSTATE in libpq, only the server's words. Where they are in another language
-# the request is tried again in vain, as is one to a wrong address: from here that is a server that is down.
+# libpq gives a rejected login no SQLSTATE, only the server's message. In another language
+# the request is retried in vain, as is one to a wrong address, which looks like a server that is down.
 _FOR_GOOD = (
     "password authentication failed",
     "no password supplied",
@@ -55,7 +55,7 @@ _FOR_NOW = ("starting up", "shutting down", "in recovery mode", "too many client
 
 
 def require_driver(label: str) -> None:
-    """Return if psycopg can be imported; else say how to get it."""
+    """Raise ConfigurationError if psycopg can't be imported."""
     try:
         import psycopg  # noqa: F401
     except ImportError as error:
@@ -68,7 +68,7 @@ def require_driver(label: str) -> None:
 
 
 def check_keywords(keywords: Mapping[str, str]) -> dict[str, str]:
-    """libpq's connection keywords, refused when a secret is among them."""
+    """Return libpq's connection keywords; raise if a secret is among them."""
     for name in keywords:
         if name in _SECRETS:
             raise ConfigurationError(
@@ -89,9 +89,9 @@ def check_keywords(keywords: Mapping[str, str]) -> dict[str, str]:
 
 
 def connection_settings(label: str, dsn_env: str | None, keywords: Mapping[str, str]) -> dict[str, Any]:
-    """What to connect with: the DSN in the environment, then `keywords`, then libpq's own defaults.
+    """Return the connection's settings: the DSN in the environment, then `keywords`, then libpq's defaults.
 
-    The result may hold a password: it is for `connect` and nothing else.
+    The result may contain a password: pass it only to the connect functions.
     """
     from psycopg import ProgrammingError
     from psycopg.conninfo import conninfo_to_dict
@@ -130,10 +130,10 @@ def format_address(settings: Mapping[str, Any]) -> str:
 
 
 async def connect_async(label: str, settings: Mapping[str, Any]) -> psycopg.AsyncConnection[Any]:
-    """A connection in autocommit mode whose times are UTC.
+    """Connect in autocommit mode with UTC as the time zone.
 
-    TableUnavailableError while the server can't be reached, starts, stops or is full, however long that takes;
-    TableAccessError for what needs a change, such as a login.
+    TableUnavailableError if the server is unreachable, starting, stopping or full, however long that lasts;
+    TableAccessError if something must be changed, such as the login.
     """
     import psycopg
 
@@ -150,7 +150,7 @@ async def connect_async(label: str, settings: Mapping[str, Any]) -> psycopg.Asyn
 
 
 def connect_sync(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[Any]:
-    """A connection in autocommit mode whose calls block. Raises as `connect` does."""
+    """Connect in autocommit mode with blocking calls. Raises as `connect_async`."""
     import psycopg
 
     try:
@@ -160,7 +160,7 @@ def connect_sync(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[
 
 
 def connect_snapshot(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[Any]:
-    """A connection whose transactions read one snapshot and change nothing. Raises as `connect` does."""
+    """Connect for transactions that read one snapshot and change nothing. Raises as `connect_async`."""
     import psycopg
 
     connection = connect_sync(label, settings)
@@ -193,7 +193,7 @@ def _connection_error(error: psycopg.Error, label: str, settings: Mapping[str, A
 
 
 def translate_error(error: psycopg.Error, label: str, place: str) -> AdjunctError:
-    """`error` as one of Adjunct's: transient where the same transaction may succeed later."""
+    """Return `error` as one of ours: transient if the same transaction may succeed later."""
     import psycopg
 
     state = error.sqlstate or ""
@@ -232,9 +232,9 @@ def translate_error(error: psycopg.Error, label: str, place: str) -> AdjunctErro
 
 
 def _server_message(error: psycopg.Error) -> str:
-    """What the server says, in one line, without its details: these quote the whole row, also what nobody sent.
+    """The server's message in one line, without its details, which quote the whole row.
 
-    Where other objects need what was to be dropped, they name these.
+    For an object with dependants, it includes their names.
     """
     words = error.diag.message_primary or str(error)
     if error.sqlstate == "2BP01":  # dependent objects still exist
@@ -243,7 +243,7 @@ def _server_message(error: psycopg.Error) -> str:
 
 
 def is_data_error(error: psycopg.Error) -> bool:
-    """Whether the server, or the driver, refused the request for values in it; other entries of it may be fine."""
+    """Whether the request was rejected for its values, so that other entries of it may be fine."""
     import psycopg
 
     return isinstance(error, psycopg.DataError | psycopg.IntegrityError) or (error.sqlstate or "").startswith("P0")
@@ -257,18 +257,12 @@ def _redact(text: str, settings: Mapping[str, Any]) -> str:
     return " ".join(text.split())
 
 
-# The connections that one event loop has to a PostgreSQL server, for tables and for key-value tables.
-#
-# A pool of its own, because a library's tells whoever waits only that no connection came in time: here the error of a
-# login, of a table that is not there or of a server that is down reaches the request that met it, at once.
-
-
 T = TypeVar("T")
-_CANCEL_SECONDS = 1.0  # seconds that a server has for the end of a request that was given up
+_CANCEL_SECONDS = 1.0  # seconds for the server to end a cancelled request
 
 
 class OverConnection(Protocol):
-    """What sends requests over one connection."""
+    """Sends requests over one connection."""
 
     connection: AsyncConnection[Any]
 
@@ -277,29 +271,33 @@ R = TypeVar("R", bound=OverConnection)
 
 
 class Pool(Generic[R]):
-    """At most `size` connections, each made by `connect` when there is no idle one."""
+    """At most `size` connections, created by `connect` when none is idle.
+
+    Unlike a library's pool, which only reports a timeout to waiting callers, it passes the error of a login, a missing
+    table or a server that is down to the request that met it, at once.
+    """
 
     def __init__(self, size: int, connect: Callable[[], Awaitable[R]]) -> None:
         self._size, self._connect = size, connect
         self._places = asyncio.Semaphore(size)
         self._closing = asyncio.Lock()
         self._idle: list[R] = []
-        self.met = False  # whether a connection has been made since the last one was lost
+        self.met = False  # whether a connection was made since the last one was lost
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[R]:
-        """A connection that is the caller's alone."""
+        """A context manager for a connection of the caller's own."""
         requests = await self.take()
         try:
             yield requests
-        except asyncio.CancelledError:  # it may be in the middle of anything
+        except asyncio.CancelledError:  # its state is unknown
             await requests.connection.close()
             raise
         finally:
             await self.give(requests)
 
     async def take(self) -> R:
-        """A connection that is the caller's alone, until it is given back."""
+        """Return a connection for the caller alone, until it is given back."""
         await self._places.acquire()
         try:
             requests = self._idle.pop() if self._idle else await self._connect()
@@ -310,7 +308,7 @@ class Pool(Generic[R]):
         return requests
 
     async def take_again(self, requests: R) -> bool:
-        """Take a connection that was given back, if nobody else has it now; tell whether that is so."""
+        """Take a connection that was given back, if it is idle; return whether it was."""
         if requests not in self._idle or self._places.locked():
             return False
         await self._places.acquire()  # which does not wait
@@ -318,7 +316,7 @@ class Pool(Generic[R]):
         return True
 
     async def give(self, requests: R) -> None:
-        """Take a connection back, outside of any transaction, or closed."""
+        """Take back a connection that is outside of any transaction, or closed."""
         try:
             if requests.connection.closed or requests.connection.broken:
                 await self._drop()
@@ -329,8 +327,8 @@ class Pool(Generic[R]):
             self._places.release()
 
     async def close(self) -> None:
-        """Close all connections, after the requests that use them."""
-        async with self._closing:  # two at once would each hold places that the other waits for
+        """Close all connections after their requests."""
+        async with self._closing:  # two concurrent calls would each hold places that the other waits for
             for _ in range(self._size):
                 await self._places.acquire()
             try:
@@ -340,7 +338,7 @@ class Pool(Generic[R]):
                     self._places.release()
 
     def finish(self) -> None:
-        """Close the connections of an event loop that is gone, and can't be waited for."""
+        """Close the connections of an event loop that has ended, without waiting."""
         while self._idle:
             self._idle.pop().connection.pgconn.finish()
 
@@ -350,9 +348,9 @@ class Pool(Generic[R]):
 
 
 async def run_cancellable(requests: OverConnection, request: Awaitable[T]) -> T:
-    """The answer of a request over this connection; a caller who is cancelled is free after a second.
+    """Return the answer of a request over this connection; a cancelled caller is released after a second.
 
-    The driver would wait for the server's word on it, which a dead network never brings.
+    The driver would wait for the server's reply to the cancellation, which a dead network never delivers.
     """
     import psycopg
 

@@ -1,8 +1,8 @@
-"""What a `PostgresTable` sends over one connection: one transaction a request.
+"""The requests of a `PostgresTable` over one connection: one transaction per request.
 
-A transaction locks the keys that it will change in order of the key, so that writers of the same keys wait for each
-other rather than deadlock: first their rows beside the table, where there are conditions, then their records. Where
-that is not enough (a record begun by two at once), the server breaks the deadlock and the request may be sent again.
+A transaction locks the keys that it changes in key order, so that writers of the same keys wait instead of deadlocking:
+first their rows in the idempotency table, if there are conditions, then their records. If that is not enough (two
+create the same record), the server resolves the deadlock and the request can be retried.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.backends.postgres_statements import Statements
 
 _NOTHING: tuple[int, int, list[int]] = (0, 0, [])
-_ROUNDS = 20  # of being overtaken, before the request counts as failed
+_ROUNDS = 20  # of concurrent changes before the request fails
 
 
 class ConcurrentChangeError(Exception):
-    """Another has begun what this request was about to begin, or forgotten what it was about to keep; start anew."""
+    """Another transaction created a record that this one was creating, or purged a mark it was updating; start over."""
 
 
 class _MissingRecordsError(Exception):
-    """Updates of a batch with conditions met no record; their marks must not be kept."""
+    """Updates of a batch with conditions have no record; their marks must not be stored."""
 
 
 class BatchWritten(NamedTuple):
-    """What became of a batch: the places of entries that met no record or did not pass; how many records began."""
+    """The result of a batch: the places of entries without a record or skipped, and the number of records created."""
 
     missing: list[int]
     skipped: list[int]
@@ -65,7 +65,7 @@ class BatchWritten(NamedTuple):
 
 
 class PostgresRequests:
-    """Requests over one connection, which is somebody's alone meanwhile."""
+    """Requests over one connection, exclusively held meanwhile."""
 
     def __init__(
         self, connection: AsyncConnection[Any], codec: RowCodec, statements: Statements, casts: Mapping[str, str]
@@ -86,7 +86,7 @@ class PostgresRequests:
         return records
 
     async def write(self, operation: Operation[Any], asked: ValidEntries) -> WritePlan:
-        """Do it all or, on an error, nothing; while `committing`, nobody knows which."""
+        """Apply everything or, on an error, nothing; while `committing` that is unknown."""
         self.committing = False
         for _ in range(_ROUNDS):
             try:
@@ -106,7 +106,7 @@ class PostgresRequests:
         )
 
     async def write_batch(self, batch: StagedBatch) -> BatchWritten | None:
-        """Do it all or, on an error, nothing; None, and nothing, where rows are needed to tell what is missing."""
+        """Apply everything or, on an error, nothing; None, without effect, if missing records need rows."""
         shape = batch.shape
         check_newest_by(self.codec, shape.conditions.newest_by)
         statements = self._statements.staging(shape)
@@ -122,7 +122,7 @@ class PostgresRequests:
                 async with cursor.copy(statements.copy, ()) as copy:
                     await copy.write(batch.csv)
                 if not (shape.inserts or shape.conditions):
-                    # In order of the key, as every request locks, and to learn which are missing.
+                    # In key order, as every request locks, and to find missing ones.
                     await cursor.execute(statements.lock, (), binary=True)
                     present = {place for (place,) in await cursor.fetchall()}
                     missing = batch.missing(present) if len(present) < batch.rows else []
@@ -137,7 +137,7 @@ class PostgresRequests:
         return BatchWritten(missing, skipped, begun)
 
     async def forget(self, older_than: float) -> int:
-        """Remove what was applied to keys more than these seconds ago; return how many keys' it was."""
+        """Purge what was applied to keys more than `older_than` seconds ago; return the number of keys."""
         return (await self.connection.execute(self._statements.forget, (older_than,))).rowcount
 
     async def _stored(self, operation: Operation[Any], asked: ValidEntries) -> StoredState:
@@ -150,7 +150,7 @@ class PostgresRequests:
             newest_by = operation.conditions.newest_by
             for place, *texts in await cursor.fetchall():
                 applied[keys[place - 1]] = applied_from_texts(codec, newest_by, tuple(texts))
-            if len(applied) < len(keys):  # forgotten after it was claimed: what is remembered now would get lost
+            if len(applied) < len(keys):  # purged after it was claimed: storing the mark now would lose it
                 raise ConcurrentChangeError
         names = columns_to_read(operation, asked.entries)
         cursor = await self.connection.execute(statements.lock(names), arrays, binary=True)
@@ -206,7 +206,7 @@ _WIDTHS = {
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """A table's columns in the order of the table, and the type that a cast of each must name."""
+    """A table's columns in order, and the type name for casts of each."""
 
     columns: tuple[Column, ...]
     casts: Mapping[str, str]
@@ -215,7 +215,7 @@ class TableShape:
 async def create_postgres_table(
     connection: AsyncConnection[Any], schema: str, table: str, key: Sequence[str], columns: Sequence[Column]
 ) -> None:
-    """Make schema and table with `key` as its primary key, unless they are there."""
+    """Create schema and table with `key` as its primary key, unless they exist."""
     from psycopg import sql
 
     parts = [sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(_type_of(column))) for column in columns]
@@ -234,7 +234,7 @@ async def _create(connection: AsyncConnection[Any], schema: str, table: str, par
         if (await exists.fetchone() or (None,))[0] is not None:
             return
         await connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
-        # Rows that are updated over and over stay in their page where it has room.
+        # Rows that are updated often stay in their page if it has space.
         made = sql.SQL("CREATE TABLE {} ({}) WITH (fillfactor = 80)").format(name, sql.SQL(", ").join(parts))
         await connection.execute(made)
 
@@ -254,9 +254,9 @@ async def read_shape(
     key: Sequence[str],
     declared: Sequence[Column],
 ) -> TableShape:
-    """The table's shape, checked: declared columns are there, and `key` is unique.
+    """Return the table's shape after checking that declared columns exist and `key` is unique.
 
-    TableNotFoundError where there is no such table; SchemaMismatchError where it does not fit.
+    TableNotFoundError if the table does not exist; SchemaMismatchError if it does not fit.
     """
     cursor = await connection.execute(
         """SELECT a.attname, format_type(a.atttypid, a.atttypmod), format_type(a.atttypid, -1)
@@ -311,9 +311,9 @@ async def read_shape(
 async def open_idempotency_table(
     connection: AsyncConnection[Any], label: str, schema: str, beside: str, key: Mapping[str, str], *, create: bool
 ) -> None:
-    """Check the table that keeps what was applied to keys, made before if `create` says so; `key`: columns' types.
+    """Check the idempotency table, after creating it if `create`; `key` are its columns' types.
 
-    TableAccessError where it is missing or another.
+    TableAccessError if it is missing or has other columns.
     """
     from psycopg import sql
 

@@ -1,14 +1,28 @@
-"""The SQL that a `PostgresTable` sends: one statement for many rows, columns given as arrays.
+"""The SQL of a `PostgresTable`: one statement for many rows, with an array per column.
 
-lock      which of these keys have a record, locking each (in order of the key), with some of its columns
-select    the records of these keys, each after its place (from 1) in the list of keys
-insert    begin records, leaving those alone that are there
-upsert    put records
-update    set columns and append to lists, at most one row per key
-delete    remove records
-claim     make the rows of these keys beside the table, where there are none
-applied   what was applied to these keys, locking each
-remember  keep what was applied
+    lock      which of these keys have a record, locking each (in key order), with some of its columns
+    select    the records of these keys, each after its place (from 1) in the list of keys
+    insert    create records, leaving existing ones
+    upsert    put records
+    update    set columns and append to lists, at most one row per key
+    delete    remove records
+    claim     create the rows of these keys in the idempotency table, if missing
+    applied   what was applied to these keys, locking each
+    remember  store what was applied
+
+A batch goes into a staging table per shape, followed by one statement that writes from it: without conditions an upsert
+or an update, with conditions
+
+    staged    the rows of the batch, with the values that all of them share
+    known     the keys with a row in the idempotency table: those whose entries pass, their marks stored
+    fresh     the same for the other keys, whose rows are created
+    passed    the rows of both
+    changed   of those, the existing records, changed
+    begun     of those, the missing records, created
+
+Most keys exist already, so existing rows are updated first, with one lookup and one write; ON CONFLICT, which looks up,
+locks and then writes, handles only the rest. Every check of what others may change is repeated under the lock: `fresh`
+and `begun` take everything that `known` and `changed` did not change, whatever they saw.
 """
 
 from __future__ import annotations
@@ -44,38 +58,20 @@ def compose_names(names: Sequence[str], table: str | None = None) -> Composed:
 
 
 def compose_identifier(*names: str) -> sql.Identifier:
-    # Statements with parameters read a single % as the start of one.
+    # In statements with parameters, a single % starts one.
     return sql.Identifier(*(name.replace("%", "%%") for name in names))
 
 
-# The SQL for batches: a staging table for each shape, what fills it, and one statement that writes from it.
-#
-# Without conditions that is an upsert, or an update. With conditions it is
-#
-#     staged    the rows of the batch, with what all of them have in common
-#     known     of keys that have a row beside the table: those whose entries pass, their marks kept
-#     fresh     the same of the other keys, whose rows are made
-#     passed    the rows of both
-#     changed   of those, the records that are there, changed
-#     begun     of those, the records that aren't there, begun
-#
-# Most keys have been met before, so what is there is updated first, which takes one look-up and writes once; ON
-# CONFLICT,
-# which looks, locks and then writes, has only the rest. Every look at what others may change meanwhile is repeated
-# under
-# the lock: `fresh` and `begun` take all that `known` and `changed` did not change, whatever they saw.
-
-
-# Of a connection that writes batches. Joined by a hash, rows would be locked in no order, and writers of the same keys
-# could wait for each other; a merge keeps the order and reads, or even sorts, the whole table. To compile a statement
-# takes longer than to run it, a tenth of a second and up to some.
+# Settings of a connection that writes batches. A hash join would lock rows in no order, so that writers of the same
+# keys could deadlock; a merge join keeps the order, but reads or even sorts the whole table. JIT compilation takes
+# longer than running the statement, up to some tenths of a second.
 _SETTINGS = "SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off"
 
 
 class StagingStatements(NamedTuple):
-    """For batches of one shape: their staging table, and the statements that fill it and write from it.
+    """The staging table for batches of one shape, and the statements that fill it and write from it.
 
-    `write` takes the values that all rows have in common (`StagedBatch.constants`). `settings` are the connection's.
+    `write` takes the values that all rows share (`StagedBatch.constants`). `settings` are the connection's.
     """
 
     name: str
@@ -87,7 +83,7 @@ class StagingStatements(NamedTuple):
 
 
 class BatchStatements:
-    """Statements for batches into one table. `beside`: where what was applied lies."""
+    """Statements for batches into one table. `beside` is the idempotency table."""
 
     def __init__(
         self, table: sql.Identifier, beside: sql.Identifier, codec: RowCodec, casts: Mapping[str, str]
@@ -147,7 +143,7 @@ class BatchStatements:
         )
 
     def _plain(self, shape: StagingShape) -> tuple[str, dict[str, sql.Composable]]:
-        """What writes a batch without conditions, and its parts."""
+        """The statement for a batch without conditions, and its parts."""
         if not shape.inserts:
             return "UPDATE {table} AS t SET {sets} FROM {rows} AS s WHERE {same}", {"sets": self._sets(shape, "s")}
         upsert = (
@@ -162,7 +158,7 @@ class BatchStatements:
         return upsert, {"action": self._action(shape)}
 
     def _conditional(self, shape: StagingShape) -> tuple[str, dict[str, sql.Composable]]:
-        """What writes a batch with conditions, and its parts."""
+        """The statement for a batch with conditions, and its parts."""
         steps = ["staged AS NOT MATERIALIZED (SELECT * FROM {rows} AS s)", *self._marked(shape)]
         changes = bool(self._changed(shape) or shape.adds)
         if changes:
@@ -183,7 +179,7 @@ class BatchStatements:
         return text, {"sets": self._sets(shape, "s"), "action": self._action(shape), **self._of_conditions(shape)}
 
     def _marked(self, shape: StagingShape) -> tuple[str, str, str]:
-        """`known`, `fresh` and `passed`: which entries pass, as `Applied.holds` and `Applied.remember` have it."""
+        """`known`, `fresh` and `passed`: which entries pass, as in `Applied.was_applied`, `is_late` and `remember`."""
         newest_by, idempotent = shape.conditions.newest_by, shape.conditions.idempotent
         values = {"newest_of": "NULL", "newest": "NULL", "tie": "NULL", "applied": "'{{}}'::jsonb"}
         marks, excluded, holds, fails, holds_excluded, unmarked = ["at = now()"], ["at = now()"], [], [], [], ""
@@ -202,7 +198,7 @@ class BatchStatements:
             values |= {"newest_of": "{newest_of}", "newest": "s.{time}::text", "tie": "s.__tie"}
             marks += [f"{name} = {values[name]}" for name in ("newest_of", "newest", "tie")]
             excluded += [f"{name} = excluded.{name}" for name in ("newest_of", "newest", "tie")]
-            # The text of another column's time need not be one of this column's.
+            # The text of another column's time may be invalid for this column.
             kept = """CASE WHEN b.newest_of = {newest_of} THEN (b.newest::{cast}, b.tie COLLATE "C") """
             holds.append(kept + "<= (s.{time}, s.__tie) ELSE false END")
             fails.append(kept + "> (s.{time}, s.__tie) ELSE false END")
@@ -210,7 +206,7 @@ class BatchStatements:
                 "(b.newest IS NULL OR b.newest_of <> {newest_of} OR "
                 """(b.newest::{cast}, b.tie COLLATE "C") <= (excluded.newest::{cast}, excluded.tie))"""
             )
-            # One look-up in an index for each key, two for those without a mark; joins would read both tables whole.
+            # One index lookup per key, two for those without a mark; joins would read both tables entirely.
             unmarked = (
                 " AND coalesce((SELECT true FROM {beside} AS b WHERE {same_beside} AND b.newest_of = {newest_of}), "
                 "(SELECT t.{newest_by} {collate} <= s.{time} FROM {table} AS t WHERE {same}), true)"
@@ -219,7 +215,7 @@ class BatchStatements:
             f"known AS (UPDATE {{beside}} AS b SET {', '.join(marks)} FROM (SELECT * FROM staged ORDER BY {{keys}}) "
             f"AS s WHERE {{same_beside}} AND {' AND '.join(holds)} RETURNING s.*)"
         )
-        # What is seen to fail goes on failing; to lock it would be in no order with `known`.
+        # A failed condition stays failed; locking it would not be in order with `known`.
         fresh = (
             f"fresh AS (INSERT INTO {{beside}} AS b ({{keys}}, {', '.join(values)}, at) "
             f"SELECT {{of_s}}, {', '.join(values.values())}, now() FROM staged AS s "
@@ -249,7 +245,7 @@ class BatchStatements:
         return [name for name in self._names if name not in self._key] if shape.puts else list(shape.sets)
 
     def _sets(self, shape: StagingShape, source: str) -> Composed:
-        """What becomes of the columns of a record that is there."""
+        """The assignments to the columns of an existing record."""
         given = {*shape.columns, *shape.constants}
         changes = [
             sql.SQL("{} = {}").format(
@@ -267,7 +263,7 @@ class BatchStatements:
         return compose_joined(", ", changes)
 
     def _action(self, shape: StagingShape) -> sql.Composable:
-        """What a conflict with a record that is there comes to."""
+        """The action on a conflict with an existing record."""
         if not self._changed(shape) and not shape.adds:
             return sql.SQL("NOTHING")
         return sql.SQL("UPDATE SET {}").format(self._sets(shape, "excluded"))
@@ -280,7 +276,7 @@ class BatchStatements:
 
 
 class Statements:
-    """Statements for one table, composed once for what reads its shape. `beside`: where what was applied lies."""
+    """Statements for one table, composed once after reading its shape. `beside` is the idempotency table."""
 
     def __init__(self, schema: str, table: str, beside: str, codec: RowCodec, casts: Mapping[str, str]) -> None:
         self._codec, self._casts = codec, casts
@@ -363,7 +359,7 @@ class Statements:
         )
 
     def arrays(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Any]:
-        """Rows of these columns as one array a column."""
+        """The rows as one array per column."""
         columns = self._codec.columns
         kept = zip(names, self._codec.kept(names, rows), strict=True)
         return [format_array(values) if has_array_text(columns[name]) else values for name, values in kept]
@@ -385,7 +381,7 @@ class Statements:
         return sql.SQL(text).format(**{**known, **more})
 
     def _given(self, names: Sequence[str]) -> Composed:
-        # The casts come from the server's catalog, which quotes what needs quoting.
+        # The casts come from the server's catalog, quoted as needed.
         casts = ("text" if name in self._texts else self._casts[name] for name in names)
         return compose_joined(", ", (sql.SQL("%s::{}[]").format(sql.SQL(cast)) for cast in casts))
 

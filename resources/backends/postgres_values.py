@@ -1,6 +1,9 @@
-"""How values travel to PostgreSQL and back: as they are, but for JSON and lists, which travel as text.
+"""How values are sent to PostgreSQL and read back: unchanged, except JSON and lists, which are sent as text.
 
-A list in an array of lists would be taken for a second dimension, so a list is written the way the server prints it.
+In an array of lists, a list would be taken for a second dimension, so it is written the way the server prints it. Arrow
+batches go as CSV into a staging table, followed by one statement for all rows, without Python values; if single values
+must be inspected (other types than the columns', conditions, lists, JSON, mixed defaults), they go row by row
+(`write_plan.py`).
 """
 
 from __future__ import annotations
@@ -21,24 +24,19 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-# Arrow batches as PostgreSQL takes them fastest: as CSV into a staging table, then one statement for all rows.
-#
-# No Python value of a row is made. What can't go this way without a look at single values (types that differ from the
-# columns', conditions, lists, JSON, mixed defaults) is None here, and goes row by row (`write_plan`).
 
-
-LEAST = 200  # entries, below which arrays are as fast as a staging table
+LEAST = 200  # with fewer entries, arrays are as fast as a staging table
 _PLACE = "__place"
 SOURCE, POSITION, TIE, TIME = "__source", "__position", "__tie", "__time"
 
 
 @dataclass(frozen=True, slots=True)
 class StagingShape:
-    """What the statements for a batch depend on.
+    """What a batch's statements depend on.
 
-    `sets` and `adds` are what updates do; `begins` says that rows are whole records where there is none. Of a put all
-    columns but the key's are set, null where they aren't in `columns`. `constants` are columns in which all rows have
-    the same; `TIME` is among the columns where the time isn't that of the record.
+    `sets` and `adds` are what updates do; `begins` says that rows are whole records if there is none. A put sets all
+    columns but the key's, null if they aren't in `columns`. `constants` are columns with one value for all rows; `TIME`
+    is among the columns if the time isn't that of the record.
     """
 
     columns: tuple[str, ...]
@@ -56,10 +54,10 @@ class StagingShape:
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """One row for each key, as CSV of `columns`, of which the first is the place of the key's last entry.
+    """One row per key, as CSV of `columns`, the first of which is the place of the key's last entry.
 
-    `constants` are the values of those of the shape.
-    `same_key` are for each row the places of the entries that have its key, None where that is one each.
+    `constants` are the values of the shape's constants. `same_key` are, per row, the places of the entries with its
+    key; None if that is one each.
     """
 
     shape: StagingShape
@@ -77,7 +75,7 @@ class StagedBatch:
 
 
 def stage_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | None:
-    """The operation as a batch, or None where it has to go row by row."""
+    """Return the operation as a batch, or None if it must go row by row."""
     entries = operation.entries
     puts = operation.kind is OperationKind.PUT
     if (
@@ -113,7 +111,7 @@ def stage_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | Non
         return None
     table, same_key = rows
     if same_key is not None and operation.conditions:
-        return None  # which of a key's entries pass depends on each other
+        return None  # which of a key's entries pass depends on the earlier ones
     begins = not puts and entries.default_records is not None
     names = (*table.column_names,)
     shape = StagingShape(names, (*constants,), puts, tuple(sets), tuple(adds), begins, operation.conditions)
@@ -121,7 +119,7 @@ def stage_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | Non
 
 
 def _constant(column: Any) -> bool:
-    """Whether the column has the same in all rows."""
+    """Whether all rows have the same value in the column."""
     import pyarrow.compute as pc
 
     if column.null_count:
@@ -132,7 +130,7 @@ def _constant(column: Any) -> bool:
 def _marks(
     codec: RowCodec, entries: ArrowEntries, conditions: Conditions, written: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The columns that conditions look at."""
+    """The columns needed by conditions."""
     marks: dict[str, Any] = {}
     sources, positions = entries.sources, entries.positions
     if not conditions:
@@ -157,14 +155,14 @@ def _ties(sources: Any, positions: Any) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    known = sources.dictionary_encode()  # of many rows few
+    known = sources.dictionary_encode()  # few distinct ones
     plain = pc.replace_substring_regex(known.dictionary.cast(pa.string()), r"~\d+$", "")
     places = pc.replace_substring_regex(positions.cast(pa.string()), "^[^:]*(:|$)", "", max_replacements=1)
     return pc.binary_join_element_wise(plain.take(known.indices), places, " ")
 
 
 def _parts(entries: ArrowEntries) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The columns that are set, and those that are added to; None where there is more to it."""
+    """The columns that are set and those that are added to; None if there is more."""
     records = entries.records
     assert records is not None
     if not entries.typed:
@@ -183,7 +181,7 @@ def _parts(entries: ArrowEntries) -> tuple[dict[str, Any] | None, dict[str, Any]
 def _defaults(
     codec: RowCodec, entries: ArrowEntries, keys: dict[str, Any], sets: dict[str, Any], adds: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """The columns with which records begin that updates don't set; None where rows are needed to tell."""
+    """The columns that come from defaults and not from updates; None if rows are needed to decide."""
     if entries.default_records is None:
         return {}
     if entries.default_records.null_count:
@@ -193,7 +191,7 @@ def _defaults(
         if name in defaults and not _is_same(defaults.pop(name), keys[name]):
             return None
     for name, added in adds.items():
-        # A begun record then holds what was added, which the one statement for both can also add to an old one.
+        # A new record then holds the added values, which the same statement can add to an existing one.
         if not _nothing(defaults.pop(name, None), added):
             return None
     return {name: column for name, column in defaults.items() if name not in sets}
@@ -217,7 +215,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _cast_exactly(column: Column | None, array: Any, *, adding: bool) -> Any:
-    """The array as its column takes it, or None where single values have to be looked at."""
+    """The array in the column's type, or None if single values must be inspected."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -238,11 +236,11 @@ def _cast_exactly(column: Column | None, array: Any, *, adding: bool) -> Any:
     if adding:
         return array if kind is Kind.DECIMAL and _holds_decimals(column, type_) else None
     if pa.types.is_string(type_) or pa.types.is_large_string(type_):
-        # A line of its own that says \. would end the data.
+        # A line with only \. would end the data.
         fine = kind is Kind.STRING and not pc.any(pc.match_substring(array, "\\.")).as_py()
         return array if fine else None
     if pa.types.is_timestamp(type_) and type_.tz is not None and kind is Kind.TIMESTAMP:
-        # The connection's time zone is UTC, and Arrow takes 20 times as long to write a zone.
+        # The connection's time zone is UTC, and Arrow takes 20 times as long to write zones.
         return array.cast(pa.timestamp("us", type_.tz), safe=False).cast(pa.timestamp("us"))
     fits = (
         (kind is Kind.BOOLEAN and pa.types.is_boolean(type_))
@@ -253,7 +251,7 @@ def _cast_exactly(column: Column | None, array: Any, *, adding: bool) -> Any:
 
 
 def _holds_decimals(column: Column, type_: Any) -> bool:
-    """Whether the column holds all decimals of an Arrow type as they are."""
+    """Whether the column can hold all decimals of an Arrow type exactly."""
     import pyarrow as pa
 
     if not pa.types.is_decimal(type_):
@@ -265,7 +263,7 @@ def _holds_decimals(column: Column, type_: Any) -> bool:
 def _merge_by_key(
     columns: dict[str, Any], key: Sequence[str], sets: dict[str, Any], adds: dict[str, Any], defaults: Sequence[str]
 ) -> tuple[pa.Table, Mapping[int, Sequence[int]] | None] | None:
-    """A row for each key, with what its entries come to in their order: last sets, sums, the first default."""
+    """One row per key with the result of its entries in order: last sets, sums, the first default."""
     import numpy as np
     import pyarrow as pa
 
@@ -292,7 +290,7 @@ def _merge_by_key(
 
 
 def _is_sum_exact(column: Any, count: int) -> bool:
-    """Whether a sum of so many is exact, in whatever order."""
+    """Whether a sum of this many values is exact in any order."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -316,14 +314,14 @@ AS_TEXT = (Kind.JSON, Kind.LIST)
 
 
 def postgres_encoder(column: Column) -> Callable[[Any], Any] | None:
-    """The function that brings a checked value into the form that is sent; None where it is that already."""
+    """The function that brings a checked value into the form that is sent; None if it is sent unchanged."""
     if column.kind is Kind.LIST:
         return format_array
     return json.dumps if column.kind is Kind.JSON else None
 
 
 def postgres_decoder(column: Column) -> Callable[[Any], Any] | None:
-    """The function that brings what was read into its one form; None where it is that already."""
+    """The function that normalizes a read value; None if it is normal already."""
     if column.kind is Kind.LIST:
         assert column.element is not None
         item = postgres_decoder(column.element)
@@ -332,12 +330,12 @@ def postgres_decoder(column: Column) -> Callable[[Any], Any] | None:
 
 
 def format_array(values: Iterable[Any]) -> str:
-    """A list as the server writes arrays: {1,NULL,"a"}; several times faster than the driver's way."""
+    """Format a list as the server writes arrays: {1,NULL,"a"}; several times faster than the driver."""
     return "{" + ",".join(["NULL" if value is None else _TEXTS[type(value)](value) for value in values]) + "}"
 
 
 def has_array_text(column: Column) -> bool:
-    """Whether the column's values, as they are kept, are of types that `array_text` knows."""
+    """Whether `format_array` supports the types of the column's values."""
     return column.kind is not Kind.OTHER
 
 
@@ -346,7 +344,7 @@ def _quoted(text: str) -> str:
 
 
 class _Texts(dict[type, Callable[[Any], str]]):
-    """How values of a type are written; subclasses (of str, of datetime) as the type that they are of."""
+    """How values of a type are written; subclasses (of str, of datetime) as their base type."""
 
     def __missing__(self, kind: type) -> Callable[[Any], str]:
         writer = next((self[known] for known in kind.__mro__ if known in self), str)
@@ -372,14 +370,12 @@ def _utc(moment: Any) -> Any:
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
-# A request with conditions whose keys come again, cut into requests of which most have each key once.
-#
-# Which of a key's entries pass depends on each other, so a statement for many rows can take one of each key: first the
-# first of every key, then the second, and so on. What is left of keys that come very often goes row by row.
-
-
 def split_repeated_keys(operation: Operation[Any]) -> Iterator[tuple[list[int] | None, Operation[Any]]]:
-    """The parts of an operation in the order in which they have to be sent, each with its places; None: all of them."""
+    """Return the consecutive parts of an operation with conditions, each with its places; None: all of them.
+
+    Which of a key's entries pass depends on the earlier ones, so a statement for many rows can hold one entry per key:
+    first the first of every key, then the second, and so on. The rest of very frequent keys goes row by row.
+    """
     entries = operation.entries
     if not operation.conditions or not isinstance(entries, ArrowEntries) or len(entries) < LEAST:
         yield None, operation
@@ -401,7 +397,7 @@ def split_repeated_keys(operation: Operation[Any]) -> Iterator[tuple[list[int] |
 
 
 def _count_earlier(entries: ArrowEntries) -> np.ndarray[Any, Any]:
-    """For each entry, how many before it have its key."""
+    """For each entry, the number of earlier ones with its key."""
     import numpy as np
 
     keys = np.zeros(len(entries), dtype=np.int64)

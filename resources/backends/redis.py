@@ -1,6 +1,11 @@
-"""Requests to Redis as the bytes that are sent: one call of the script for each key, one HMGET for each get.
+r"""`RedisTable`: records as hashes of a Redis server, one hash per record.
 
-They are made here and not by the client because that is most of what a bulk request costs.
+A record with the key k is the hash `prefix:k`; with a key of several columns `prefix:k1:k2`, where "\" and ":" in
+values are escaped with "\". Its fields are the columns (`redis_values.py` defines their texts), including the key's,
+and what conditions store, with names that begin with `adjunct_`. One script call per key applies all of its entries
+(`redis_script.py`), so it works in a cluster; a key's entries take effect together, different keys independently.
+
+Requests are encoded here and not by the client, since that is most of the cost of a bulk request.
 """
 
 from __future__ import annotations
@@ -41,17 +46,17 @@ if TYPE_CHECKING:
     from redis.asyncio import BlockingConnectionPool
 
 _SCHEMES = ("redis", "rediss", "unix")
-# Answers that say that nothing was done, and that may be others later; redis-py has classes for some of them.
+# Answers of transient errors without effect; redis-py has classes for some of them.
 _FOR_NOW = {
     *("BusyLoadingError", "OutOfMemoryError", "ReadOnlyError"),
     *("MasterDownError", "ClusterDownError", "TryAgainError"),
 }
 _CODES_FOR_NOW = ("BUSY", "OOM", "MISCONF", "READONLY", "NOREPLICAS")
-NO_SCRIPT = Problem(State.FAILED)  # the server does not know the script: nothing was done
+NO_SCRIPT = Problem(State.FAILED)  # the server does not know the script, nothing was done
 
 
 def require_client(label: str) -> None:
-    """Return if redis-py can be imported; else say how to get it."""
+    """Raise ConfigurationError if redis-py can't be imported."""
     try:
         import redis.asyncio  # noqa: F401
     except ImportError as error:
@@ -64,7 +69,7 @@ def require_client(label: str) -> None:
 
 
 def check_url(label: str, url: str | None, url_env: str | None) -> None:
-    """Refuse a declaration that says nowhere, or twice, where the server is, or that holds a password."""
+    """Raise for a declaration with no or two addresses of the server, or with a password."""
     if (url is None) == (url_env is None):
         raise ConfigurationError(
             f"{label} has {'neither url nor' if url is None else 'both url and'} url_env; expected one of them.",
@@ -99,7 +104,7 @@ def _parts(label: str, what: str, url: str) -> Any:
 
 
 def read_variable(label: str, name: str, what: str) -> str:
-    """The value of an environment variable, which must be set."""
+    """Return the value of an environment variable; raise if it is not set."""
     value = os.environ.get(name, "")
     if not value:
         raise ConfigurationError(
@@ -111,9 +116,9 @@ def read_variable(label: str, name: str, what: str) -> str:
 
 
 class RedisServer:
-    """The connections of one event loop to one server; at most so many at a time, others wait.
+    """One event loop's connections to one server; at most `connections` at a time, others wait.
 
-    Nothing is sent again by the client itself: what was sent and not answered may have had its effect.
+    The client itself never retries: a request without an answer may have had its effect.
     """
 
     def __init__(
@@ -136,10 +141,10 @@ class RedisServer:
                 protocol=2,
                 retry=Retry(NoBackoff(), 0),
                 socket_connect_timeout=timeout,
-                socket_timeout=None,  # requests have their limit as a whole, here
+                socket_timeout=None,  # the limit applies to whole requests, here
                 **settings,
             )
-        except (ValueError, TypeError):  # whose message may quote the password
+        except (ValueError, TypeError):  # its message may quote the password
             raise ConfigurationError(
                 f"{label}: {source} is not a valid URL of a Redis server.",
                 "Use redis://host:6379/0, with options that redis-py supports.",
@@ -149,9 +154,9 @@ class RedisServer:
         self._idle.set()
 
     async def ask(self, commands: Sequence[bytes], *, reads: bool = False) -> list[Any]:
-        """The answers to packed commands, sent together in this order: values, or the `Problem` of one.
+        """Send packed commands together, in order, and return their answers: values, or the `Problem` of one.
 
-        What `reads` had no effect, so it never is UNKNOWN.
+        An unanswered command that only `reads` had no effect, so it is never UNKNOWN.
         """
         from redis.exceptions import RedisError
 
@@ -173,7 +178,7 @@ class RedisServer:
                 answers += [problem] * (len(commands) - len(answers))
             finally:
                 if not whole:
-                    await connection.disconnect(nowait=True)  # what it still answers would be taken for other answers
+                    await connection.disconnect(nowait=True)  # its late answers would be taken for others
                 await self.pool.release(connection)
             return answers
         finally:
@@ -182,7 +187,7 @@ class RedisServer:
                 self._idle.set()
 
     async def _read(self, connection: Any, count: int, answers: list[Any]) -> bool:
-        """Read all answers; return whether the connection may be used again: not one to a server that is no master."""
+        """Read all answers; return whether the connection can be reused: not to a server that is no master any more."""
         from redis.exceptions import BusyLoadingError, ReadOnlyError, ResponseError
 
         read, whole = connection.read_response, True
@@ -195,7 +200,7 @@ class RedisServer:
         return whole
 
     def problem(self, error: BaseException, *, lost: State) -> Problem:
-        """What an error says of the entries that met it; `lost`: the state of those whose connection ended."""
+        """The problem that an error means for its entries; `lost`: their state if the connection ended."""
         from redis import exceptions
 
         text = " ".join(f"{getattr(error, 'status_code', None) or ''} {error}".split())[:300]
@@ -204,7 +209,7 @@ class RedisServer:
         if isinstance(error, exceptions.NoScriptError):
             return NO_SCRIPT
         denied = isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError)
-        if denied or "unauthenticated" in text:  # what a login would have told of many arguments
+        if denied or "unauthenticated" in text:  # a login with many arguments would have failed with this
             return self._refused(
                 TableAccessError,
                 f"refused the login or the command ({text})",
@@ -238,27 +243,27 @@ class RedisServer:
         return Problem(State.REFUSED, refused)
 
     async def close(self) -> None:
-        """Close the connections once the requests that use them have ended."""
+        """Close the connections after their requests."""
         await self._idle.wait()
         await self.pool.disconnect()
 
 
-OWN = "adjunct_"  # how fields begin that are no columns
-Packed = tuple[int, bytes]  # how many arguments, and they
+OWN = "adjunct_"  # prefix of fields that are not columns
+Packed = tuple[int, bytes]  # the number of arguments, and the arguments
 
 
 def pack_argument(text: bytes) -> bytes:
-    """One argument of a command."""
+    """Encode one argument of a command."""
     return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
 def pack_command(*arguments: bytes) -> bytes:
-    """A whole command."""
+    """Encode a whole command."""
     return b"*%d\r\n%b" % (len(arguments), b"".join(map(pack_argument, arguments)))
 
 
 class RedisRequests:
-    """Between entries and what is sent and received. Errors name the table, the column and the value found."""
+    """Converts between entries and what is sent and received. Errors name the table, the column and the value."""
 
     def __init__(
         self, label: str, prefix: str, key: Sequence[str], columns: Mapping[str, str], largest_value: int, horizon: int
@@ -291,7 +296,7 @@ class RedisRequests:
         )
 
     def name(self, key: Row) -> bytes:
-        r"""The name of the record's hash. Of several columns "\" and ":" stand with a "\" before them."""
+        r"""The name of the record's hash. In keys of several columns, "\" and ":" are escaped with "\"."""
         if len(key) == 1:
             return self._prefix + self._text(self.rows.key[0], key[0])
         texts = map(self._text, self.rows.key, key)
@@ -304,7 +309,7 @@ class RedisRequests:
         return head + pack_argument(self.name(key)) + tail
 
     def record(self, key: Row, answer: Sequence[bytes | None]) -> dict[str, Any] | None:
-        """The record that was read for a key; it has the key's columns, and of the others those that are stored."""
+        """The record read for a key, with the key's columns and the stored ones."""
         if answer[0] is not None or answer.count(None) == len(answer):
             return None
         record: dict[str, Any] = dict(zip(self.rows.key, key, strict=True))
@@ -338,13 +343,13 @@ class RedisRequests:
         return compares
 
     def settings(self, newest_by: str | None) -> bytes:
-        """What the calls of an operation have in common."""
+        """The arguments that all calls of an operation share."""
         return b"".join(
             map(pack_argument, ((newest_by or "").encode(), b"%d" % self._horizon, self.rows.key[0].encode()))
         )
 
     def entry(self, operation: Operation[Any], place: int, key: Row, used: set[str]) -> Packed:
-        """The arguments of one entry; what its script has to be able to do is added to `used`."""
+        """The arguments of one entry; adds the parts of the script that it needs to `used`."""
         entries, kind = operation.entries, operation.kind
         count, own = 0, b""
         if kind is not OperationKind.DELETE:
@@ -363,7 +368,7 @@ class RedisRequests:
 
     def _conditions(self, operation: Operation[Any], place: int) -> list[bytes]:
         entries, conditions = operation.entries, operation.conditions
-        assert entries.marks is not None  # whoever states conditions gives marks
+        assert entries.marks is not None  # conditions require marks
         mark, texts = entries.marks[place], []
         if conditions.newest_by is not None:
             assert entries.newest is not None
@@ -394,7 +399,7 @@ class RedisRequests:
                 text = NULL if value is None else encode(value)
                 parts.append(b"%b$%d\r\n%b\r\n" % (field, len(text), text))
         except ValueError:
-            self._text(name, value)  # says which one
+            self._text(name, value)  # raises for the unknown one
             raise
         packed = b"".join(parts)
         if len(packed) > self.largest:
@@ -410,7 +415,7 @@ class RedisRequests:
         changes = self.rows.changes(key, update)
         sets, others, more = changes.set, 0, b""
         if isinstance(update, Changes):
-            if update.remove:  # of a hash that others wrote, the key's columns may be all that is left
+            if update.remove:  # a hash that others wrote may have only the key's columns left
                 kept = {name: value for name, value in changes.set.items() if name not in update.remove}
                 sets = dict(zip(self.rows.key, key, strict=True)) | kept
             others, more = self._more(changes, update.remove, used)
@@ -419,7 +424,7 @@ class RedisRequests:
         return 2 + begins + fields + others, b"%b%b%b" % (head, packed, more)
 
     def _more(self, changes: CheckedChanges, remove: Sequence[str], used: set[str]) -> Packed:
-        """The arguments of what is no setting."""
+        """The arguments of changes other than sets."""
         count, more = 0, []
         for name, value in changes.add.items():
             column = self._columns[name]
@@ -445,7 +450,7 @@ class RedisRequests:
         return count, b"".join([b"$%d\r\n%b\r\n" % (len(text), text) for text in more])
 
     def _text(self, name: str, value: Any) -> bytes:
-        """The checked value as it is stored; SchemaMismatchError where Redis can't or shall not hold it."""
+        """The checked value as it is stored; SchemaMismatchError if Redis can't or may not store it."""
         try:
             text = NULL if value is None else self._columns[name].encode(value)
         except ValueError as error:
@@ -465,7 +470,7 @@ class RedisRequests:
 
 
 def pack_script_call(digest: bytes, settings: bytes, name: bytes, entries: Sequence[Packed]) -> bytes:
-    """The call of a script for one key."""
+    """Encode the call of a script for one key."""
     if len(entries) == 1:
         count, packed = entries[0]
     else:
@@ -482,32 +487,23 @@ def pack_script_call(digest: bytes, settings: bytes, name: bytes, entries: Seque
     )
 
 
-# `RedisTable`: records as hashes of a Redis server, one hash a record.
-#
-# A record with the key k is the hash `prefix:k`; of a key of several columns `prefix:k1:k2`, where a "\" or ":" in a
-# value has a "\" before it. Its fields are the columns (redis_values.py says how they are written), those of the key
-# among them, and what conditions keep, whose names begin with `adjunct_`. One call of a script for each key does all of
-# its entries (redis_script.py), so a cluster's rule holds that a script touches the keys that it is given; a key's
-# entries take effect together, what other keys do is apart.
-
-
 _LARGEST = 512 * 1024 * 1024  # bytes of a value, by Redis' own limit
 
 
 class RedisTable(StoreFunction[Key, Record, Record | Changes]):
-    """Read and write function over the hashes below one prefix.
+    """Read and write function for the hashes below one prefix.
 
-    Where the server is: `url` ("redis://user@host:6379/0", "rediss://…" for TLS, "unix:///path"), with the password
-    in the environment variable that `password_env` names; or all of it in the variable that `url_env` names. Both are
-    read when connecting, and never stored.
+    The server is `url` ("redis://user@host:6379/0", "rediss://…" for TLS, "unix:///path"), with the password in the
+    environment variable `password_env`; or the whole URL is in the variable `url_env`. Both are read when connecting,
+    and never stored.
 
-    `columns` gives each column's type. A get returns the key's columns and those that are stored; null, a column that
-    is not there and an empty text are told apart. Numbers are added exactly: integers within the bits of their type,
-    decimals within their digits, floats as doubles are.
+    `columns` gives each column's type. A get returns the key's columns and the stored ones; null, a missing column and
+    an empty text are distinct. Numbers are added exactly: integers within the bits of their type, decimals within their
+    digits, floats as doubles.
 
-    Deletes under conditions leave a tombstone for `forget_deleted_after` seconds (for good unless given). A value of
-    more than `largest_value` bytes is refused before it is sent. At most `connections` requests of an event loop are
-    under way at a time, each for at most `timeout` seconds.
+    Deletes under conditions leave a tombstone for `forget_deleted_after` seconds (for ever by default). A value of more
+    than `largest_value` bytes is rejected before it is sent. At most `connections` requests of an event loop are under
+    way at a time, each for at most `timeout` seconds.
     """
 
     appends_to_json: ClassVar[bool] = False  # only to lists
@@ -562,7 +558,7 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
         return f"RedisTable({self.prefix!r}, key={self.key}, {where})"
 
     def to_dict(self) -> dict[str, Any]:
-        """The declaration as plain values; it holds no secret."""
+        """The declaration as plain values, without secrets."""
         names = ("url", "url_env", "password_env", "forget_deleted_after", "largest_value", "connections", "timeout")
         declared = {"prefix": self.prefix, "key": list(self.key), "columns": dict(self.columns)}
         return declared | {name: getattr(self, name) for name in names}
@@ -582,7 +578,7 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
         self._servers.here()
 
     async def close(self) -> None:
-        """Close the running event loop's connections, once the requests that use them have ended."""
+        """Close the running event loop's connections after its requests."""
         server = self._servers.take()
         if server is not None:
             await server.close()
@@ -644,7 +640,7 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
         return Outcomes(len(operation), problems=problems, defaults_put=begun)
 
     def _problem(self, answer: Any, key: Key) -> Problem | None:
-        """What the script's answer says of the entry; None where it is done."""
+        """The problem in the script's answer for an entry; None if it is done."""
         if answer in (DONE, BEGUN):
             return None
         if isinstance(answer, Problem):
@@ -661,7 +657,7 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
         return Problem(State.REFUSED, refused)
 
     async def _called(self, commands: Sequence[bytes], script: bytes) -> list[Any]:
-        """The answers to calls of a script, which is loaded where the server does not know it, as after a restart."""
+        """Call a script and return the answers, loading it if the server does not know it, such as after a restart."""
         server = self._servers.here()
         answers = await server.ask(commands) if commands else []
         again = [place for place, answer in enumerate(answers) if answer is NO_SCRIPT]

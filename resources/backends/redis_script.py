@@ -1,23 +1,23 @@
-r"""The scripts that change records: a key's entries in order, each whole or not at all, with one answer each.
+r"""The scripts that change records: a key's entries in order, each entirely or not at all, with one answer each.
 
-Beside the columns a hash may have fields that conditions need: `adjunct_time` and `adjunct_tie` of the newest entry
-applied (`adjunct_newest_by` names the column of that time), `adjunct_marks` (the greatest position applied of each
-source, as lines "\nsource\tposition") and `adjunct_deleted`, with which the hash is no record but what a delete left (a
-tombstone). All changes keep them, those without conditions, too.
+Besides columns a hash may have fields for conditions: `adjunct_time` and `adjunct_tie` of the newest entry applied
+(`adjunct_newest_by` names the column of that time), `adjunct_marks` (the greatest position applied of each source, as
+lines "\nsource\tposition") and `adjunct_deleted`, which makes the hash a tombstone of a delete. All changes keep them,
+also those without conditions.
 
-Arguments: how many entries there are, the column of the time, seconds that tombstones stay (0: for good), a column of
-the key. Then for each entry, in this order and where it applies: time, tie; source, position; how many arguments follow
-that are its own. Of puts these are fields and values. Of updates: how many there are of the default, and it (fields and
-values); how many there are to set, and they; then "add", field, how ("n" or "f"), number, least, most; "append", field,
-most bytes, items of a JSON list; "merge", field, most bytes, how many arguments follow, names and values of a JSON
+Arguments: the number of entries, the column of the time, seconds that tombstones stay (0: for ever), a column of the
+key. Then for each entry, in this order and if applicable: time, tie; source, position; the number of its own arguments
+that follow. Of puts these are fields and values. Of updates: the number of the default's, and it (fields and values);
+the number to set, and they; then "add", field, how ("n" or "f"), number, least, most; "append", field, most bytes,
+items of a JSON list; "merge", field, most bytes, the number of arguments that follow, names and values of a JSON
 object; "remove", field.
 
 Lua's numbers are doubles and its `<` on texts follows the server's locale. So numbers are compared and added by their
-digits, except that floats are added as doubles, and texts are compared by their bytes. JSON is not decoded, because it
-would come back otherwise (large integers, empty lists): its lists and objects are put together as texts.
+digits, except floats, which are added as doubles, and texts are compared by bytes. JSON is not decoded, because it
+would change (large integers, empty lists): its lists and objects are concatenated as texts.
 
-Making the functions that an entry does not need takes a server longer than what it does need; so a script has the parts
-that its requests need, and there are several of them.
+Creating functions that an entry does not need takes a server longer than running it; so a script contains only the
+parts that its requests need, and there are several scripts.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ _WHOLE = (OperationKind.PUT, OperationKind.PUT_IF_ABSENT)
 
 @cache
 def build_script(kind: OperationKind, compares: str, marked: bool, changes: frozenset[str]) -> tuple[bytes, bytes]:
-    """The digest and the text of the script for such entries.
+    """Return the digest and the text of the script for such entries.
 
-    `compares`: how times are compared ("n" digits, "f" doubles, "b" bytes, "-": there are none); `marked`: entries
-    have positions; `changes`: which of "default", "add", "append", "merge" and "remove" the updates have.
+    `compares`: how times are compared ("n" digits, "f" doubles, "b" bytes, "-": no times); `marked`: entries have
+    positions; `changes`: which of "default", "add", "append", "merge" and "remove" the updates contain.
     """
     timed, update, delete = compares != "-", kind is OperationKind.UPDATE, kind is OperationKind.DELETE
     changing = bool(changes - {"default"})

@@ -1,4 +1,4 @@
-r"""What Redis stores of each column: texts that tell null, a missing column and an empty text apart.
+"""How Redis stores each column: texts in which null, a missing column and an empty text differ.
 
     null        one byte 0 (a text or binary that begins with that byte gets another one in front)
     string      UTF-8                               timestamp   2013-07-01T05:00:00.250000Z
@@ -7,8 +7,8 @@ r"""What Redis stores of each column: texts that tell null, a missing column and
     boolean     true, false                         binary      its bytes
     json        JSON                                array<type> JSON; times and decimals in it as texts
 
-A value reads back as it was. Equal values have equal texts, so a key has one name. The texts of timestamps, dates and
-strings sort as the values do.
+Values are read back unchanged. Equal values have equal texts, so a key has one name. The texts of timestamps, dates and
+strings sort like the values.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from dagster_adjunct.resources.backends.columns import Column, Kind, decimal_dig
 
 NULL = b"\0"
 _EXACT = Context(prec=2100)
-_LONGEST_DECIMAL = 1000  # digits on either side of the point, where none are declared
+_LONGEST_DECIMAL = 1000  # digits on either side of the point, if none are declared
 
 
 @dataclass(frozen=True, slots=True)
 class RedisColumn:
-    """How a checked value of a column is stored and read back, and what the script has to know of it.
+    """How a checked value of a column is stored and read back, and what the script needs to know of it.
 
-    `encode` raises ValueError, saying what was expected, for a decimal of too many digits. `compares`: how two
-    stored texts are compared, "n" as numbers by their digits, "f" as doubles, "b" by bytes, "-" not at all. `least` and
-    `most` bound what adding may come to.
+    `encode` raises ValueError, naming the limit, for a decimal of too many digits. `compares`: how two stored texts are
+    compared, "n" as numbers by their digits, "f" as doubles, "b" by bytes, "-" not at all. `least` and `most` bound
+    sums.
     """
 
     name: str
@@ -47,14 +47,14 @@ class RedisColumn:
 
     @property
     def may_be_key(self) -> bool:
-        """Equal keys need equal texts: no floats, no lists or JSON, no decimals without a scale."""
+        """Whether equal values have equal texts: not floats, lists, JSON, or decimals without a scale."""
         if self.kind in (Kind.FLOAT, Kind.JSON, Kind.LIST):
             return False
         return self.kind is not Kind.DECIMAL or bool(self.most)
 
 
 def to_redis_column(column: Column) -> RedisColumn:
-    """How a declared column is stored."""
+    """Return how a declared column is stored."""
     if column.kind is Kind.INTEGER:
         most = 2 ** (integer_bits(column) - 1) - 1
         return RedisColumn(column.name, column.kind, b"%d".__mod__, int, "n", b"%d" % (-most - 1), b"%d" % most)
@@ -75,7 +75,7 @@ def to_redis_column(column: Column) -> RedisColumn:
 
 
 def _items(element: Column) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any]]:
-    """Between what is in a list and what stands for it in JSON."""
+    """Convert between list values and their JSON form."""
     if element.kind in (Kind.STRING, Kind.INTEGER, Kind.BOOLEAN):
         return None, lambda given: given
     if element.kind is Kind.FLOAT:
@@ -127,7 +127,7 @@ def _unescaped(text: bytes) -> bytes:
     return text[1:] if text[:1] == NULL else text
 
 
-@lru_cache(maxsize=16)  # a time stands in its record and, for the newest, beside it
+@lru_cache(maxsize=16)  # a time is stored in its record and, for newest_by, next to it
 def _moment(moment: datetime) -> bytes:
     return moment.isoformat("T", "microseconds")[:-6].encode() + b"Z"  # it is in UTC, and ends in +00:00
 

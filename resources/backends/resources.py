@@ -1,8 +1,8 @@
 """Tables of each backend as Dagster resources, whose secrets stay in the environment.
 
-A resource is given `EnvVar("NAME")` and keeps the name. The variable is read where a connection is opened: in the
-process of a Dagster run or in a Spark task, never while a code location is loaded. So there is no value that could
-show in a run's configuration, in its logs, or in what is pickled for a task.
+A resource takes `EnvVar("NAME")` and keeps the name. The variable is read when a connection is opened: in the process
+of a Dagster run or in a Spark task, never while a code location is loaded. So no secret can appear in a run's
+configuration, in its logs, or in pickles for tasks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COLUMNS = "Types of the columns by name."
 
 
 class TableResource(ConfigurableResource):  # type: ignore[type-arg]
-    """A table of some store, as configuration; `function` makes what reads and writes it."""
+    """A store's table as configuration; `function` creates the function that reads and writes it."""
 
     key: list[str] = Field(description="The key's columns.")
 
@@ -34,7 +34,7 @@ class TableResource(ConfigurableResource):  # type: ignore[type-arg]
     """The fields that hold the name of an environment variable, or several of them."""
 
     def __init__(self, **settings: Any) -> None:
-        # Here and not in validators: Dagster sets the fields again to what it was given.
+        # Not in validators, since Dagster sets the fields again afterwards.
         for field in self.variables:
             given = settings.get(field)
             if isinstance(given, Mapping):
@@ -49,10 +49,10 @@ class TableResource(ConfigurableResource):  # type: ignore[type-arg]
 
     @abstractmethod
     def function(self) -> Any:
-        """Return the store's function, closed: it reads and writes."""
+        """Return the store's function, closed."""
 
     def remote_table(self, name: str, **options: Any) -> RemoteTable[Any, Any, Any]:
-        """Return the table as an application declares it, `app.table(…)`, with the options of `RemoteTable`."""
+        """Return the table for an application's `app.table(…)`, with the options of `RemoteTable`."""
         function = self.function()
         return RemoteTable(name, key=self.key, read_function=function, write_function=function, **options)
 
@@ -62,7 +62,7 @@ class TableResource(ConfigurableResource):  # type: ignore[type-arg]
 
 
 class SqliteTableResource(TableResource):
-    """A table of an SQLite file, as `SqliteTable` is declared."""
+    """A table of an SQLite file, as in `SqliteTable`."""
 
     path: str = Field(description="The file, on a local disk.")
     table: str
@@ -74,9 +74,9 @@ class SqliteTableResource(TableResource):
 
 
 class PostgresTableResource(TableResource):
-    """A table of a PostgreSQL server, as `PostgresTable` is declared: `dsn=EnvVar("MACHINES_DSN")`.
+    """A table of a PostgreSQL server, as in `PostgresTable`: `dsn=EnvVar("MACHINES_DSN")`.
 
-    Without it `connect`, and what that does not say, libpq's own environment and files, tell where the server is.
+    Without it, `connect` and libpq's own environment and files determine the server.
     """
 
     table: str
@@ -103,9 +103,9 @@ class PostgresTableResource(TableResource):
 
 
 class RedisTableResource(TableResource):
-    """A table in a Redis server, as `RedisTable` is declared: `url=EnvVar("MACHINES_REDIS")`.
+    """A table in a Redis server, as in `RedisTable`: `url=EnvVar("MACHINES_REDIS")`.
 
-    Or `server`, a URL without a password, and `password=EnvVar("REDIS_PASSWORD")` where there is one.
+    Or `server`, a URL without a password, and `password=EnvVar("REDIS_PASSWORD")` if there is one.
     """
 
     prefix: str = Field(description="What the keys of the records begin with.")
@@ -132,7 +132,7 @@ class RedisTableResource(TableResource):
 
 
 class DynamoDbTableResource(TableResource):
-    """A table of DynamoDB, as `DynamoDbTable` is declared; boto3 finds credentials by itself unless they are given."""
+    """A table of DynamoDB, as in `DynamoDbTable`; boto3 finds credentials itself unless they are given."""
 
     table: str
     columns: dict[str, str] | None = Field(default=None, description=_COLUMNS)
@@ -164,7 +164,7 @@ class DynamoDbTableResource(TableResource):
 
 
 class HttpTableResource(TableResource):
-    """A service as a table, as `HttpTable` is declared: `secret_headers={"Authorization": EnvVar("PLANES_TOKEN")}`."""
+    """A service as a table, as in `HttpTable`: `secret_headers={"Authorization": EnvVar("PLANES_TOKEN")}`."""
 
     base_url: str
     path: str = Field(description='With the key\'s columns in braces, such as "/planes/{tail}".')
@@ -190,7 +190,7 @@ class HttpTableResource(TableResource):
 
 
 def resolve_variable(field: str, value: object) -> object:
-    """Return the name of an environment variable that was given as such, or as its name. Never tells another value."""
+    """Return the name of an environment variable, given as EnvVar or as its name. Never shows another value."""
     if isinstance(value, EnvVar):
-        return "".join(value)  # as plain text, or Dagster would put the variable's value in its place
+        return "".join(value)  # as plain text, or Dagster would replace it by the variable's value
     return None if value is None else check_variable_name(field, value, 'EnvVar("NAME")')

@@ -1,4 +1,13 @@
-"""`SqliteTable`: records in a table of an SQLite file, for one machine and many processes."""
+"""`SqliteTable`: records in a table of an SQLite file, for one machine and many processes.
+
+Values are stored as SQLite's text, integer, real and blob, or:
+
+    boolean      0 or 1
+    timestamp    text in UTC, `2013-07-01T00:00:00Z`; a fraction of a second only if there is one
+    date         text, `2013-07-01`
+    decimal      text with all its digits (a column created elsewhere as DECIMAL keeps about 15 of them)
+    json, lists  text, as JSON; values in a list as above
+"""
 
 from __future__ import annotations
 
@@ -76,7 +85,7 @@ _TYPES = {
     Kind.BOOLEAN: "BOOLEAN",
     Kind.TIMESTAMP: "TIMESTAMP",
     Kind.DATE: "DATE",
-    Kind.DECIMAL: "TEXT DECIMAL",  # the word TEXT keeps SQLite from turning digits into a float
+    Kind.DECIMAL: "TEXT DECIMAL",  # TEXT keeps SQLite from converting digits to a float
     Kind.BINARY: "BLOB",
     Kind.JSON: "TEXT JSON",
 }
@@ -85,7 +94,7 @@ _TYPES = {
 def create_sqlite_table(
     connection: sqlite3.Connection, table: str, key: Sequence[str], columns: Sequence[Column]
 ) -> None:
-    """Make the table with `key` as its primary key, unless there is one of that name."""
+    """Create the table with `key` as its primary key, unless one of that name exists."""
     parts = [f"{quote_sqlite_name(c.name)} {_type_of(c)}" + (" NOT NULL" if c.name in key else "") for c in columns]
     parts.append(f"PRIMARY KEY ({quote_sqlite_names(key)})")
     connection.execute(f"CREATE TABLE IF NOT EXISTS {quote_sqlite_name(table)} ({', '.join(parts)})")
@@ -97,7 +106,7 @@ def has_table(connection: sqlite3.Connection, table: str) -> bool:
 
 
 def create_idempotency_table(connection: sqlite3.Connection, beside: str, key: Sequence[Column]) -> None:
-    """Make the table that keeps what was applied to keys, unless it is there."""
+    """Create the table of what was applied to keys, unless it exists."""
     parts = [f"{quote_sqlite_name(c.name)} {_type_of(c)} NOT NULL" for c in key]
     parts += [f"{name} TEXT" for name in COLUMNS]
     parts += ["at REAL NOT NULL", f"PRIMARY KEY ({quote_sqlite_names([c.name for c in key])})"]
@@ -105,7 +114,7 @@ def create_idempotency_table(connection: sqlite3.Connection, beside: str, key: S
 
 
 def check_idempotency_table(connection: sqlite3.Connection, label: str, beside: str, key: Sequence[str]) -> None:
-    """TableAccessError where the table that keeps what was applied to keys is missing or another."""
+    """Raise TableAccessError if the idempotency table is missing or has other columns."""
     names = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (beside,))]
     check_idempotency_columns(label, beside, list(key), names)
 
@@ -117,9 +126,9 @@ def read_columns(
     key: Sequence[str],
     declared: Sequence[Column],
 ) -> tuple[Column, ...]:
-    """The table's columns, checked: all declared ones are there, and `key` is unique.
+    """Return the table's columns after checking that declared ones exist and `key` is unique.
 
-    TableNotFoundError where there is no such table; SchemaMismatchError where it does not fit.
+    TableNotFoundError if the table does not exist; SchemaMismatchError if it does not fit.
     """
     info = connection.execute("SELECT name, type, pk FROM pragma_table_info(?)", (table,)).fetchall()
     if not info:
@@ -146,7 +155,7 @@ def read_columns(
 def _unique_column_sets(
     connection: sqlite3.Connection, table: str, info: Sequence[tuple[str, str, int]]
 ) -> list[set[str]]:
-    """The sets of columns that are unique by their bytes, or as the number of a row."""
+    """The sets of columns that are unique by their bytes, or as the row id."""
     unique_sets = []
     primary = [(name, type_) for name, type_, place in info if place]
     if len(primary) == 1 and primary[0][1].upper() == "INTEGER":
@@ -162,15 +171,15 @@ def _unique_column_sets(
 
 
 def _compares_loosely(connection: sqlite3.Connection, table: str, name: str) -> bool:
-    """Whether a column has texts equal that differ in case or in blanks at the end: no pragma tells its collation."""
-    # A union has the collation of its first part.
+    """Whether the column ignores case or trailing blanks when comparing, which no pragma tells."""
+    # A union has its first part's collation.
     of_column = f"SELECT {quote_sqlite_name(name)} AS k FROM {quote_sqlite_name(table)} WHERE 0 UNION ALL SELECT 'a'"
     (loosely,) = connection.execute(f"SELECT EXISTS (SELECT 1 FROM ({of_column}) WHERE k = 'A' OR k = 'a ')").fetchone()
     return bool(loosely)
 
 
 def _is_number(declared: str) -> bool:
-    """Whether SQLite makes numbers of texts in a column of this type: its rules of affinity."""
+    """Whether SQLite converts texts to numbers in a column of this type, by its affinity rules."""
     upper = declared.upper()
     if "INT" in upper:
         return True
@@ -195,7 +204,7 @@ def _type_of(column: Column) -> str:
 
 
 class SqliteRequests:
-    """Requests over one connection; `create`: the table beside may be made."""
+    """Requests over one connection; `create`: the idempotency table may be created."""
 
     def __init__(self, connection: sqlite3.Connection, codec: RowCodec, table: str, *, create: bool) -> None:
         self.connection, self.codec = connection, codec
@@ -210,12 +219,12 @@ class SqliteRequests:
             return [self._record(self.codec.names, key) for key in self._kept_keys(keys)]
 
     def write(self, operation: Operation[Any], asked: ValidEntries) -> WritePlan:
-        """Do it all or, on an error, nothing."""
+        """Apply everything or, on an error, nothing."""
         codec = self.codec
         if operation.conditions:
             self._open_beside()
         with sqlite_transaction(self.connection, "IMMEDIATE"):
-            # The write lock is held from here on, so what is found stays true until the commit.
+            # The write lock is held from here on, so what is read stays true until the commit.
             stored = self._found(operation, asked) if needs_read(operation) else StoredState()
             plan = plan_writes(codec, operation, asked, stored)
             self._write(plan)
@@ -223,7 +232,7 @@ class SqliteRequests:
         return plan
 
     def forget(self, older_than: float) -> int:
-        """Remove what was applied to keys more than these seconds ago; return how many keys' it was."""
+        """Purge what was applied to keys more than `older_than` seconds ago; return the number of keys."""
         self._open_beside()
         assert self._beside is not None
         with sqlite_transaction(self.connection, "IMMEDIATE"):
@@ -307,7 +316,7 @@ class SqliteRequests:
 
 
 class CommitFailedError(Exception):
-    """An error of the commit itself, after which nobody knows what is stored; its cause says which."""
+    """The commit itself failed, so what is stored is unknown; see its cause."""
 
 
 @contextmanager
@@ -328,19 +337,8 @@ def sqlite_transaction(connection: sqlite3.Connection, kind: str) -> Iterator[No
         raise
 
 
-# How values are stored in SQLite.
-#
-# Beside SQLite's own text, integer, real and blob:
-#
-#     boolean      0 or 1
-#     timestamp    text in UTC, `2013-07-01T00:00:00Z`; a fraction of a second only where there is one
-#     date         text, `2013-07-01`
-#     decimal      text with all its digits (a column made elsewhere as DECIMAL keeps about 15 of them)
-#     json, lists  text, as JSON; what is in a list as above
-
-
 def sqlite_encoder(column: Column) -> Callable[[Any], Any] | None:
-    """The function that brings a checked value into the form that SQLite keeps; None where it is that already."""
+    """The function that brings a checked value into SQLite's form; None if it is stored unchanged."""
     if column.kind is Kind.LIST:
         assert column.element is not None
         item = sqlite_encoder(column.element)
@@ -349,7 +347,7 @@ def sqlite_encoder(column: Column) -> Callable[[Any], Any] | None:
 
 
 def sqlite_decoder(column: Column) -> Callable[[Any], Any] | None:
-    """The function that brings what SQLite keeps back; None where it is as it was."""
+    """The function that converts SQLite's form back; None if it is unchanged."""
     if column.kind is Kind.LIST:
         assert column.element is not None
         item = sqlite_decoder(column.element)
@@ -360,7 +358,7 @@ def sqlite_decoder(column: Column) -> Callable[[Any], Any] | None:
 
 
 def append_json_lists(old: str | None, new: str) -> str:
-    """Two lists as JSON, one after the other; SQLite calls it."""
+    """Concatenate two JSON lists; called by SQLite."""
     return new if old is None else json.dumps([*json.loads(old), *json.loads(new)])
 
 
@@ -390,7 +388,7 @@ T = TypeVar("T")
 
 _LONGEST_WAIT = 2e6  # seconds; SQLite counts milliseconds in 32 bits
 
-# What is wrong with the file or its disk, whatever is asked of it.
+# Errors of the file or its disk, for any request.
 _UNUSABLE = (
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_NOTADB,
@@ -403,15 +401,15 @@ _UNUSABLE = (
 
 
 class _OpenConnection:
-    """What one event loop has open: a connection that nobody but its thread touches."""
+    """What one event loop has open: a connection used only by its thread."""
 
     def __init__(self, name: str) -> None:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self.live: SqliteRequests | None = None
-        self.file: tuple[int, int] | None = None  # that it has open: another may come under its name
+        self.file: tuple[int, int] | None = None  # of the open file: another may get its name
 
     def end(self) -> Future[None]:
-        """Close the connection after the requests that wait, and end the thread then."""
+        """Close the connection after the waiting requests, then end the thread."""
         closed = self.thread.submit(self.close)
         self.thread.shutdown(wait=False)
         return closed
@@ -423,21 +421,20 @@ class _OpenConnection:
 
 
 class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
-    """Read and write function over one table of an SQLite file; every request is one transaction.
+    """Read and write function for one table of an SQLite file; every request is one transaction.
 
-    A relative `path` counts from the working directory in which it is declared. `key` names one column or several
-    (then keys are tuples); it must be the primary key or unique. `columns` gives the columns' types (see
-    `column_values`, and `sqlite_values` for how each is stored); without it they are read from the table. `create` has
-    the first write make file and table where they are missing, and needs `columns`; reading makes neither, and finds
-    no records then. The file is kept in write-ahead mode, which needs a local disk. A writer waits up to
-    `busy_timeout` seconds for others; then TableUnavailableError, which retries. Threads may share it, each through a
-    `BlockingTable` of its own.
+    A relative `path` is resolved in the working directory of the declaration. `key` names one column or several (then
+    keys are tuples); it must be the primary key or unique. `columns` gives the columns' types (see `columns.py`);
+    without it they are read from the table. With `create` the first write creates a missing file and table, and
+    `columns` is required; a read creates neither, and finds no records. The file is in write-ahead mode, which needs a
+    local disk. A writer waits up to `busy_timeout` seconds for others, then raises TableUnavailableError, which is
+    retried. Threads may share it, each with a `BlockingTable` of its own.
 
-    What `newest_by` and `idempotent` need lies in the table `<table>__adjunct`; `forget` removes what is
-    old of it, and where `forget_after` (seconds) is given each process does so once an hour, when it connects.
+    State for `newest_by` and `idempotent` is in the table `<table>__adjunct`; `forget` purges old entries, and with
+    `forget_after` (seconds) each process does so once an hour, when it connects.
     """
 
-    appends_to_json: ClassVar[bool] = False  # only to lists
+    appends_to_json: ClassVar[bool] = False  # for lists only
 
     def __init__(
         self,
@@ -508,7 +505,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         return await self._in_thread(lambda mine: mine.live.codec.types if mine.live else self.column_types())
 
     def exists(self) -> bool:
-        """Whether the file has the table; looking makes neither."""
+        """Whether the file has the table; creates neither."""
         if not Path(self.path).exists():
             return False
         try:
@@ -518,7 +515,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
             raise self._translated(error) from error
 
     async def open(self) -> None:
-        """Connect, where the table is there or its `create` is not asked for; else the first write makes it."""
+        """Connect, unless the first write is to create the table."""
         if self._open.here().live is None:
             try:
                 await self._in_thread(self._reading)
@@ -526,7 +523,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
                 raise self._translated(error) from error
 
     async def close(self) -> None:
-        """Close the running event loop's connection, once its requests have ended."""
+        """Close the running event loop's connection after its requests."""
         mine = self._open.take()
         if mine is not None:
             await asyncio.wrap_future(mine.end())
@@ -536,14 +533,15 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         return await self._in_thread(lambda mine: request(mine, operation))
 
     async def forget(self, older_than: float) -> int:
-        """Forget what was applied to keys more than these seconds ago, deleted records' too; return how many keys'.
+        """Purge what was applied to keys, including deleted ones, more than `older_than` seconds ago; return the number
+        of keys.
 
-        A message as old as that is from then on applied when it comes (again).
+        A message that old is applied if it arrives again.
         """
         await self.open()
         return await self._in_thread(lambda mine: mine.live.forget(older_than) if mine.live else 0)
 
-    # What follows runs in the thread of the event loop that asks, one request after another.
+    # The following methods run in the event loop's own thread, one request after another.
 
     async def _in_thread(self, request: Callable[[_OpenConnection], T]) -> T:
         mine = self._open.here()
@@ -583,7 +581,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         return Outcomes(count, problems=halving.problems, defaults_put=halving.defaults_put)
 
     def _problem(self, error: Exception) -> Problem:
-        """What an error says of the entries; whatever was begun is rolled back, so they may be sent again."""
+        """The problem of an error's entries; the transaction is rolled back, so they may be retried."""
         if isinstance(error, CommitFailedError):
             cause = error.__cause__
             assert isinstance(cause, sqlite3.Error)
@@ -597,7 +595,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         return translated
 
     def _file(self, mode: str) -> sqlite3.Connection:
-        """Connect to the file, which the mode "rwc" makes."""
+        """Connect to the file; the mode "rwc" creates it."""
         return sqlite3.connect(
             f"{Path(self.path).as_uri()}?mode={mode}",
             uri=True,
@@ -627,7 +625,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         try:
             if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
                 connection.execute("PRAGMA journal_mode = WAL")
-            # The batch that a write belongs to is committed after it, so the write must be on the disk.
+            # A batch is committed after its writes, so they must be on disk.
             connection.execute("PRAGMA synchronous = FULL")
             if make:
                 with sqlite_transaction(connection, "IMMEDIATE"):
@@ -646,14 +644,14 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         return requests
 
     def _reading(self, mine: _OpenConnection) -> SqliteRequests | None:
-        """The requests of this thread; None where the table is to be made by the first write."""
+        """The requests of this thread; None if the first write is to create the table."""
         if mine.live is None and self.create and not self.exists():
             return None
         return self._live(mine, make=False)
 
     def _live(self, mine: _OpenConnection, *, make: bool) -> SqliteRequests:
         if mine.live is not None and mine.file != _file_identity(self.path):
-            # It would live on for this connection alone, and what is written be lost with it.
+            # It would live on for this connection only, and its writes would be lost.
             mine.close()
             make = False
         if mine.live is None:
@@ -681,7 +679,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
 
 
 def _file_identity(path: str) -> tuple[int, int] | None:
-    """Which file has the path; None where there is none."""
+    """The identity of the file at the path; None if there is none."""
     try:
         status = os.stat(path)  # noqa: PTH116 - it is asked for each request, and a Path takes thrice as long
     except OSError:

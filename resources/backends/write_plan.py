@@ -1,7 +1,15 @@
-"""What one request of writes comes to: which entries pass, and the one change to each key that they make together.
+"""Plans one request of writes for SQL stores: which entries pass, and the one change of each key that results.
 
-All of it is pure. A store locks the request's keys, reads what it has of them (`Found`), asks `planned`, and writes the
-plan, all in one transaction. Entries of one key take effect in their order, each seeing what those before it did.
+All of it is pure, and shared so that backends agree on what a request means. A store locks the request's keys, reads
+their state (`StoredState`), calls `plan_writes`, and writes the plan, all in one transaction. Entries of one key take
+effect in order, each seeing the earlier ones.
+
+- A record is a mapping of columns. It may omit the key's columns; if present, they must equal the key. Columns that a
+  whole record omits become null; an update leaves them alone.
+- Keys of several columns are tuples, in the order of the names that the request gives, else in the store's.
+- With conditions, `Applied` is stored in a table of its own, `<table>__adjunct`, one row per key, which is locked
+  before a conditional write and changed in the same transaction. It outlives the record, so that older messages don't
+  restore it.
 """
 
 from __future__ import annotations
@@ -30,16 +38,7 @@ from dagster_adjunct.resources.tables.operation import (
     to_changes,
 )
 
-# Between records (mappings) and rows (tuples of values): what is checked, and in which form it is kept.
-#
-# All of it is pure. SQL backends share it, so that they agree on what a request means:
-#
-# - A record is a mapping of columns. The key's columns may be left out of it; if they are there, they
-#   must equal the key. Columns that a whole record leaves out become null; an update leaves them alone.
-# - Keys of several columns are tuples, in the order of the names that the request gives, else in the store's.
-
-
-Key = Any  # one value, or a tuple of values where the key has several columns
+Key = Any  # one value, or a tuple for a key of several columns
 Row = tuple[Any, ...]
 Record = Mapping[str, Any]
 
@@ -48,7 +47,7 @@ _NUMBERS = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL)
 
 
 class CheckedChanges(NamedTuple):
-    """`Changes` whose columns and values fit the table; `remove` is in `set`, as None."""
+    """`Changes` whose columns and values fit the table; `remove` is part of `set`, as None."""
 
     set: dict[str, Any]
     add: dict[str, Any]
@@ -56,10 +55,10 @@ class CheckedChanges(NamedTuple):
 
 
 class RowCodec:
-    """Checks, keeps and reads back the records of one table; errors name the table, the column and the value.
+    """Checks, encodes and decodes the records of one table; errors name the table, the column and the value.
 
-    `keep` brings a checked value into the form that the store keeps, `decoders` brings it back; by kind, where they
-    differ. `bits`: as in `checker_of`.
+    `keep` encodes a checked value for the store, `decoders` decode it; by kind, if they differ. `bits`: as in
+    `make_checker`.
     """
 
     def __init__(
@@ -99,7 +98,9 @@ class RowCodec:
         return {name: f"{column.type}{column.size}" for name, column in self.columns.items()}
 
     def keys_by(self, names: Sequence[str]) -> Callable[[Key], Row]:
-        """The function that checks a key whose parts have these names, in this order; none: the store's own order."""
+        """Return the function that checks keys whose parts have these names, in this order; empty: the store's own
+        order.
+        """
         ordered = key_reorderer(self.table, self.key, names)
         return self.key_row if ordered is None else lambda key: self.key_row(ordered(key))
 
@@ -120,13 +121,13 @@ class RowCodec:
         return row
 
     def whole(self, key: Row, record: Record) -> dict[str, Any]:
-        """All that the record says, checked, with the key's columns."""
+        """The whole record, checked, with the key's columns."""
         fields = self._without_key(key, self._fields(record), record)
         fields.update(zip(self.key, key, strict=True))
         return fields
 
     def changes(self, key: Row, update: Record | Changes) -> CheckedChanges:
-        """What the update does, checked; the key's columns may be set to what they are."""
+        """The update's changes, checked; the key's columns may be set to their own values."""
         if not isinstance(update, Changes):
             return CheckedChanges(self._without_key(key, self._fields(update), update), {}, {})
         changes = to_changes(update)
@@ -149,7 +150,7 @@ class RowCodec:
         return CheckedChanges({**sets, **removed} if removed else sets, add, appended)
 
     def sum(self, name: str, old: Any, number: Any) -> Any:
-        """What column `name` holds after `number` is added to `old`; for json, the members of both."""
+        """The value of column `name` after adding `number` to `old`; for JSON, the members of both."""
         if self.columns[name].kind is Kind.JSON:
             if old is not None and not isinstance(old, dict):
                 raise self._misfit(name, number, f"members can't be added to what the column holds, {old!r}")
@@ -167,7 +168,7 @@ class RowCodec:
         return column
 
     def checked(self, name: str, value: Any) -> Any:
-        """The value in its one form; SchemaMismatchError where it does not fit the column."""
+        """The normalized value; SchemaMismatchError if it does not fit the column."""
         check = self._check.get(name)
         if check is None:
             raise self._no_column(name)
@@ -179,7 +180,7 @@ class RowCodec:
             raise self._misfit(name, value, str(error)) from None
 
     def kept(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """The values of these columns as the store keeps them, one list a column."""
+        """The values of these columns in the store's form, one list per column."""
         columns: list[list[Any]] = []
         for place, name in enumerate(names):
             keep = self._keep[name]
@@ -188,7 +189,7 @@ class RowCodec:
         return columns
 
     def read(self, names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
-        """What a row of these columns stands for."""
+        """The values of a stored row of these columns."""
         decode = self._decode
         return {
             name: value if value is None or (to := decode[name]) is None else to(value)
@@ -217,7 +218,7 @@ class RowCodec:
         try:
             return {name: None if value is None else check[name](value) for name, value in record.items()}
         except (KeyError, TypeError):
-            return {name: self.checked(name, value) for name, value in record.items()}  # says which one
+            return {name: self.checked(name, value) for name, value in record.items()}  # raises for the unknown one
 
     def _added(self, name: str, value: Any) -> Any:
         column = self.column(name)
@@ -259,12 +260,6 @@ class RowCodec:
         )
 
 
-# `Applied`: what a store keeps beside a record, to tell messages that are late or come again.
-#
-# It lies in a table of its own, `<table>__adjunct`, one row a key, which is locked before a conditional write and
-# changed in the same transaction. It stays when the record is deleted, so that what is older does not bring it back.
-
-
 COLUMNS = ("newest_of", "newest", "tie", "applied")
 """The texts that stand for it, in this order, after the key's columns; then `at`, when they were last written."""
 
@@ -280,7 +275,7 @@ _WRITTEN: dict[Kind, Any] = {Kind.STRING: str, Kind.INTEGER: str, Kind.DECIMAL: 
 
 
 def idempotency_table_name(table: str, key: Sequence[str]) -> str:
-    """The name of the table that keeps it, by the columns `key`."""
+    """The name of the table that stores `Applied`, for a table with the columns `key`."""
     name = f"{table}__adjunct"
     if len(name.encode()) > 63:
         raise ConfigurationError(
@@ -300,7 +295,7 @@ def idempotency_table_name(table: str, key: Sequence[str]) -> str:
 
 
 def check_idempotency_columns(label: str, beside: str, key: Sequence[str], names: Sequence[str]) -> None:
-    """TableAccessError where the columns of that table are others, or none because it is missing."""
+    """Raise TableAccessError if that table has other columns, or none because it is missing."""
     if set(names) != {*key, *COLUMNS, "at"}:
         raise TableAccessError(
             f"{label}: newest_by and idempotent need a table {beside!r} with the columns {', '.join(key)}, "
@@ -312,24 +307,24 @@ def check_idempotency_columns(label: str, beside: str, key: Sequence[str], names
 
 @dataclass(slots=True)
 class Applied:
-    """The time and tie of the newest message applied, and the greatest position applied from each source."""
+    """The time and tie of the newest applied message, and the greatest applied position of each source."""
 
     newest: tuple[Any, str] | None = None
     positions: dict[str, str] = field(default_factory=dict)
     stands: tuple[str | None, ...] = (None, None, None)  # the first three texts as they were read
-    of_record: tuple[Any, str] | None = None  # of a record that was written without conditions; it is not kept
+    of_record: tuple[Any, str] | None = None  # of a record written without conditions; not stored
 
     def was_applied(self, conditions: Conditions, mark: Mark) -> bool:
         """Whether the message, or a later one of its source, was applied before."""
         return conditions.idempotent and mark.position <= self.positions.get(mark.source, "")
 
     def is_late(self, conditions: Conditions, mark: Mark, time: Any) -> bool:
-        """Whether the record is newer."""
+        """Whether the record is newer than the message."""
         newest = self.newest or self.of_record
         return conditions.newest_by is not None and newest is not None and (time, mark.tie) < newest
 
     def remember(self, conditions: Conditions, mark: Mark, time: Any, *, late: bool) -> None:
-        """Record that the message was applied; one that is late does not become the newest."""
+        """Record that the message was applied; a late one does not become the newest."""
         if conditions.idempotent:
             self.positions[mark.source] = mark.position
         if conditions.newest_by is not None and not late:
@@ -337,7 +332,7 @@ class Applied:
 
 
 def check_newest_by(codec: RowCodec, newest_by: str | None) -> None:
-    """Refuse a column by which nothing can be the newest."""
+    """Raise SchemaMismatchError for a column whose values have no order."""
     if newest_by is not None and codec.column(newest_by).kind not in _READ:
         raise SchemaMismatchError(
             f"{codec.table}: column {newest_by!r} is {codec.columns[newest_by].type}, but newest_by needs a column "
@@ -348,7 +343,7 @@ def check_newest_by(codec: RowCodec, newest_by: str | None) -> None:
 
 
 def applied_to_texts(codec: RowCodec, newest_by: str | None, applied: Applied) -> tuple[str | None, ...]:
-    """`COLUMNS` of what is kept."""
+    """The values of `COLUMNS` for what was applied."""
     if applied.newest is None or newest_by is None:
         return (*applied.stands, json.dumps(applied.positions))
     time, tie = applied.newest
@@ -357,7 +352,7 @@ def applied_to_texts(codec: RowCodec, newest_by: str | None, applied: Applied) -
 
 
 def applied_from_texts(codec: RowCodec, newest_by: str | None, texts: tuple[Any, ...]) -> Applied:
-    """What `COLUMNS` stand for; times of another column than `newest_by` say nothing."""
+    """What the values of `COLUMNS` mean; times of another column than `newest_by` are ignored."""
     newest_of, newest, tie, applied = texts
     positions = json.loads(applied) if applied else {}
     if newest_by is None or newest_of != newest_by or newest is None:
@@ -366,7 +361,7 @@ def applied_from_texts(codec: RowCodec, newest_by: str | None, texts: tuple[Any,
 
 
 class Entry(NamedTuple):
-    """One entry that fits the table. `value`: a whole record, or changes; None for a delete."""
+    """A valid entry. `value`: a whole record, or changes; None for a delete."""
 
     place: int
     key: Row
@@ -376,20 +371,20 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ValidEntries:
-    """The entries of a request that fit the table, and why the others don't."""
+    """The valid entries of a request, and the problems of the others."""
 
     entries: Sequence[Entry]
     problems: dict[int, Problem]
 
     @property
     def keys(self) -> list[Row]:
-        """The keys of the entries, each once."""
+        """The distinct keys of the entries."""
         return list(dict.fromkeys(entry.key for entry in self.entries))
 
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """What the store has: of each key with a record the columns that were asked for; and what was applied to keys."""
+    """What the store has: the requested columns of each key with a record, and what was applied to keys."""
 
     records: Mapping[Row, Mapping[str, Any]] = field(default_factory=dict)
     applied: Mapping[Row, Applied] = field(default_factory=dict)
@@ -397,11 +392,11 @@ class StoredState:
 
 @dataclass(slots=True)
 class WritePlan:
-    """What to write, at most one of the first four for each key.
+    """What to write; each key is in at most one of the first four.
 
-    `puts` are whole records whatever is there. `begins` are whole records for keys that have none: if another has begun
-    one meanwhile, the plan is void and has to be made again. `changes` are for records that are there. `applied` is
-    what to keep beside them.
+    `puts` are whole records for keys with or without one. `begins` are whole records for keys without one: if another
+    writer creates one meanwhile, the plan is void. `changes` are for existing records. `applied` is stored in the
+    idempotency table.
     """
 
     puts: dict[Row, dict[str, Any]] = field(default_factory=dict)
@@ -413,7 +408,7 @@ class WritePlan:
     defaults_put: int = 0
 
     def groups(self) -> Iterator[Group]:
-        """The changes as groups of the same columns."""
+        """The changes grouped by their columns."""
         groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Row]] = {}
         for key, (sets, _, append) in self.changes.items():
             if sets or append:
@@ -432,7 +427,7 @@ class Group(NamedTuple):
 
 
 def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries:
-    """Check all entries; one that does not fit is a problem of its own."""
+    """Check all entries; an invalid one gets a problem of its own."""
     entries, kind = operation.entries, operation.kind
     to_key = codec.keys_by(entries.key_names if isinstance(entries, ArrowEntries) else operation.key)
     value_of: Callable[[Row, Any], Any] = codec.changes if kind is OperationKind.UPDATE else codec.whole
@@ -479,12 +474,12 @@ def columns_to_read(operation: Operation[Any], entries: Sequence[Entry]) -> tupl
 
 
 def needs_read(operation: Operation[Any]) -> bool:
-    """Whether the plan depends on what the store has."""
+    """Whether the plan depends on the stored state."""
     return bool(operation.conditions) or operation.kind in (OperationKind.UPDATE, OperationKind.PUT_IF_ABSENT)
 
 
 def plan_writes(codec: RowCodec, operation: Operation[Any], asked: ValidEntries, stored: StoredState) -> WritePlan:
-    """Decide, entry by entry in their order."""
+    """Plan the writes, entry by entry in order."""
     plan = WritePlan(problems=dict(asked.problems))
     updates = _Updates(codec, operation)
     steps = {
@@ -499,7 +494,7 @@ def plan_writes(codec: RowCodec, operation: Operation[Any], asked: ValidEntries,
         if not conditions:
             problem = step(plan, stored, entry)
         else:
-            assert marks is not None  # whoever states conditions gives marks
+            assert marks is not None  # conditions require marks
             mark: Mark = marks[entry.place]
             applied = plan.applied.get(entry.key) or _applied_to_key(operation, stored, entry.key)
             late = applied.is_late(conditions, mark, entry.time)
@@ -508,7 +503,7 @@ def plan_writes(codec: RowCodec, operation: Operation[Any], asked: ValidEntries,
                 continue
             to_do = updates.late(entry) if late else entry
             problem = (updates.add_late if late else step)(plan, stored, to_do)
-            # What it would add where there is no record is passed over, and so when it comes again.
+            # Without a record its additions are skipped, also in a replay.
             passed_over = late and any(to_do.value) and problem is not None and problem.state is State.SKIPPED
             if problem is None or passed_over:
                 applied.remember(conditions, mark, entry.time, late=late)
@@ -519,7 +514,7 @@ def plan_writes(codec: RowCodec, operation: Operation[Any], asked: ValidEntries,
 
 
 def _applied_to_key(operation: Operation[Any], stored: StoredState, key: Row) -> Applied:
-    """What was applied to the key; a record that was written without conditions is older than messages of its time."""
+    """What was applied to the key; a record written without conditions is older than messages of its time."""
     applied = stored.applied.get(key) or Applied()
     newest_by = operation.conditions.newest_by
     if newest_by is not None and applied.newest is None:
@@ -552,7 +547,7 @@ class _Updates:
         self._given: Sequence[Hashable] = operation.entries.keys
 
     def update(self, plan: WritePlan, stored: StoredState, entry: Entry) -> Problem | None:
-        """Change the record that is there or was begun; begin it where there is a default."""
+        """Change the existing or planned record; start from the default if there is none."""
         changes: CheckedChanges = entry.value
         try:
             if entry.key in stored.records:
@@ -578,12 +573,12 @@ class _Updates:
         return None
 
     def late(self, entry: Entry) -> Entry:
-        """Return what of an update is done to a record that is newer (`Operation.applies_late_changes`)."""
+        """The part of an update that applies to a newer record (`Operation.applies_late_changes`)."""
         numbers = {n: value for n, value in entry.value.add.items() if self._codec.columns[n].kind is not Kind.JSON}
         return entry._replace(value=CheckedChanges({}, numbers, entry.value.append))
 
     def add_late(self, plan: WritePlan, stored: StoredState, entry: Entry) -> Problem | None:
-        """Do what is late to a record that is there."""
+        """Apply late changes to an existing record."""
         if not any(entry.value) or (entry.key not in stored.records and entry.key not in plan.begins):
             return Problem(State.SKIPPED)
         return self.update(plan, stored, entry)
@@ -596,7 +591,7 @@ def _apply(
     old: Mapping[str, Any],
     appended: dict[str, list[Any]] | None = None,
 ) -> None:
-    """Bring the changes into `new`, all or none. `appended`: what the store itself puts at the end of lists."""
+    """Merge the changes into `new`, all or none. `appended`: what the store itself appends to lists."""
     if changes.add:
         sums = {
             name: codec.sum(name, new[name] if name in new else old.get(name), number)
@@ -616,10 +611,10 @@ def _apply(
 
 
 class BisectRejected:
-    """Finds out which entries a store refuses, where it says no more than that a request as a whole was refused.
+    """Finds the entries that a store rejects, if it only says that the request as a whole was rejected.
 
-    A refused part is sent again as two halves, in order. What follows a part that failed and may be sent again is not
-    sent at all: it would overtake it.
+    A rejected part is sent again as two halves, in order. After a retryable failure nothing more is sent: it would
+    overtake the retry.
     """
 
     def __init__(self, asked: ValidEntries) -> None:
@@ -628,17 +623,17 @@ class BisectRejected:
         self._parts = [asked.entries] if asked.entries else []
 
     def next(self) -> ValidEntries | None:
-        """What to send next; None when all is done."""
+        """The next part to send; None when done."""
         return ValidEntries(self._parts[0], {}) if self._parts else None
 
     def done(self, plan: WritePlan) -> None:
-        """The part took effect."""
+        """Mark the part as done."""
         self._parts.pop(0)
         self.problems |= plan.problems
         self.defaults_put += plan.defaults_put
 
     def failed(self, problem: Problem, *, by_data: bool) -> None:
-        """The part had no effect, or nobody knows. `by_data`: the store refused some of its entries."""
+        """Mark the part as failed, without effect or with an unknown one. `by_data`: some entries were rejected."""
         part = self._parts.pop(0)
         if by_data and len(part) > 1:
             middle = len(part) // 2

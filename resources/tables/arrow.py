@@ -108,7 +108,7 @@ class ArrowEntries:
         missing = [name for name in key if name not in columns]
         twice = repeated_names(rows.schema.names)
         if missing or twice:
-            wrong = f"no column {missing[0]!r}, which is of the key" if missing else f"two columns {twice[0]!r}"
+            wrong = f"no column {missing[0]!r}, which is part of the key" if missing else f"two columns {twice[0]!r}"
             raise SchemaMismatchError(
                 f"an Arrow batch has {wrong}; it has {', '.join(rows.schema.names)}.",
                 f"Include the key columns ({', '.join(key)}), and name each column once.",

@@ -112,7 +112,7 @@ def test_no_secret_of_postgres_is_in_anything_that_a_run_stores_logs_or_pickles(
     postgres_server.execute(f"GRANT ALL ON machines TO {GUARDED_USER}")
     told = run(in_postgres, machines(), instance, capfd)
     assert told.success is right
-    assert ("MACHINES_SECRET" if right else "refused the login") in told.of_this_run
+    assert ("MACHINES_SECRET" if right else "rejected the login") in told.of_this_run
     assert secret not in told.whole
 
 
@@ -134,7 +134,7 @@ def test_no_secret_of_redis_is_in_anything_that_a_run_stores_logs_or_pickles(
     resource = RedisTableResource(prefix="machines", key="machine", columns=COLUMNS, **where)
     told = run(in_redis, resource, instance, capfd)
     assert told.success is right
-    assert ("MACHINES_SECRET" if right else "refused the login") in told.of_this_run
+    assert ("MACHINES_SECRET" if right else "rejected the login") in told.of_this_run
     assert secret not in told.whole
 
 

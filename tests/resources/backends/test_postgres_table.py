@@ -207,7 +207,7 @@ def test_a_refused_login_is_not_tried_again_and_shows_no_password(postgres_serve
     with (
         caplog.at_level(logging.DEBUG),
         blocking(table_of("t")) as table,
-        pytest.raises(TableAccessError, match=f":{postgres_server.port}/adjunct refused the login") as error,
+        pytest.raises(TableAccessError, match=f":{postgres_server.port}/adjunct rejected the login") as error,
     ):
         table.get(1)
     assert table.metrics.retries == 0

@@ -236,7 +236,7 @@ def test_equal_keys_are_one_record_however_they_are_written(new_table):
         ("id", {"id": "json"}, "can't be a key"),
         ("id", {"a": "string"}, "no column 'id'"),
         ("id", {"id": "string", "adjunct_x": "int"}, "names that begin with adjunct_"),
-        ("id", {"id": "string", "x": "uuid"}, "known are string"),
+        ("id", {"id": "string", "x": "uuid"}, "expected string"),
     ],
 )
 def test_columns_that_can_not_work_are_refused_when_declared(key, columns, words):

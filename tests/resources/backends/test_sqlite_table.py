@@ -115,7 +115,7 @@ def test_missing_files_tables_columns_and_keys_are_named(tmp_path):
         opened()
     with sqlite3.connect(tmp_path / "t.sqlite") as connection:
         connection.execute("CREATE TABLE t (id TEXT, v INTEGER)")
-    with pytest.raises(TableAccessError, match="no such table"):
+    with pytest.raises(TableAccessError, match="does not have this table"):
         opened(table="other")
     with pytest.raises(SchemaMismatchError, match="no primary key or unique index on id"):
         opened()

@@ -374,7 +374,7 @@ def test_a_schema_that_is_missing_and_a_login_that_is_refused_are_told(segment_s
         missing.create(new_table_id(), 1)
     monkeypatch.setenv("KEY_VALUES_DSN", postgres_server.dsn("guarded", "wrong-secret"))
     guarded = PostgresSegments(dsn_env="KEY_VALUES_DSN")
-    with pytest.raises(TableAccessError, match="refused the login") as refused:
+    with pytest.raises(TableAccessError, match="rejected the login") as refused:
         guarded.create(new_table_id(), 1)
     place = guarded.location(new_table_id(), 1)
     for text in (str(refused.value), repr(guarded), str(guarded.to_dict()), place):

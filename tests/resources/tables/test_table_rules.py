@@ -218,6 +218,6 @@ def test_the_parts_of_a_key_are_named_to_the_function_in_the_tables_order():
 
 @pytest.mark.parametrize("remove", ["n", "note", ""])
 def test_a_text_is_no_list_of_columns_to_remove(remove):
-    with pytest.raises(ConfigurationError, match=r"remove='\w*': expected a sequence"):
+    with pytest.raises(ConfigurationError, match=r"remove='\w*'\): expected a sequence"):
         Changes(remove=remove)
     Changes(remove=["n"])
