@@ -248,7 +248,7 @@ def test_another_key_than_the_tables_is_refused(new_table, key, columns):
 
 
 def test_a_table_that_is_not_there_is_refused_without_create(new_table):
-    with pytest.raises(TableAccessError, match="there is no such table in us-east-1"):
+    with pytest.raises(TableAccessError, match="the table does not exist in us-east-1"):
         do(new_table(create=False), get("k"))
 
 

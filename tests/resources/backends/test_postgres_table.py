@@ -103,7 +103,7 @@ def test_a_table_that_is_not_there_or_does_not_fit_is_named(postgres_server):
     place = f"127.0.0.1:{postgres_server.port}/adjunct"
     with (
         blocking(table_of("nowhere", columns=None, create=False)) as table,
-        pytest.raises(TableAccessError, match=rf"PostgreSQL table public.nowhere at {place}: there is no such table"),
+        pytest.raises(TableAccessError, match=rf"PostgreSQL table public.nowhere at {place}: the table does not exist"),
     ):
         table.get(1)
     postgres_server.execute("CREATE TABLE keyless (id text, v int)")
@@ -144,7 +144,7 @@ def test_keys_that_the_server_takes_for_one_are_refused(postgres_server, column,
 def test_a_constraint_of_the_table_refuses_the_entries_that_break_it_and_no_others(postgres_server):
     postgres_server.execute("CREATE TABLE checked (id text PRIMARY KEY, n int CHECK (n < 10))")
     with blocking(table_of("checked", columns=None, create=False)) as table:
-        with pytest.raises(TableError, match=r"refused the request .*check constraint"):
+        with pytest.raises(TableError, match=r"rejected the request .*check constraint"):
             table.put_all([("a", {"n": 1}), ("b", {"n": 11})])
         assert set(table.get_all(["a", "b"])) == {"a"}
         assert table.metrics.retries == 0

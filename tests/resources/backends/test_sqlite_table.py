@@ -125,7 +125,7 @@ def test_missing_files_tables_columns_and_keys_are_named(tmp_path):
     with pytest.raises(SchemaMismatchError, match="no column 'w', but one is declared; it has id, v"):
         opened(columns={"id": "string", "w": "int"})
     (tmp_path / "text.sqlite").write_text("no database at all, but long enough to be looked at" * 50)
-    with pytest.raises(TableAccessError, match="can't be used"):
+    with pytest.raises(TableAccessError, match="can't be accessed"):
         opened(path=tmp_path / "text.sqlite")
 
 
