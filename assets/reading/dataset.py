@@ -1,4 +1,4 @@
-"""A dataset, opened: by key, whole, or by other engines; what it held earlier; what operators do to its versions."""
+"""An open dataset: lookups by key, whole frames, earlier versions, and operations on its versions."""
 
 from __future__ import annotations
 
@@ -56,27 +56,24 @@ T = TypeVar("T")
 
 
 class Dataset(VersionOperations):
-    """A dataset that `open_dataset` has opened. Safe to share between threads; close it, or use it in a `with`.
+    """An open dataset, from `open_dataset`. Safe to share between threads; close it, or use it in a `with`.
 
-    A version is one state of the dataset, and has an id. One of a bounded dataset was delivered under a name, too, and
-    is asked for by either; a name stands for the newest version of it.
+    A version is one state of the dataset and has an id. A version of a bounded dataset also has a name; a name stands
+    for its newest version. The dataset reads the served version until `refresh` or a watch moves on to another, or a
+    chosen one permanently. Every call reads one whole version; a running iteration keeps its version to the end.
 
-    What is read is one version: the one that is served, until `refresh` or a watch moves on to another, or a chosen one
-    for good. Every call reads one whole version; an iteration that runs keeps its version to the end.
+    **Leases.** A lease keeps the version from being discarded (three requests, then one for each renewal in the
+    background). It is taken before the second `get` or `get_all`, and before the first `items`, `frame`, `watch`,
+    `hold` or hand-over to another engine, so a first `get` costs three requests: CURRENT, the manifest, and one row
+    group. It is released when the dataset has moved on and the calls on the version have ended, or when the dataset is
+    garbage collected. A version that was given to `frame` or another engine stays leased until `close`, because its
+    files are read later. With `lease=False` a version may be discarded meanwhile: `get` and `get_all` then answer from
+    the version served by then, and running reads raise VersionDiscardedError. Spark's errors about missing or damaged
+    files of the version leave the `with` as VersionDiscardedError or ManifestMismatchError.
 
-    **Leases.** A version that is read is held by a lease (three requests, then one a renewal in the background), which
-    keeps it from being discarded. It is taken as soon as more is read than one answer: before the second `get` or
-    `get_all`, and before the first `items`, `frame`, `watch`, `hold` or hand-over to another engine. It is given back
-    when the dataset has moved on and the calls on it have ended; a version that `frame` or another engine was given
-    stays held until `close`, because it is read later. A dataset that is dropped without `close` gives its lease back,
-    too, but for such a version. So a first `get` costs three requests: CURRENT, the manifest,
-    and one row group. With `lease=False` a version may go: `get` and `get_all` then answer from the version served by
-    that time, and what has begun fails with VersionDiscardedError. What Spark says of a file of the version that is
-    gone or damaged leaves the `with` as VersionDiscardedError or ManifestMismatchError.
-
-    **Damage.** A damaged or missing file is ManifestMismatchError, unless another version is served by then. With
+    **Damage.** A damaged or missing file raises ManifestMismatchError, unless another version is served by then. With
     `on_damage="previous"` the sealed version before is read, with a warning in the log and the error in `damaged`,
-    until another version is served. An iteration that has begun fails all the same, and so does a chosen version.
+    until another version is served. A running iteration and a chosen version fail all the same.
     """
 
     def __init__(self, stored: StoredVersions, served: ServedVersion) -> None:
@@ -101,7 +98,7 @@ class Dataset(VersionOperations):
 
     @property
     def sealed(self) -> SealedVersion:
-        """What is stored of that version: its name, number, offsets, counters and files."""
+        """The stored facts of that version: its name, number, offsets, counters and files."""
         return self._served.reader.sealed
 
     @property
@@ -111,12 +108,12 @@ class Dataset(VersionOperations):
 
     @property
     def rows(self) -> int | None:
-        """The number of its entries; None where deltas have to be merged to know it."""
+        """The number of its entries; None if counting them needs a merge of deltas."""
         return self._served.reader.rows
 
     @property
     def damaged(self) -> dict[str, ManifestMismatchError]:
-        """The versions that turned out to be damaged while they were read here, by id, with what was found."""
+        """The errors of versions that were found damaged while reading, by version id."""
         return dict(self._served.damaged)
 
     # -- reading
@@ -130,73 +127,72 @@ class Dataset(VersionOperations):
         return self._served.answer(lambda reader: reader.get(key))
 
     def history_of(self, key: object) -> list[Validity]:
-        """Return what was valid of a key and when, oldest first: deletions have no entry, and end what was before.
+        """Return the entries of a key over time, oldest first; a deletion has no entry and ends the one before.
 
-        Neighbours of the same content are joined, and what had ended before the history's edge is left out. Of a
-        bounded dataset all versions are looked into that say their time, and held until `close`. Raises DatasetError
-        without history, and what `get` raises.
+        Adjacent intervals with equal entries are merged, and intervals that ended before the history's edge are left
+        out. Of a bounded dataset all versions that state their time are read, and stay leased until `close`. Raises
+        DatasetError without history, and what `get` raises.
         """
         if not self.sealed.positioned:
             return self._served.lend_over_time().history_of(key)
         return self._served.answer(lambda reader: reader.history_of(key))
 
     def get_all(self, keys: Iterable[K]) -> dict[K, Entry]:
-        """Return the entries of those keys that have one, all of one version, under the keys as they were given."""
+        """Return the entries of these keys, all of one version, under the keys as given."""
         wanted = list(keys)
         return self._served.answer(lambda reader: reader.get_all(wanted))
 
     def items(self, prefix: object = None, *, start: object = None, end: object = None) -> Iterator[tuple[Any, Entry]]:
-        """Yield (key, entry) in the order of keys, all of the version that is read when this is called.
+        """Yield (key, entry) in key order, all of the version that is current at the call.
 
-        `prefix` is a text (or bytes) with which the first key column begins, or a tuple of whole values of leading
-        key columns. `start` (included) and `end` (excluded) are keys, or tuples of leading values. Only the row
-        groups with such keys are read, when they are reached. Raises SchemaMismatchError at once for bounds that do
-        not fit the key.
+        `prefix` is a string (or bytes) with which the first key column begins, or a tuple of whole values of leading
+        key columns. `start` (included) and `end` (excluded) are keys, or tuples of leading values. Only matching row
+        groups are read, when they are reached. Raises SchemaMismatchError at once for bounds that do not fit the key.
         """
         return EntryIterator(self._served, lambda reader: reader.items(prefix, start=start, end=end))
 
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
-        """Return all entries as a DataFrame, with the columns of `schema`; the version stays held until `close`.
+        """Return all entries as a DataFrame with the columns of `schema`; the version stays leased until `close`.
 
-        A partitioned dataset is a bucketed scan: a join on its partition columns, or on its key, has no exchange
-        on this side. With deltas, superseded rows are dropped where they are scanned. Read it before the dataset is
-        closed. Raises ManifestMismatchError when the stored files are not exactly those of the manifest.
+        A partitioned dataset is a bucketed scan: a join on its partition columns or its key needs no exchange on this
+        side. Superseded rows are dropped during the scan. Read the frame before the dataset is closed. Raises
+        ManifestMismatchError if the stored files are not exactly those of the manifest.
         """
         return self._served.lend(lambda reader: reader.frame(spark))
 
     def valid_at(self, moment: datetime) -> EntriesAt:
-        """Return the entries that were valid at a moment (with its zone), by what the dataset knows of it now.
+        """Return the entries that were valid at a moment (a time with its zone), by the dataset's current history.
 
-        For Spark its `frame(spark)`; other engines take it as they take a dataset. What it reads stays held until
-        `close`. A table with history is read as it is opened here; of a bounded dataset the version counts that was
-        valid then, of all that are retained. Raises DatasetError without history, and for what lies before it.
+        For Spark, call its `frame(spark)`; other engines accept it as they accept a dataset. The files stay leased
+        until `close`. Of a bounded dataset it is the retained version that was valid then. Raises DatasetError without
+        history, and for a moment before it.
         """
         return EntriesAt(self._served.lend_over_time(), moment)
 
     def over_time(self) -> EntriesOverTime:
-        """Return all entries over time: each with since when and until when it was valid, for Spark or other engines.
+        """Return all entries over time, each with the start and end of its validity, for Spark or other engines.
 
-        What is read, held and raised is as for `valid_at`.
+        Leases and errors are those of `valid_at`.
         """
         return EntriesOverTime(self._served.lend_over_time())
 
     def lend(self, read: Callable[[VersionReader], T]) -> T:
-        """Return what `read` makes of the version for an engine that reads its files later, held until `close`."""
+        """Return `read(version)`, for an engine that reads the files later; the version stays leased until `close`."""
         return self._served.lend(read)
 
     # -- versions
 
     def diff(self, old: str, new: str, *, sample: int = 20) -> VersionDiff:
-        """Return what differs between two versions, by id or name: counts, and up to `sample` keys of each kind.
+        """Return the differences between two versions, by id or name: counts, and up to `sample` keys of each kind.
 
-        Raises VersionDiscardedError where one is discarded meanwhile: open both, and hold them, where that must not be.
+        Raises VersionDiscardedError where one is discarded meanwhile; open and `hold` both to prevent that.
         """
         return self._stored.diff(old, new, sample=sample)
 
     def verify(self, *, deep: bool = False) -> VerifyReport:
-        """Return which stored objects of the version are missing, damaged or not listed; raises nothing for these.
+        """Return which stored objects of the version are missing, damaged or unlisted; raises nothing for these.
 
-        Reads all bytes once (with `deep` the key columns once more). See VerifyReport.
+        Reads all bytes once, and with `deep` the key columns once more.
         """
         from dagster_adjunct.assets.reading.verify import verify_version
 
@@ -212,11 +208,11 @@ class Dataset(VersionOperations):
     # -- moving on
 
     def refresh(self) -> bool:
-        """Move on to the version that is served now; return whether it is another one. One request if nothing changed.
+        """Move on to the version served now; return whether it is a different one. One request if nothing changed.
 
-        Calls that run keep their version. Raises NoSealedVersionError when none is served any more (the last one was
-        withdrawn); every call does from then on, until a refresh finds one. A chosen version is never left: its
-        refresh raises DatasetError once it was withdrawn or discarded.
+        Running calls keep their version. Raises NoSealedVersionError when no version is served any more, as do all
+        calls until a refresh finds one. A chosen version stays: its refresh raises DatasetError once it was withdrawn
+        or discarded.
         """
         return self._served.refresh()
 
@@ -229,11 +225,11 @@ class Dataset(VersionOperations):
             return self._watch
 
     def hold(self) -> None:
-        """Take the lease now. Nothing is done where one is held, or with `lease=False`."""
+        """Take the lease now; does nothing if it is held already, or with `lease=False`."""
         self._served.leave(self._served.enter(leased=True))
 
     def close(self) -> None:
-        """Stop watching; give the leases back once running iterations have ended. Other calls fail from now on."""
+        """Stop watching, and release the leases once running iterations have ended. Later calls raise an error."""
         if self._watch is not None:
             self._watch.stop()
         self._served.close()
@@ -250,7 +246,7 @@ class Dataset(VersionOperations):
             self._explain(error, lent)
 
     def _explain(self, error: BaseException, lent: Sequence[VersionReader]) -> None:
-        """Raise Spark's error about a file that it could not read as what it is; return for any other."""
+        """Raise the matching error of ours for a Spark error about an unreadable file; return for any other."""
         from dagster_adjunct.assets.reading.version_reader import find_unreadable_version
 
         unread = find_unreadable_version(error, lent)
@@ -277,16 +273,16 @@ def open_dataset(
     on_damage: OnDamage | None = None,
     holder: str | None = None,
 ) -> Dataset:
-    """Return a dataset as it is served now; or for good at `version` (an id or name), or `as_of` then.
+    """Open a dataset at the served version, or permanently at `version` (an id or name) or `as_of` a time.
 
-    `dataset` is the name, or a declaration, which is refused where it differs from the stored one. `as_of` is a time
-    with its zone, which stands for the newest commit at or before it, or a commit's number or id. `cache` may be shared
-    by datasets. `lease` and `on_damage` (the declaration's unless given) are told at `Dataset`; `holder` stands in the
-    lease, for operators: the machine and process unless given.
+    `dataset` is the name, or a declaration, which must match the stored one. `as_of` is a time with its zone (the
+    newest commit at or before it), or a commit's number or id. `cache` may be shared by datasets. `Dataset` explains
+    `lease` and `on_damage` (by default that of the declaration). The lease stores `holder` for operators, by default
+    the machine and process.
 
-    Raises DatasetNotFoundError, and for a version or moment DatasetError where it is not there or withdrawn,
-    NoSealedVersionError where nothing was served, and VersionDiscardedError where it can't be read any more. A
-    dataset without a version that is served can be opened: what reads it raises NoSealedVersionError.
+    Raises DatasetNotFoundError; for a version or moment, DatasetError where it does not exist or was withdrawn,
+    NoSealedVersionError where nothing was served, and VersionDiscardedError where it was discarded. A dataset that
+    serves no version can be opened; reading it raises NoSealedVersionError.
     """
     stored = StoredVersions(lake, dataset, cache)
     fixed = None if version is None and as_of is None else stored.version(version, as_of=as_of)
@@ -294,9 +290,9 @@ def open_dataset(
 
 
 def current_versions(lake: Lake, datasets: Sequence[AdjunctDataset | str]) -> dict[str, Dataset | None]:
-    """Return the version that each dataset serves now, opened for good; None for one that serves none.
+    """Open the version that each dataset serves now, permanently; None for a dataset that serves none.
 
-    Members of one version set are of one snapshot of it.
+    Members of one version set come from one snapshot of it.
     """
     stored = {versions.name: versions for versions in (StoredVersions(lake, dataset) for dataset in datasets)}
     return {
@@ -326,12 +322,12 @@ def _open_served(
 class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
     """Read function over a served dataset: `RemoteTable("planes", key="tailnum", read_function=DatasetTable(…))`.
 
-    The keys of one request are read together, of one version. That version is leased while it is read from, and left
-    for the one that is served by then when a request comes more than `refresh_every` seconds after the last look (one
-    request of its own); None: only when the table is closed and opened again. With `version`, an id or a name, it is
-    that version for good. Threads and event loops share the open dataset; what they read is kept for all of them.
+    The keys of one request are read from one version. It is leased while it is in use. A request that comes more than
+    `refresh_every` seconds after the last check first moves on to the served version (one more request); with None that
+    happens only when the table is closed and opened again. With `version`, an id or a name, the version never changes.
+    Threads and event loops share the open dataset and its cache.
 
-    A dataset is written by whoever publishes it: such a table has no write function, and a write is refused.
+    The table is read-only: writes are rejected.
     """
 
     def __init__(
@@ -378,7 +374,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         return super().problem_of(error, sent=False)  # what only reads had no effect
 
     async def close(self) -> None:
-        """Give the lease back when the requests that read have ended; the next one opens the dataset again."""
+        """Release the lease when the running requests have ended; the next request opens the dataset again."""
         await asyncio.to_thread(self._close)
 
     async def get(self, key: Any, *args: object) -> dict[str, Any] | None:
@@ -397,8 +393,8 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
     async def send(self, operation: Operation[Any]) -> Outcomes:
         if operation.kind.writes:
             raise ConfigurationError(
-                f"dataset {self.dataset!r} is read as a table, and was asked to {operation.kind.value}.",
-                "Publish to the stream or the files that it is made of.",
+                f"dataset {self.dataset!r} is a read-only table, and was asked to {operation.kind.value}.",
+                "Publish to the dataset's input instead.",
                 dataset=self.dataset,
             )
         try:
@@ -426,7 +422,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
             self._leave(used)
 
     def _invalid_keys(self, opened: Dataset, keys: Sequence[Any]) -> dict[int, Problem]:
-        """The places of keys that are none of the dataset's."""
+        """Return the problems of keys that do not fit the dataset's key, by index."""
         fields = [opened.schema.field(name) for name in opened.sealed.key]
         misfits: dict[int, Problem] = {}
         for place, key in enumerate(keys):
@@ -437,7 +433,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         return misfits
 
     def _enter(self) -> _OpenDataset:
-        """The open dataset for one request, which leaves it in the end."""
+        """Return the open dataset for one request, which must leave it in the end."""
         with self._moving:
             if self._open is None:
                 lake = open_lake(self.lake, create=False) if isinstance(self.lake, str) else self.lake
@@ -450,7 +446,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
             return self._open
 
     def _is_due(self) -> bool:
-        """Whether it is time to look which version is served."""
+        """Whether it is time to check which version is served."""
         every = None if self.version is not None else self.refresh_every
         return every is not None and time.monotonic() - self._checked_at >= every
 
@@ -471,7 +467,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
 
 @dataclass(slots=True, eq=False)
 class _OpenDataset:
-    """An open dataset, and how many requests read from it."""
+    """An open dataset, and how many requests use it."""
 
     dataset: Dataset
     by: int = 0
@@ -481,7 +477,7 @@ register_backend("dataset", DatasetTable)
 
 
 def current_readers(datasets: Mapping[str, StoredVersions]) -> dict[str, VersionReader | None]:
-    """Return the version that each dataset serves now; members of one version set from one snapshot of it."""
+    """Return a reader of each dataset's served version; members of one version set come from one snapshot of it."""
     readers: dict[str, VersionReader | None] = {}
     for name, stored in datasets.items():
         if name in readers:

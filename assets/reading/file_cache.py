@@ -1,4 +1,4 @@
-"""Footers and decoded row groups of sealed files, kept in memory up to a bound; files never change."""
+"""A bounded cache of footers and decoded row groups of sealed files, which never change."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ CACHE_BYTES = 512 * 1024 * 1024
 
 
 class FileCache:
-    """Footers and decoded row groups, the most recently used ones, of at most `max_bytes` in memory.
+    """An LRU cache of footers and decoded row groups, with at most `max_bytes` in memory.
 
-    Safe to share between views, datasets and threads. Looking up keys at random is fast while the decoded version
-    fits: about 100 bytes a row of eight short columns, so the default of 512 MiB holds some 5M such rows. The
-    newest value is kept even when it alone is larger.
+    Safe to share between readers, datasets and threads. Random lookups are fast while the decoded version fits: a row
+    of eight short columns takes about 100 bytes, so the default of 512 MiB holds some 5M such rows. The newest value is
+    kept even if it alone is larger.
     """
 
     def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
@@ -26,13 +26,13 @@ class FileCache:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, load: Callable[[], tuple[T, int]]) -> T:
-        """Return the value of this key; `load` gives it and its size in bytes when it is not there."""
+        """Return the value of this key; if it is absent, `load` returns it with its size in bytes."""
         with self._lock:
             known = self._values.get(key)
             if known is not None:
                 self._values.move_to_end(key)
                 return cast(T, known[0])
-        value, size = load()  # unlocked: two threads may load the same, which is only wasted work
+        value, size = load()  # without the lock: two threads may load the same value, which only wastes work
         with self._lock:
             if key not in self._values:
                 self._values[key] = (value, size)

@@ -1,7 +1,7 @@
-"""One sealed version of a dataset, read whole by Spark or by key from plain Python.
+"""Reads one sealed version of a dataset, whole with Spark or by key in plain Python.
 
-A reader has what the manifest says of the version, so what it reads never changes, whatever is sealed after it. It
-takes no lease: whoever reads by it while others may discard holds the version, as an open `Dataset` and a batch do.
+A reader holds the manifest's facts of the version, so what it reads never changes. It takes no lease: callers that may
+race with a discard lease the version, as an open `Dataset` and a batch do.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 
 class EntryIterator(Iterator[tuple[Any, "Entry"]]):
-    """Yields (key, entry) of the version that is read when this is made.
+    """Yields (key, entry) of the version that is current when the iterator is created.
 
-    Where a file turns out to be damaged or discarded before the first entry, another version may take its place;
-    after it the iteration fails.
+    If a file is found damaged or discarded before the first entry, another version may replace it; later the iteration
+    fails.
     """
 
     def __init__(self, served: ServedVersion, read: Callable[[VersionReader], Iterator[tuple[Any, Entry]]]) -> None:
@@ -90,18 +90,14 @@ class EntryIterator(Iterator[tuple[Any, "Entry"]]):
             raise
 
 
-# Ranges of keys, from what a caller gives to bounds in stored form.
-#
-# Bounds may be leading parts of keys: as tuples they order before all keys that they begin.
-
-
+# Bounds in stored form. They may be leading parts of keys, which sort before all keys that begin with them.
 Bounds = tuple[tuple[Plain, ...], tuple[Plain, ...] | None]
 
 
 def key_range(what: str, fields: Sequence[Field], prefix: object, start: object, end: object) -> Bounds:
     """Return (first key, first key after or None) of a prefix, or of `start` (included) to `end` (excluded).
 
-    `prefix` is a text or bytes with which the first key column begins, or a tuple of whole values of leading key
+    `prefix` is a string or bytes with which the first key column begins, or a tuple of whole values of leading key
     columns. `start` and `end` are keys or tuples of leading values. `what` names the dataset in errors.
     """
     if prefix is None:
@@ -116,8 +112,8 @@ def key_range(what: str, fields: Sequence[Field], prefix: object, start: object,
     if not isinstance(prefix, tuple | list):
         if fields[0].type not in ("string", "binary"):
             raise SchemaMismatchError(
-                f"{what}: key column {fields[0].name!r} is {fields[0].type}, and the prefix {prefix!r} is given: only "
-                "texts and binaries have a beginning.",
+                f"{what}: key column {fields[0].name!r} is {fields[0].type}, so {prefix!r} can't be a prefix of it: "
+                "only strings and binaries have prefixes.",
                 "Give a tuple of whole values of leading key columns, or start= and end=.",
                 argument="prefix",
                 column=fields[0].name,
@@ -141,7 +137,7 @@ def _leading_values(what: str, fields: Sequence[Field], values: object) -> tuple
 
 
 def _first_after_prefix(begin: bytes) -> tuple[Plain, ...] | None:
-    """Return the least bytes that are greater than all that begin so; None where there are none."""
+    """Return the least bytes that are greater than all with this prefix; None if there are none."""
     kept = begin.rstrip(b"\xff")
     return (kept[:-1] + bytes([kept[-1] + 1]),) if kept else None
 
@@ -149,9 +145,9 @@ def _first_after_prefix(begin: bytes) -> tuple[Plain, ...] | None:
 def find_unreadable_version(
     error: BaseException | None, readers: Iterable[VersionReader]
 ) -> tuple[ManifestMismatchError, VersionReader] | None:
-    """Return Spark's error as one of ours, and the version of these whose file Spark could not read.
+    """Return Spark's error as ManifestMismatchError, with the reader of the version whose file it could not read.
 
-    None for any other error, and for files that are none of these versions'.
+    None for any other error, and for files of other versions.
     """
     translated = None if error is None else find_adjunct_error(error)
     if translated is error or not isinstance(translated, ManifestMismatchError) or translated.url is None:
@@ -196,7 +192,7 @@ class VersionReader:
 
     @property
     def store(self) -> ObjectStore:
-        """Where the version's files are."""
+        """The store of the version's files."""
         return self._store
 
     @property
@@ -211,7 +207,7 @@ class VersionReader:
 
     @property
     def rows(self) -> int | None:
-        """The number of entries; None where deltas have to be merged to know it."""
+        """The number of entries; None if counting them needs a merge of deltas."""
         return self.sealed.rows
 
     # -- by Spark
@@ -220,9 +216,9 @@ class VersionReader:
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
         """Return all entries, with the columns of `schema`.
 
-        A partitioned dataset is a bucketed scan: a join on its partition columns, or on its key, has no exchange
-        on this side. With deltas, superseded rows are dropped where they are scanned. Raises
-        ManifestMismatchError when the stored files are not exactly those of the manifest.
+        A partitioned dataset is a bucketed scan: a join on its partition columns or its key needs no exchange on this
+        side. Superseded rows are dropped during the scan. Raises ManifestMismatchError if the stored files are not
+        exactly those of the manifest.
         """
         spark = resolve_session(spark)
         if self.sealed.history is not None:
@@ -235,11 +231,12 @@ class VersionReader:
 
     @translate_spark_errors()
     def history_frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
-        """Return all rows over time of a version with history, each with the interval in which it is valid.
+        """Return all rows of a version with history, each with the interval in which it is valid.
 
-        A bucketed scan with the columns of `schema`, `__valid_from`, `__valid_to` (null: open), `__first` (no row of
-        the key comes before) and `__tombstone` (from here on there is no entry). The intervals of a key touch each
-        other. Raises DatasetError for a version without history, and ManifestMismatchError as `frame` does.
+        A bucketed scan with the columns of `schema`, `__valid_from`, `__valid_to` (null: open), `__first` (the first
+        row of its key) and `__tombstone` (the key has no entry in the interval).
+        The intervals of a key are adjacent. Raises DatasetError for a version without history, and
+        ManifestMismatchError as `frame` does.
         """
         rows = self._over_time(resolve_session(spark)).intervals()
         hidden = (VALID_FROM, VALID_TO, IS_FIRST, TOMBSTONE)
@@ -247,7 +244,7 @@ class VersionReader:
 
     @translate_spark_errors()
     def frame_at(self, spark: SparkSession | Callable[[], SparkSession], moment: Column) -> DataFrame:
-        """Return the entries that were valid at a moment, with the columns of `schema`, as `frame` those of now.
+        """Return the entries that were valid at a moment, with the columns of `schema`.
 
         Raises DatasetError for a version without history, and ManifestMismatchError as `frame` does.
         """
@@ -260,7 +257,7 @@ class VersionReader:
         return RowsOverTime(self.sealed, self._scan_all(spark), _SORTED_ROWS, _BROADCAST_ROWS)
 
     def _scan_all(self, spark: SparkSession) -> DataFrame:
-        """Return all rows of all generations, as they are stored."""
+        """Return all stored rows of all generations."""
         from dagster_adjunct.resources.bucketing.files import bucketed_frame
 
         return bucketed_frame(spark, self._store, self._what, self._layout, self.sealed.generations)
@@ -268,9 +265,9 @@ class VersionReader:
     def _merge_deltas(self, rows: DataFrame) -> DataFrame:
         """Return the newest row of each key that is not deleted.
 
-        A key is unique within a generation, so the generation of its newest row tells that row. The keys in deltas,
-        each with that generation (none where the newest row deletes), are broadcast, and what other generations say
-        of them is dropped where it is scanned: positions are read of deltas only, and rows stay in their buckets.
+        A key is unique within a generation, so the generation of its newest row identifies the row. The keys in deltas
+        are broadcast with that generation (none if the newest row is a deletion), and the scan drops their rows in
+        other generations. So positions are read from deltas only, and rows stay in their buckets.
         """
         from pyspark.sql import functions as F
 
@@ -290,9 +287,9 @@ class VersionReader:
 
         changed = rows.where(F.col(_GENERATION) != base)
         if not self.sealed.partition_by:
-            changed = changed.coalesce(1)  # one file a generation: no exchange is needed to meet in one task
+            changed = changed.coalesce(1)  # one file a generation: one task needs no exchange
         keys = [named_column(field.name).alias(f"__key_{index}") for index, field in enumerate(self._key)]
-        if self.sealed.order_by is not None:  # a change that comes late may be older than the base's row
+        if self.sealed.order_by is not None:  # a late change may be older than the base's row
             changed = rows.join(shared(changed.select(*keys).distinct()), self._same_key(), "left_semi")
         newest = changed.groupBy(*keys).agg(F.max(F.struct(POSITION, _GENERATION, TOMBSTONE)).alias(_NEWEST))
         generation = F.when(F.col(f"{_NEWEST}.{TOMBSTONE}"), _NO_GENERATION).otherwise(
@@ -317,7 +314,7 @@ class VersionReader:
         return self._find(self._stored_key(key))
 
     def get_all(self, keys: Iterable[K]) -> dict[K, Entry]:
-        """Return the entries of those keys that have one, under the keys as they were given."""
+        """Return the entries of these keys, under the keys as given; keys without an entry are absent."""
         wanted = [(key, self._stored_key(key)) for key in keys]
         # In the order of the files, so that each row group is read once.
         placed = sorted(((self._bucket(values), values, index) for index, (_, values) in enumerate(wanted)))
@@ -325,10 +322,10 @@ class VersionReader:
         return {key: entry for index, (key, _) in enumerate(wanted) if (entry := entries[index]) is not None}
 
     def history_of(self, key: object) -> list[Validity]:
-        """Return what was valid of a key and when, oldest first: deletions have no entry, and end what was before.
+        """Return the entries of a key over time, oldest first; a deletion has no entry and ends the one before.
 
-        Neighbours that say the same are joined. What had ended before the history's edge is left out. Raises
-        DatasetError for a version without history, and what `get` raises.
+        Adjacent intervals with equal entries are merged; those that ended before the history's edge are left out.
+        Raises DatasetError for a version without history, and what `get` raises.
         """
         if self.sealed.history is None:
             raise no_history_error(self.dataset)
@@ -338,11 +335,11 @@ class VersionReader:
         return read_key_history(self._generations, self._bucket(values), values, self._names, edge, told_by)
 
     def items(self, prefix: object = None, *, start: object = None, end: object = None) -> Iterator[tuple[Any, Entry]]:
-        """Yield (key, entry) in the order of keys; a key of several columns is a tuple.
+        """Yield (key, entry) in key order; a key of several columns is a tuple.
 
-        `prefix` is a text (or bytes) with which the first key column begins, or a tuple of whole values of leading
-        key columns. `start` (included) and `end` (excluded) are keys, or tuples of leading values. Only the row
-        groups with such keys are read, when they are reached; one a bucket is held in memory. Raises
+        `prefix` is a string (or bytes) with which the first key column begins, or a tuple of whole values of leading
+        key columns. `start` (included) and `end` (excluded) are keys, or tuples of leading values. Only matching row
+        groups are read, when they are reached; memory holds one for each bucket. Raises
         SchemaMismatchError at once for bounds that do not fit the key, ManifestMismatchError as `get`.
         """
         first, after = key_range(self._what, self._key, prefix, start, end)
@@ -380,7 +377,7 @@ class VersionReader:
         return None if rows.value(TOMBSTONE, row) else rows.entry(names, row)
 
     def _bucket_items(self, bucket: int, first: Key, after: Key | None) -> Iterator[tuple[tuple[Any, ...], Entry]]:
-        """Yield (key as a tuple, entry) of one bucket in the order of keys, merged over its generations."""
+        """Yield (key as a tuple, entry) of one bucket in key order, merged over its generations."""
         scans = [self._scan(files, bucket, first, after) for files in self._generations]
         if len(scans) == 1 and not self.sealed.positioned:
             for key, _, row in scans[0]:
@@ -393,7 +390,7 @@ class VersionReader:
                 yield key, {name: newest[name] for name in names}
 
     def _rank(self, match: tuple[tuple[Any, ...], int, Entry]) -> tuple[Any, ...]:
-        """Return what tells the row that counts of a key: over time its moment, then (position, generation)."""
+        """Return the rank of a row among those of its key: with history its start, then (position, generation)."""
         _, generation, row = match
         moment = () if self.sealed.history is None else (row[VALID_FROM],)
         return (*moment, row.get(POSITION, 0), generation)
@@ -401,7 +398,7 @@ class VersionReader:
     def _scan(
         self, files: KeyFiles, bucket: int, first: Key, after: Key | None
     ) -> Iterator[tuple[tuple[Any, ...], int, Entry]]:
-        """Yield (key, generation, stored row) of one file in the order of keys."""
+        """Yield (key, generation, stored row) of one file in key order."""
         key_of = itemgetter(*self.sealed.key)
         single = len(self.sealed.key) == 1
         for rows, begin, end in files.scan(bucket, first, after):
@@ -413,11 +410,11 @@ class VersionReader:
 _GENERATION = "__gen"
 _NEWEST, _NO_GENERATION = "__newest", -1
 _DELETED_COUNTER = "deleted"
-"""What the writer counts where it leaves tombstones out; of other files the column is read."""
+"""The counter of files without tombstones; of other files the column is read."""
 _BROADCAST_ROWS = 2_000_000
-"""Above so many rows in deltas, their keys are not broadcast: each bucket is merged by sorting."""
+"""With more rows in deltas their keys are not broadcast, and each bucket is merged by sorting."""
 _SORTED_ROWS = 2_000_000
-"""Up to so many rows over time in base and deltas, each bucket is merged by sorting: no job goes before the scan."""
+"""With history and up to this many rows, each bucket is merged by sorting, which needs no job before the scan."""
 
 
 def _identity(frame: DataFrame) -> DataFrame:

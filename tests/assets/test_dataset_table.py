@@ -90,7 +90,7 @@ def test_writing_is_refused(world: World) -> None:
     function = DatasetTable(world.lake, "planes")
     with of(function) as table, pytest.raises(ConfigurationError, match="no write function"):
         table.put("N1", plane("N1", 5))
-    with pytest.raises(ConfigurationError, match="dataset 'planes' is read as a table, and was asked to put"):
+    with pytest.raises(ConfigurationError, match="dataset 'planes' is a read-only table, and was asked to put"):
         asyncio.run(function.send(Operation(OperationKind.PUT, RowEntries(["N1"], [{}]))))
     assert not function.capabilities.updates
 

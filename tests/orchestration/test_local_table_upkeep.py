@@ -163,7 +163,7 @@ def test_where_an_erasure_has_taken_what_a_batch_that_was_given_up_began_with_th
 def test_a_batch_can_not_be_taken_out_over_a_change_of_partitions_and_the_error_says_the_way_on(world: World) -> None:
     context = Runtime(world.lake, {}, IN_PROCESS, "run")
     repartition_dataset(world.lake, "counts", 3, reason="more", by="me")  # nobody knows yet that batch 2 is given up
-    with pytest.raises(DatasetError, match="into 3 from 2, after batch 2 of application app") as caught:
+    with pytest.raises(DatasetError, match="from 2 to 3 partitions after batch 2 of application app") as caught:
         undo_batch(context, "counts", "app", 2, declared=world.spec(3))
     assert "--partitions 2" in caught.value.next_step
     repartition_dataset(world.lake, "counts", 2, reason="as it says", by="me")

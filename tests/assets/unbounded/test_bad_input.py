@@ -168,7 +168,7 @@ def test_changes_that_are_missing_from_the_middle_are_never_passed_over_in_silen
         report = quick.advance(spec)
         assert report.decision is not None
         assert report.decision.action == "recreate"
-        assert "goes on at offset" in report.decision.reason
+        assert "continues at offset" in report.decision.reason
         assert content(quick.view(spec)) == {"a": 4, "b": 4, "c": 4, "d": 4}
 
 
