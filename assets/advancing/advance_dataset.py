@@ -1,4 +1,4 @@
-"""Brings a dataset of either kind up to date with its input."""
+"""Advancing: brings a dataset of either kind up to date with its input."""
 
 from __future__ import annotations
 
@@ -40,12 +40,11 @@ def advance_dataset(
 ) -> AdvanceReport:
     """Publish the complete versions of a bounded dataset, or bootstrap and follow an unbounded one.
 
-    A local table is only compacted, where that is due: its application's batches write it.
+    A local table is only compacted if due, because its application's batches write it.
 
-    `spark` is called only when there is something to build. Safe to call again after any failure; several
-    datasets may advance at the same time, in threads of one session. `partition` and `make_current` are for
-    bounded datasets with version partitions (see `advance_bounded`); `on_stage` hears of each stage's end, and of
-    each build's begin.
+    `spark` is called only when there is something to build. Safe to repeat after any failure; several datasets may
+    advance at the same time, in threads of one session. `partition` and `make_current` are for bounded datasets with
+    version partitions (see `advance_bounded`); `on_stage` receives an event at each stage's end and each build's start.
     """
     runtime = Runtime(lake, systems, session_factory(spark), by)
     return advance_with_runtime(runtime, spec, partition=partition, make_current=make_current, on_stage=on_stage)
@@ -60,7 +59,7 @@ def advance_with_runtime(
     make_current: bool = False,
     on_stage: OnStage = ignore_stage,
 ) -> AdvanceReport:
-    """Bring a dataset up to date as `advance_dataset` does."""
+    """Bring a dataset up to date with the given runtime."""
     if not spec.follows_changes:
         from dagster_adjunct.assets.bounded.advance import advance_bounded
 
@@ -77,9 +76,9 @@ def advance_with_runtime(
 class AdjunctDatasetManager:
     """The datasets of an application by the streams that feed them.
 
-    A dataset has one input; one stream may feed several datasets, each with progress of its own. Datasets with
-    `persistent=False` live in the manager until `release`, all others in the lake. `run_application` needs none: a
-    manager is for programs that have a loop of their own.
+    A dataset has one input; one stream may feed several datasets, each with its own progress. Datasets with
+    `persistent=False` are kept in the manager until `release`, all others in the lake. `run_application` needs no
+    manager: it is for programs with their own loop.
     """
 
     def __init__(self, lake: Lake, systems: Mapping[str, StreamSystem], datasets: Iterable[AdjunctDataset]) -> None:
@@ -88,8 +87,8 @@ class AdjunctDatasetManager:
         for dataset in datasets:
             if self._datasets.setdefault(dataset.name, dataset) != dataset:
                 raise ConfigurationError(
-                    f"the dataset {dataset.name!r} is given twice, and declared differently.",
-                    "Declare it once; two different datasets need different names.",
+                    f"the dataset {dataset.name!r} is given twice with different declarations.",
+                    "Declare it once, or give the two datasets different names.",
                     dataset=dataset.name,
                 )
         self._transient = {
@@ -102,7 +101,7 @@ class AdjunctDatasetManager:
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """Return, by stream ("lake.weather"), the names of the datasets that it feeds.
 
-        Datasets that are made from files or a query have no stream, and are not there.
+        Datasets made from files or a query have no stream and are left out.
         """
         streams: dict[str, tuple[str, ...]] = {}
         for dataset in self._datasets.values():
@@ -116,7 +115,7 @@ class AdjunctDatasetManager:
         return tuple(dataset for dataset in self._datasets.values() if dataset.stream == name)
 
     def takes(self, stream: str | SystemStreamPartition, app_inputs: Collection[str]) -> bool:
-        """Whether records of this stream are for datasets alone, and not delivered to the application.
+        """Whether records of this stream only feed datasets and are not delivered to the application.
 
         `app_inputs` are the streams that the application reads itself.
         """
@@ -127,11 +126,11 @@ class AdjunctDatasetManager:
     def process(
         self, stream: str | SystemStreamPartition, spark: SparkSession | Callable[[], SparkSession], by: str
     ) -> dict[str, AdvanceReport]:
-        """Take what is new on a stream into all datasets that it feeds; return what was done, by dataset.
+        """Advance all datasets that a stream feeds; return their reports by dataset.
 
-        Empty where no dataset takes the stream: its records are the application's. A member of a version set advances
-        with the members that the manager knows. Raises what `advance_dataset` raises; a dataset that has advanced
-        before the error stays so.
+        Empty if the stream feeds no dataset: its records are the application's. A member of a version set advances with
+        the members that the manager has. Raises what `advance_dataset` raises; datasets that advanced before the error
+        keep their progress.
         """
         spark = session_factory(spark)
         reports: dict[str, AdvanceReport] = {}
@@ -147,15 +146,15 @@ class AdjunctDatasetManager:
         return reports
 
     def frame(self, dataset: str, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
-        """Return what a dataset holds now; it can be read until this is asked for again, or `release`.
+        """Return the current entries of a dataset, readable until the next call for this dataset or `release`.
 
-        That of a dataset that lives for one run can be read until the next `process` of its stream. Raises
-        DatasetNotFoundError and NoSealedVersionError before there is anything. `open_dataset` reads by key.
+        For a dataset with `persistent=False`, until the next `process` of its stream. Raises DatasetNotFoundError or
+        NoSealedVersionError before the first version. To read by key, use `open_dataset`.
         """
         if dataset not in self._datasets:
             raise ConfigurationError(
-                f"there is no dataset {dataset!r} here: there are {', '.join(self._datasets) or 'none'}.",
-                "Correct the name, or give the dataset to the manager.",
+                f"the manager has no dataset {dataset!r}: it has {', '.join(self._datasets) or 'none'}.",
+                "Correct the name, or pass the dataset to the manager.",
                 dataset=dataset,
             )
         if dataset in self._transient:
@@ -176,11 +175,11 @@ class AdjunctDatasetManager:
                 before.close()
 
     def reset_at_start(self) -> set[SystemStreamPartition]:
-        """Return the partitions that are read again from their beginning when a run starts now.
+        """Return the partitions that a run starting now would read from the beginning.
 
-        Those of datasets that live for one run and are marked for bootstrap, and those of stored tables for which a
-        bootstrap is decided. Reads no record and changes nothing. Raises OffsetOutOfRangeError for a table that has
-        lost its place and is declared to fail, and DatasetError for one that was declared otherwise.
+        These are the inputs of datasets with `persistent=False` and bootstrap, and of stored tables whose recovery
+        decision is a bootstrap. Reads no records and changes nothing. Raises OffsetOutOfRangeError for a table that
+        lost its offset and is declared to fail, and DatasetError for a changed declaration.
         """
         ssps: set[SystemStreamPartition] = set()
         for dataset in self._datasets.values():
@@ -194,7 +193,7 @@ class AdjunctDatasetManager:
         return ssps
 
     def release(self) -> None:
-        """Give back the memory of the datasets that live for one run, and let go of versions that were read."""
+        """Free the memory of datasets with `persistent=False`, and release the versions that were read."""
         for table in self._transient.values():
             table.release()
         for opened in self._read.values():
@@ -203,4 +202,4 @@ class AdjunctDatasetManager:
 
 
 def _no_session() -> NoReturn:
-    raise AssertionError("what would be decided is told without reading records")
+    raise AssertionError("the recovery decision reads no records")

@@ -1,1 +1,1 @@
-"""Bounded datasets: a version is built beside the one that is served, judged, sealed, and switched to."""
+"""Bounded datasets: a version is built beside the served one, validated, sealed, and switched to."""

@@ -1,16 +1,16 @@
-"""Bounded datasets: versions that arrive, are built and checked beside the one served, and then switch.
+"""The advance of bounded datasets: arriving versions are built beside the served one, validated, and switched to.
 
-look               -> Unit     the datasets, their inputs, and what is committed of them           look_at_inputs.py
-delivered_together -> Answers  the version that all have whole, or what they wait for             delivered_together.py
-build_candidate    -> Built    its files beside the served ones; unfit, or what is there already? build_candidate.py
-judge              -> Built    what the validators say of it                                      judge_candidate.py
-publish            -> Unit     sealed and switched to, or kept aside, in one commit               publish_version.py
-wait               -> Unit     nothing is whole: what is waited for, in one commit                commit_waiting.py
+snapshot_inputs     -> AdvanceGroup      the datasets, their inputs, and their committed manifests
+poll_sources        -> PollResult        the version that all have completely, or what they wait for
+build_candidate     -> CandidateVersion  its files beside the served ones, and whether it is unfit or unchanged
+validate_candidate  -> CandidateVersion  the verdicts of the validators
+publish_candidates  -> AdvanceGroup      sealed and switched to, or stored as rejected, in one commit
+commit_waiting      -> AdvanceGroup      no version is complete: what is awaited, in one commit
 
-The switch is one commit: of a dataset, or of all members of a version set. What fails before it leaves the served
-version and the offsets where they were, and the next advance takes up from there: a build that was finished is
-not repeated, unless a query or a function made it. A version that is refused for reasons of its data is kept aside as
-rejected, and does not block the next one. Behaviour: SAMZA-1278, "Bounded dataset".
+The switch is one commit of a dataset or of all members of a version set. A failure before it leaves the served version
+and the offsets unchanged, and the next advance continues from there: a finished build is reused, unless a query or a
+function made it. A version rejected because of its data is stored as rejected and does not block the next one.
+Behaviour: SAMZA-1278, "Bounded dataset".
 """
 
 from __future__ import annotations
@@ -53,29 +53,29 @@ if TYPE_CHECKING:
 
 
 def build_bounded_report(member: Member) -> AdvanceReport:
-    """Return what the advance has done with this dataset, and what its next version waits for."""
-    done = member.outcome
+    """Return the report of the advance of this dataset, with what its next version waits for."""
+    outcome = member.outcome
     manifest, version = member.manifest, member.manifest.version
-    idle = member.awaiting is not None and member.awaiting.idle and version is not None and not done.lost
+    idle = member.awaiting is not None and member.awaiting.idle and version is not None and not outcome.lost
     action: Action = "waiting"
     notes = []
-    if done.sealed:
+    if outcome.sealed:
         action = "sealed"
-    elif done.rejected:
+    elif outcome.rejected:
         action = "rejected"
-    elif done.unchanged:
+    elif outcome.unchanged:
         action = "unchanged"
         notes.append("the version delivered equals the current one")
     elif idle:
         action = "up-to-date"
-        dropped = done.notes and "redelivered" in done.counters
+        dropped = outcome.notes and "redelivered" in outcome.counters
         notes += [] if dropped else ["nothing new was delivered"]
-    for ref in (manifest.ref(rejected) for rejected in done.rejected):
+    for ref in (manifest.ref(rejected) for rejected in outcome.rejected):
         if ref is not None:
             notes.append(_describe_rejected(member, ref))
-    notes += [_describe_kept(member, ref) for kept in done.kept if (ref := manifest.ref(kept)) is not None]
+    notes += [_describe_kept(member, ref) for kept in outcome.kept if (ref := manifest.ref(kept)) is not None]
     newest = max(manifest.versions, key=lambda ref: ref.number, default=None)
-    if newest is not None and newest.state == "rejected" and not done.rejected:
+    if newest is not None and newest.state == "rejected" and not outcome.rejected:
         notes.append(f"version {newest.name!r} ({newest.id}), delivered last, is rejected: {newest.reason}")
     awaited = member.others or manifest.awaited
     waiting = member.others.missing if member.others else member.awaiting.missing if member.awaiting else ()
@@ -87,20 +87,20 @@ def build_bounded_report(member: Member) -> AdvanceReport:
         notes.append(f"{wanted} waits for the markers of {', '.join(waiting)}")
     if manifest.pin is not None:
         notes.append(f"pinned to {manifest.pin.version} by {manifest.pin.by}: {manifest.pin.reason}")
-    looked_at = done.last_built or version
+    evaluated = outcome.last_built or version
     return AdvanceReport(
         dataset=manifest.name,
         kind=manifest.declaration.kind,
         action=action,
         version=None if version is None else version.id,
-        sealed=done.sealed,
-        rejected=done.rejected,
-        lost=tuple(name for lost in done.lost for name in lost.versions),
-        evaluated=looked_at.id if looked_at else None,
-        verdicts=looked_at.verdicts if looked_at else (),
-        warnings=tuple(dict.fromkeys([*done.warnings, *[lost.summary() for lost in done.lost], *done.notes])),
+        sealed=outcome.sealed,
+        rejected=outcome.rejected,
+        lost=tuple(name for lost in outcome.lost for name in lost.versions),
+        evaluated=evaluated.id if evaluated else None,
+        verdicts=evaluated.verdicts if evaluated else (),
+        warnings=tuple(dict.fromkeys([*outcome.warnings, *[lost.summary() for lost in outcome.lost], *outcome.notes])),
         rows=None if version is None else version.rows,
-        counters=done.counters,
+        counters=outcome.counters,
         offsets=manifest.offsets,
         waiting=waiting,
         waiting_since=awaited.since if awaited and waiting else None,
@@ -111,13 +111,13 @@ def build_bounded_report(member: Member) -> AdvanceReport:
 
 
 def _describe_kept(member: Member, ref: VersionRef) -> str:
-    """Return that a version comes before the one that is current, and how to serve it all the same."""
+    """Return a note on a version that comes before the current one, with how to serve it."""
     manifest = member.manifest
     head = manifest.ref(manifest.head or "")
     assert head is not None
     names = [
-        f"{told.name!r}" + (f" (valid from {told.valid_from:%Y-%m-%d %H:%M:%S} UTC)" if told.valid_from else "")
-        for told in (ref, head)
+        f"{each.name!r}" + (f" (valid from {each.valid_from:%Y-%m-%d %H:%M:%S} UTC)" if each.valid_from else "")
+        for each in (ref, head)
     ]
     return (
         f"version {names[0]} is sealed and kept beside {names[1]}, which comes after it and stays current. "
@@ -126,7 +126,7 @@ def _describe_kept(member: Member, ref: VersionRef) -> str:
 
 
 def _describe_rejected(member: Member, ref: VersionRef) -> str:
-    """Return why a version was rejected and what can be done about it."""
+    """Return a note on a rejected version: the reason and the next steps."""
     name, source = member.spec.name, member.spec.input
     again = "deliver it again under the same name"
     if isinstance(source, FileSource):
@@ -136,16 +136,16 @@ def _describe_rejected(member: Member, ref: VersionRef) -> str:
     look = f"look at it (adjunct dataset show {name} {ref.id})"
     force = f"accept it with a reason (adjunct dataset accept {name} {ref.id} --reason …)"
     drop = f"remove it (adjunct dataset remove-version {name} {ref.id} --reason …) and {again}"
-    # What was refused before it was built can neither be read nor forced.
+    # A version rejected before it was built can neither be read nor forced.
     steps = f"{look}, {force}, or {drop}" if ref.document else drop
     return f"version {ref.name!r} is rejected: {ref.reason.rstrip('.')}. Next: {steps}"
 
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """What the sources have next, by dataset: `complete` versions, and what the others are `waiting` for.
+    """The next deliveries of the sources, by dataset: `complete` versions, and what the others are `waiting` for.
 
-    `together` are the deliveries of one version that all members have; nothing where one still waits.
+    `together` are the deliveries of one version that all members have; empty while one still waits.
     """
 
     complete: Mapping[str, Delivery]
@@ -153,26 +153,26 @@ class PollResult:
     together: Mapping[str, Delivery]
 
 
-def poll_sources(unit: AdvanceGroup) -> PollResult:
-    """Ask every member's source. Raises MarkerConflictError where markers, or the members, contradict each other."""
-    answers = {member.name: member.source.next(member.manifest) for member in unit.members}
-    complete = {name: answer for name, answer in answers.items() if isinstance(answer, Delivery)}
-    together = _select_common_version(unit, complete)
+def poll_sources(group: AdvanceGroup) -> PollResult:
+    """Ask each member's source for its next version. Raises MarkerConflictError if markers or members disagree."""
+    polled = {member.name: member.source.next(member.manifest) for member in group.members}
+    complete = {name: answer for name, answer in polled.items() if isinstance(answer, Delivery)}
+    together = _select_common_version(group, complete)
     if not together:
         _check_versions_agree(complete)
-    waiting = {name: answer for name, answer in answers.items() if isinstance(answer, Awaiting)}
+    waiting = {name: answer for name, answer in polled.items() if isinstance(answer, Awaiting)}
     return PollResult(complete, waiting, together)
 
 
-def _select_common_version(unit: AdvanceGroup, complete: Mapping[str, Delivery]) -> Mapping[str, Delivery]:
-    """Return the deliveries of one version that all members have; none where there is none.
+def _select_common_version(group: AdvanceGroup, complete: Mapping[str, Delivery]) -> Mapping[str, Delivery]:
+    """Return the deliveries of one version that all members have; empty if there is none.
 
-    A member that had this version before it joined the set is not waited for. One that abandoned it is: the set never
-    has it whole then.
+    A member that had this version before it joined the set is not waited for. One that abandoned it is, so the set
+    never completes this version.
     """
     for version in {delivery.version for delivery in complete.values()}:
         here = {name: delivery for name, delivery in complete.items() if delivery.version == version}
-        if all(version in member.manifest.taken for member in unit.members if member.name not in here):
+        if all(version in member.manifest.taken for member in group.members if member.name not in here):
             return here
     return {}
 
@@ -192,7 +192,7 @@ def _check_versions_agree(complete: Mapping[str, Delivery]) -> None:
 def snapshot_inputs(
     context: Runtime, specs: Sequence[AdjunctDataset], on_stage: OnStage, partition: str | None = None
 ) -> AdvanceGroup:
-    """Return the datasets and their inputs as they are now. Pins that have expired end here."""
+    """Return the datasets and their inputs as they are now. Removes expired pins."""
     log = context.log(specs[0].name)
     commit, manifests = log.read_all()
     _check_membership(specs, manifests)
@@ -228,22 +228,21 @@ def _check_membership(specs: Sequence[AdjunctDataset], manifests: Manifests) -> 
         )
 
 
-# Version sets: datasets whose versions are published, pinned and rolled back in one commit.
+# A version set publishes, pins and rolls back the versions of several datasets in one commit.
 #
 #     version-sets/{set}/CURRENT      the one pointer: the manifests of all members
 #     datasets/{member}/CURRENT       a redirect to it, and the manifest that the member joined with
 #
-# Joining fences a member's own pointer first, so that whoever read it before can't commit there any more.
-
+# Joining fences a member's own pointer first, so that a writer that read it before can no longer commit there.
 
 _FORMAT = 1
 _TRIES = 20
 
 
 def join_version_set(lake: Lake, name: str, datasets: Sequence[str], *, by: str) -> None:
-    """Make these datasets the members of the set; those that are need no request to be written. Safe to repeat.
+    """Make these datasets the members of the set. Safe to repeat; writes nothing if all are members already.
 
-    Raises DatasetError when a dataset is in another set, or the set has members that are not named.
+    Raises DatasetError if a dataset is in another set, or the set has members that are not named.
     """
     current = version_set_log(lake, name).current()
     known = set(member_bodies(current)) if current else set()
@@ -268,7 +267,7 @@ def join_version_set(lake: Lake, name: str, datasets: Sequence[str], *, by: str)
 
 
 def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | None:
-    """Turn a dataset's own pointer into a redirect; return the manifest that it had, None if none."""
+    """Turn a dataset's own pointer into a redirect; return its previous manifest, None without one."""
     log = DatasetLog(lake, dataset)
 
     def decide() -> Callable[[], dict[str, object] | None]:
@@ -302,12 +301,12 @@ def advance_bounded(
     make_current: bool = False,
     on_stage: OnStage = ignore_stage,
 ) -> AdvanceReport:
-    """Publish every version that is complete, in order, and say what the next one waits for.
+    """Publish every complete version, in order, and report what the next one waits for.
 
-    `partition` asks for the version of this name, where the dataset declares version partitions; an older one is kept
-    beside what is served unless `make_current`. Raises MarkerConflictError when markers contradict each other,
-    DatasetError (a changed declaration), ValidatorError (a mistake in a validator), and CommitConflictError when
-    another writer was first; what is served stays served.
+    `partition` requests the version of this name, if the dataset declares version partitions; an older one is retained
+    without being served, unless `make_current`. Raises MarkerConflictError for contradictory markers, DatasetError for
+    a changed declaration, ValidatorError for a mistake in a validator, and CommitConflictError if another writer was
+    first. After an error the served version is unchanged.
     """
     if spec.version_set is not None:
         raise ConfigurationError(
@@ -316,9 +315,9 @@ def advance_bounded(
             dataset=spec.name,
         )
     _check_partition(spec, partition)
-    unit = snapshot_inputs(context, (spec,), on_stage, partition)
-    # A query, or a partition that is asked for, gives a version each time that it is asked: once is enough.
-    return _advance(unit, once=partition is not None or _has_query(unit), make_current=make_current)[0]
+    group = snapshot_inputs(context, (spec,), on_stage, partition)
+    # A query, or a requested partition, gives a version on each poll: publish one.
+    return _advance(group, once=partition is not None or _has_query(group), make_current=make_current)[0]
 
 
 @translate_spark_errors()
@@ -331,10 +330,10 @@ def advance_version_set(
     by: str,
     on_stage: OnStage = ignore_stage,
 ) -> list[AdvanceReport]:
-    """Publish every version that all members of a version set have delivered, each in one commit; a report a member.
+    """Publish every version that all members of a version set have delivered, each in one commit.
 
-    A version that one member refuses is refused for all. Raises what `advance_bounded` raises, and
-    MarkerConflictError when the members' next versions have different names.
+    Returns one report for each member. A version rejected for one member is rejected for all. Raises as
+    `advance_bounded` does, and MarkerConflictError if the members' next versions have different names.
     """
     return advance_members(Runtime(lake, systems, session_factory(spark), by), specs, on_stage=on_stage)
 
@@ -343,7 +342,7 @@ def advance_version_set(
 def advance_members(
     runtime: Runtime, specs: Sequence[AdjunctDataset], *, on_stage: OnStage = ignore_stage
 ) -> list[AdvanceReport]:
-    """Publish what the members of a version set have delivered, as `advance_version_set` does."""
+    """Publish what the members of a version set have delivered, with the given runtime."""
     names = {spec.version_set for spec in specs}
     if len(names) != 1 or None in names or len(specs) < 2:
         raise ConfigurationError(
@@ -352,16 +351,15 @@ def advance_members(
             argument="specs",
         )
     join_version_set(runtime.lake, str(names.pop()), [spec.name for spec in specs], by=runtime.by)
-    unit = snapshot_inputs(runtime, specs, on_stage)
-    return _advance(unit, once=_has_query(unit), make_current=False)
+    group = snapshot_inputs(runtime, specs, on_stage)
+    return _advance(group, once=_has_query(group), make_current=False)
 
 
 def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: str) -> None:
-    """End a version, by the name that it is delivered under, that can't be completed: the next one can seal then.
+    """Give up a version that can't be completed, by its delivered name, so that the next one can be published.
 
-    Its markers close nothing from now on, and records that end with one of them are dropped. A version that is sealed
-    stays as it is, and what is delivered under its name again is dropped unread, whatever its markers say. In a
-    version set it ends for all members: none of them is published without the others. Safe to repeat.
+    Records before its markers are dropped from now on. A version that is already sealed stays as it is, and later
+    deliveries under its name are dropped unread. In a version set this holds for all members. Safe to repeat.
     """
     require_audit_fields("abandon", version, reason, by)
     ended = Abandoned(name=version, reason=reason, by=by, at=lake.now())
@@ -379,32 +377,32 @@ def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: 
     DatasetLog(lake, dataset).transact_versions(abandon_all, by=by)
 
 
-def _advance(unit: AdvanceGroup, *, once: bool, make_current: bool) -> list[AdvanceReport]:
-    """As long as a delivery is whole: build, judge, publish. Return a report for each dataset."""
+def _advance(group: AdvanceGroup, *, once: bool, make_current: bool) -> list[AdvanceReport]:
+    """Build, validate and publish until no delivery is complete. Return a report for each dataset."""
     while True:
         try:
-            answers = poll_sources(unit)
-            if not answers.together:
-                return [build_bounded_report(member) for member in commit_waiting(unit, answers).members]
-            built = [build_candidate(unit.member(name), delivery) for name, delivery in answers.together.items()]
-            judged = [validate_candidate(candidate) for candidate in reject_withdrawn_content(built)]
+            polled = poll_sources(group)
+            if not polled.together:
+                return [build_bounded_report(member) for member in commit_waiting(group, polled).members]
+            candidates = [build_candidate(group.member(name), delivery) for name, delivery in polled.together.items()]
+            validated = [validate_candidate(candidate) for candidate in reject_withdrawn_content(candidates)]
         except (MarkerConflictError, ValidatorError):
-            commit_initial(unit)
+            commit_initial(group)
             raise
-        unit = publish_candidates(unit, judged, make_current=make_current)
+        group = publish_candidates(group, validated, make_current=make_current)
         if once:
             asked = Awaiting(None, (), idle=True)
-            return [build_bounded_report(replace(member, awaiting=asked)) for member in unit.members]
+            return [build_bounded_report(replace(member, awaiting=asked)) for member in group.members]
 
 
-def _has_query(unit: AdvanceGroup) -> bool:
-    return any(isinstance(member.spec.input, QuerySource) for member in unit.members)
+def _has_query(group: AdvanceGroup) -> bool:
+    return any(isinstance(member.spec.input, QuerySource) for member in group.members)
 
 
 def _check_partition(spec: AdjunctDataset, partition: str | None) -> None:
     if partition is not None and spec.versions is None:
         raise ConfigurationError(
-            f"dataset {spec.name!r} declares no version partitions, and version {partition!r} of it is asked for.",
+            f"dataset {spec.name!r} declares no version partitions, but version {partition!r} was requested.",
             "Declare them with versions=VersionPartitions(…), or advance it without a partition.",
             argument="partition",
             dataset=spec.name,
@@ -417,17 +415,17 @@ def _check_partition(spec: AdjunctDataset, partition: str | None) -> None:
         )
     if partition is not None and spec.versions is not None and not spec.versions.has(partition):
         raise ConfigurationError(
-            f"dataset {spec.name!r} declares {spec.versions}, and partition {partition!r} is none of these.",
-            "Ask for one that is declared, or declare it.",
+            f"dataset {spec.name!r} declares {spec.versions}, which has no partition {partition!r}.",
+            "Request a declared partition, or declare this one.",
             argument="partition",
             dataset=spec.name,
         )
     known = spec.versions is not None and (spec.versions.start is not None or spec.versions.names)
     if partition is None and known and isinstance(spec.input, QuerySource):
-        # A name made of the time would come after all others, and hold them back for ever.
+        # A name made of the time would sort after all others, which could then never become current.
         raise ConfigurationError(
-            f"dataset {spec.name!r} is computed by a query for each of its partitions, and none is asked for.",
-            "Say which: partition=….",
+            f"dataset {spec.name!r} is computed by a query for each of its partitions, but no partition was requested.",
+            "Pass the partition to compute: partition=….",
             argument="partition",
             dataset=spec.name,
         )

@@ -1,7 +1,7 @@
-"""Builds a version beside the one that is served, before anybody can read it.
+"""Candidate versions: built and validated before anybody can read them.
 
-A finished build is kept in its attempt's record, so that a run that died after it does not cost it: the next run
-finds the very same delivery built and goes on with that. Not so what a query or a function has made, which may differ.
+A finished build is stored in its attempt's record, so that the next run can reuse it after a crash. Builds from a query
+or a function are not reused, because a second build may differ.
 """
 
 from __future__ import annotations
@@ -63,11 +63,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an advance has done with one dataset so far.
+    """The outcome of an advance for one dataset so far.
 
-    `sealed`, `rejected` and `unchanged` are ids of versions, `kept` those of the sealed that come before what was
-    current and are kept beside it; `taken_in` counts the deliveries that they came of, and
-    `looked_at` is the version that was built last.
+    `sealed`, `rejected` and `unchanged` are ids of versions, `kept` are the sealed ones that come before the current
+    version and are not served; `delivery_count` counts the deliveries, and `last_built` is the version built last.
     """
 
     sealed: tuple[str, ...] = ()
@@ -82,22 +81,22 @@ class Outcome:
     last_built: SealedVersion | None = None
 
     def with_source_report(self, source: Delivery | Awaiting) -> Outcome:
-        """Return it with what the source told beside its answer, and the records that it dropped."""
+        """Return the outcome with the losses, notes and dropped records of a source's answer."""
         lost = (source.lost,) if source.lost is not None else ()
         dropped = {"redelivered": source.redelivered} if source.redelivered else {}
         return replace(self.with_counters(dropped), notes=(*self.notes, *source.notes), lost=(*self.lost, *lost))
 
     def with_counters(self, counters: Mapping[str, int]) -> Outcome:
-        """Return it with these counters added."""
+        """Return the outcome with these counters added."""
         return replace(self, counters=sum_counters(dict(self.counters), dict(counters)))
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One dataset while it advances: alone, or with the other members of its version set.
+    """One dataset during an advance.
 
-    `context` says where it is written and with what. `manifest` is what is decided on, `committed` what stands in the
-    lake, None before the first commit. `others` is what other members of the set lack of the version that this one has.
+    `manifest` is the state that decisions are based on, `committed` the one in the lake, None before the first commit.
+    `others` is what other members of the version set lack of the version that this one has.
     """
 
     spec: AdjunctDataset
@@ -119,13 +118,13 @@ class Member:
         return self.context.log(self.spec.name)
 
     def after_commit(self, manifest: BoundedManifest) -> Member:
-        """Return the member as it stands once this manifest is committed."""
+        """Return the member after the commit of this manifest."""
         return replace(self, manifest=manifest, committed=manifest)
 
 
 @dataclass(frozen=True, slots=True)
 class AdvanceGroup:
-    """What advances in one commit: a dataset alone, or all members of a version set, after `commit`."""
+    """The datasets that advance in one commit: one alone, or all members of a version set. `commit` is the parent."""
 
     commit: Commit | None
     members: tuple[Member, ...]
@@ -135,12 +134,12 @@ class AdvanceGroup:
         return next(member for member in self.members if member.name == name)
 
     def with_members(self, members: Iterable[Member]) -> AdvanceGroup:
-        """Return the unit with these members as they are now."""
+        """Return the group with these members replaced."""
         changed = {member.name: member for member in members}
         return replace(self, members=tuple(changed.get(member.name, member) for member in self.members))
 
     def commit_members(self, members: Sequence[Member]) -> AdvanceGroup:
-        """Commit these members' manifests in one commit, and return what stands then. Raises CommitConflictError."""
+        """Commit these members' manifests in one commit and return the group after it. Raises CommitConflictError."""
         log, by = members[0].log, members[0].context.by
         commit = log.commit_all(self.commit, {member.name: member.manifest for member in members}, by=by)
         return replace(self.with_members(members), commit=commit)
@@ -148,10 +147,10 @@ class AdvanceGroup:
 
 @dataclass(frozen=True, slots=True)
 class CandidateVersion:
-    """A version on its way: built or not, and what speaks against it. `problem` "" means nothing does.
+    """A version to be published, with the problem that prevents it ("" if none). `version` is None if it was not built.
 
-    `unchanged` is the id of the version that has the same content already, `withdrawn` the version of this name that
-    had it and was withdrawn; `document` is the object that describes this one, None until it is written.
+    `unchanged` is the id of an existing version with the same content, `withdrawn` a withdrawn version of this name
+    with the same content; `document` is the key of this version's document, None until it is written.
     """
 
     member: Member
@@ -165,9 +164,9 @@ class CandidateVersion:
     warnings: tuple[str, ...] = ()
     document: str | None = None
 
-    def with_member_of(self, unit: AdvanceGroup) -> CandidateVersion:
-        """Return it for its member as that is now."""
-        return replace(self, member=unit.member(self.member.name))
+    def with_member_of(self, group: AdvanceGroup) -> CandidateVersion:
+        """Return the candidate with the current state of its member."""
+        return replace(self, member=group.member(self.member.name))
 
     @property
     def id(self) -> str:
@@ -179,16 +178,16 @@ class CandidateVersion:
 
     @property
     def is_served(self) -> bool:
-        """Whether it is what readers get, by the manifest of its member."""
+        """Whether its member's manifest serves this version."""
         served = self.member.manifest.version
         return served is not None and served.id == self.id
 
     def with_document(self) -> CandidateVersion:
-        """Return it with its document written; what was not built has none."""
+        """Write its document and return the candidate with it; a version that was not built has none."""
         return self if self.version is None else replace(self, document=self.member.log.write_version(self.version))
 
     def is_stored(self) -> bool:
-        """Whether its document and all its files are still there: a discard may have taken them for garbage."""
+        """Whether its document and all its files still exist: a discard may have deleted them as garbage."""
         assert self.version is not None
         store = self.member.context.lake.store
         if self.document is not None and store.head(self.document) is None:
@@ -201,69 +200,71 @@ class CandidateVersion:
         )
 
     def is_unreferenced(self, now: BoundedManifest) -> bool:
-        """Whether nobody needs its files: by this manifest, its delivery was settled meanwhile by another build.
+        """Whether no version needs its files, because another build of the same delivery was published.
 
-        Until then another writer may find this one finished, and publish it.
+        Before that, another writer may still find this finished build and publish it.
         """
         settled = self.delivery.version in now.taken - self.member.manifest.taken
         return settled and not any(self.folder in ref.folders for ref in now.versions)
 
     def delete_attempt(self, *, files: bool) -> None:
-        """Drop the attempt's record, and its files where nothing can refer to them any more."""
+        """Delete the attempt's record and, with `files`, its files."""
         log = self.member.log
         delete_attempt(log.lake, log.name, self.attempt.id)
         if files and self.version is not None:
             log.drop(self.version.generations[0])
 
     def conflict_error(self, what: str) -> CommitConflictError:
-        """Return the error of a build that is lost by what another writer did."""
+        """Return the error for a build made unusable by what another writer did."""
         return CommitConflictError(
             f"dataset {self.member.name!r}, version {self.delivery.version!r}: another writer {what} meanwhile.",
-            "Nothing of this attempt is served. Advance again: it goes on from what the other one did.",
+            "Nothing of this attempt is served. Advance again: it continues from the other writer's commit.",
             dataset=self.member.name,
         )
 
 
 _MAX_FOOTER_BYTES = 1024 * 1024
-# What makes a version unfit whenever it is tried: it is kept aside, and the next one may come.
+# Errors of the data, which every attempt would repeat: the version is rejected, and the next one may follow.
 REJECTING_ERRORS = (MarkerConflictError, NullKeyError, SchemaMismatchError)
 
 
 def build_candidate(member: Member, delivery: Delivery) -> CandidateVersion:
-    """Write a delivered version's files, and say whether it equals the one before it or is unfit."""
+    """Build a delivered version, or reuse a finished build; find out whether it is unfit, unchanged or withdrawn."""
     log = member.log
     fingerprint = _build_fingerprint(member, delivery)
     with member.stages("build", delivery.version) as building:
-        built = _find_finished_build(member, delivery, fingerprint)
-        if built is None:
+        candidate = _find_finished_build(member, delivery, fingerprint)
+        if candidate is None:
             member.stages.begin_build(delivery.version)
             attempt = log.attempt()
-            built = CandidateVersion(member, delivery, attempt, member.manifest.next_number, None)
+            candidate = CandidateVersion(member, delivery, attempt, member.manifest.next_number, None)
             with AttemptRecord(log.lake, log.name, attempt.id, member.context.by) as renewal:
                 try:
-                    built = replace(built, version=_build_version(member, delivery, attempt))
+                    candidate = replace(candidate, version=_build_version(member, delivery, attempt))
                 except REJECTING_ERRORS as error:
                     building.detail = f"{type(error).__name__}: {error.problem}"
-                    built = replace(built, problem=building.detail)
+                    candidate = replace(candidate, problem=building.detail)
                 else:
-                    assert built.version is not None
+                    assert candidate.version is not None
                     if fingerprint is not None:
-                        renewal.finish({"fingerprint": fingerprint, "version": built.version.model_dump(mode="json")})
-    if built.version is not None:
+                        renewal.finish(
+                            {"fingerprint": fingerprint, "version": candidate.version.model_dump(mode="json")}
+                        )
+    if candidate.version is not None:
         with member.stages("unchanged", delivery.version):
-            unchanged = _find_equal_version(member, built.version)
-            withdrawn = None if unchanged else _find_withdrawn(member, built.version)
-            return replace(built, unchanged=unchanged, withdrawn=withdrawn)
-    return built
+            unchanged = _find_equal_version(member, candidate.version)
+            withdrawn = None if unchanged else _find_withdrawn(member, candidate.version)
+            return replace(candidate, unchanged=unchanged, withdrawn=withdrawn)
+    return candidate
 
 
-def reject_withdrawn_content(built: Sequence[CandidateVersion]) -> list[CandidateVersion]:
-    """Return built versions, refused where all that is new in them was withdrawn under their name.
+def reject_withdrawn_content(candidates: Sequence[CandidateVersion]) -> list[CandidateVersion]:
+    """Return the candidates, rejected if all their new content was withdrawn earlier under the same name.
 
-    A producer that delivers twice must not bring back what somebody has taken away. Of a version set the content of one
-    member may be what it was, where that of another is corrected.
+    A producer that delivers twice must not bring back withdrawn content. In a version set, one member's content may be
+    unchanged while another's is corrected.
     """
-    again = all(candidate.withdrawn or candidate.unchanged for candidate in built)
+    again = all(candidate.withdrawn or candidate.unchanged for candidate in candidates)
     return [
         replace(
             candidate,
@@ -272,7 +273,7 @@ def reject_withdrawn_content(built: Sequence[CandidateVersion]) -> list[Candidat
         )
         if again and candidate.withdrawn
         else replace(candidate, withdrawn=None)
-        for candidate in built
+        for candidate in candidates
     ]
 
 
@@ -340,7 +341,7 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
 
 
 def _with_record_places(error: NullKeyError, member: Member, delivery: Delivery) -> NullKeyError:
-    """Return the error with the places of the first records without a key. That costs reading the version again."""
+    """Return the error with the places of the first records without a key. This reads the version again."""
     with translate_spark_errors():
         without_key = find_null_keys(member.source.read(delivery, member.context.spark), member.spec.key, MAX_NAMED + 1)
     places = [place for partition, offset in without_key if (place := member.source.place(delivery, partition, offset))]
@@ -352,9 +353,9 @@ def _with_record_places(error: NullKeyError, member: Member, delivery: Delivery)
 
 
 def _find_equal_version(member: Member, new: SealedVersion) -> str | None:
-    """Return the id of the version that has this content already: the head's, or that of the same partition.
+    """Return the id of the head, or of the same partition's version, if it has the same content; else None.
 
-    Equal counts and digests, bucket by bucket, in the same layout; and valid from the same time.
+    The same content means equal layout, equal counts and digests in each bucket, and the same valid-from time.
     """
     manifest = member.manifest
     if manifest.declaration.order == "name":
@@ -368,7 +369,7 @@ def _find_equal_version(member: Member, new: SealedVersion) -> str | None:
 
 
 def _find_withdrawn(member: Member, new: SealedVersion) -> VersionRef | None:
-    """Return the withdrawn version of this name with this content and time, None where there is none."""
+    """Return the withdrawn version of this name with this content and time, else None."""
     named = (ref for ref in member.manifest.versions if ref.name == new.name and ref.state == "withdrawn")
     return next(
         (ref for ref in named if ref.valid_from == new.valid_from and _has_same_content(member, ref, new)), None
@@ -376,7 +377,7 @@ def _find_withdrawn(member: Member, new: SealedVersion) -> VersionRef | None:
 
 
 def _has_same_content(member: Member, ref: VersionRef, new: SealedVersion) -> bool:
-    """Whether a version holds the entries of a new one, in the same layout."""
+    """Whether a version has the same entries as a new one, in the same layout."""
     if ref.rows != new.rows or ref.document is None or new.digest is None:
         return False
     served = member.manifest.version
@@ -385,10 +386,10 @@ def _has_same_content(member: Member, ref: VersionRef, new: SealedVersion) -> bo
 
 
 def _is_current_for_time(manifest: BoundedManifest, before: VersionRef, new: SealedVersion) -> bool:
-    """Whether the version before is what is valid from the time of the new one, or neither says a time.
+    """Whether the earlier version is the one valid from the new one's time, or neither has a time.
 
-    The same content of another time is a version of its own, whatever lies between the two now: another may come
-    there later, or one that lies there be withdrawn.
+    The same content with another valid-from time is a version of its own, because versions between the two times may be
+    added or withdrawn later.
     """
     if new.valid_from is None or before.valid_from != new.valid_from:
         return before.valid_from == new.valid_from
@@ -403,10 +404,10 @@ def _file_facts(version: SealedVersion) -> list[tuple[int, int, int | None]]:
 
 
 def _build_fingerprint(member: Member, delivery: Delivery) -> str | None:
-    """Return what a build depends on, None where that can't be said: what a query answers, or a function does."""
+    """Return a hash of all that a build depends on; None if it depends on a query or a function."""
     extractor = member.spec.extractor
-    told = delivery.ranges or delivery.identity
-    if not told or not (extractor is None or isinstance(extractor, Projection)):
+    known = delivery.ranges or delivery.identity
+    if not known or not (extractor is None or isinstance(extractor, Projection)):
         return None
     depends_on: dict[str, Any] = {
         "version": delivery.version,
@@ -424,7 +425,7 @@ def _build_fingerprint(member: Member, delivery: Delivery) -> str | None:
 
 
 def _find_finished_build(member: Member, delivery: Delivery, fingerprint: str | None) -> CandidateVersion | None:
-    """Return an earlier attempt that built exactly this, unless it is being discarded or has been."""
+    """Return an earlier finished build with this fingerprint, unless it is doomed or deleted."""
     log = member.log
     if fingerprint is None:
         return None
@@ -438,43 +439,43 @@ def _find_finished_build(member: Member, delivery: Delivery, fingerprint: str | 
         try:
             version = SealedVersion.model_validate(body["version"])
         except (ValidationError, AdjunctError, KeyError):
-            continue  # a record that can't be read costs a second build and nothing else
-        built = CandidateVersion(member, delivery, attempt, version.number, version)
-        if built.is_stored():  # a discard that died may have left the record of what it has deleted
-            return built
+            continue  # an unreadable record only costs a second build
+        candidate = CandidateVersion(member, delivery, attempt, version.number, version)
+        if candidate.is_stored():  # an interrupted discard may have left the record of deleted files
+            return candidate
     return None
 
 
-def validate_candidate(built: CandidateVersion) -> CandidateVersion:
-    """Return a built version with what the dataset's validators say of it; nobody reads it meanwhile.
+def validate_candidate(candidate: CandidateVersion) -> CandidateVersion:
+    """Run the dataset's validators on a built version and return it with their verdicts.
 
-    Raises ValidatorError for a mistake in one of them, and CommitConflictError where the version that it is compared
-    with was discarded meanwhile; the build is kept, and the next run has it judged again.
+    Raises ValidatorError for a mistake in a validator, and CommitConflictError if the served version that it is
+    compared with was discarded concurrently. The build is kept, and the next run validates it again.
     """
-    member, version = built.member, built.version
-    if version is None or built.unchanged or built.problem:
-        return built
-    with member.stages("validate", built.delivery.version) as validating:
-        with _lease_served_version(built) as current:
+    member, version = candidate.member, candidate.version
+    if version is None or candidate.unchanged or candidate.problem:
+        return candidate
+    with member.stages("validate", candidate.delivery.version) as validating:
+        with _lease_served_version(candidate) as current:
             new = VersionReader(member.context.lake.store, member.name, version)
-            candidate = Candidate(new, current, member.context.spark)
-            verdicts = evaluate(member.spec.validators, candidate, member.spec.sensitive)
+            compared = Candidate(new, current, member.context.spark)
+            verdicts = evaluate(member.spec.validators, compared, member.spec.sensitive)
         failed = [verdict for verdict in verdicts if not verdict.passed]
         wrong = [f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "error"]
         odd = [f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "warn"]
         validating.detail = "; ".join([*wrong, *(f"warning: {warning}" for warning in odd)])
     return replace(
-        built,
+        candidate,
         version=version.model_copy(update={"verdicts": verdicts}),
         problem="; ".join(wrong),
-        warnings=tuple(f"version {built.delivery.version!r}: {warning}" for warning in odd),
+        warnings=tuple(f"version {candidate.delivery.version!r}: {warning}" for warning in odd),
     )
 
 
 @contextmanager
-def _lease_served_version(built: CandidateVersion) -> Iterator[VersionReader | None]:
-    """Yield the version that is served, leased, so that no discard takes it while validators compare with it."""
-    member, version = built.member, built.member.manifest.version
+def _lease_served_version(candidate: CandidateVersion) -> Iterator[VersionReader | None]:
+    """Yield a reader of the served version, leased while validators compare with it; None if not needed."""
+    member, version = candidate.member, candidate.member.manifest.version
     if version is None or not member.spec.validators:
         yield None
         return
@@ -482,7 +483,7 @@ def _lease_served_version(built: CandidateVersion) -> Iterator[VersionReader | N
     try:
         lease = Lease.acquire(lake, member.name, [version.id], holder=holder)
     except VersionDiscardedError as gone:
-        raise built.conflict_error("discarded the version that it is compared with") from gone
+        raise candidate.conflict_error("discarded the version that it is compared with") from gone
     with lease:
         yield VersionReader(lake.store, member.name, version)
         lease.check()

@@ -1,4 +1,8 @@
-"""What a dataset becomes by a delivery: what is committed of it, and what the advance tells."""
+"""Publishing: the commit that makes versions current, stores them as rejected, or records what is awaited.
+
+A change that another writer commits during a long build (a pin, a rollback) does not cost the build: the decision is
+made again on the new manifest. A writer that read the same delivery does: CommitConflictError.
+"""
 
 from __future__ import annotations
 
@@ -26,69 +30,69 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.commit_log import Commit
 
 
-def rebase_candidates(unit: AdvanceGroup, built: Sequence[CandidateVersion]) -> AdvanceGroup:
-    """Return the unit after what others committed meanwhile. Raises CommitConflictError where a build is lost by it."""
-    commit, manifests = _read_manifests(unit)
-    for candidate in (candidate.with_member_of(unit) for candidate in built):
+def rebase_candidates(group: AdvanceGroup, candidates: Sequence[CandidateVersion]) -> AdvanceGroup:
+    """Return the group after concurrent commits. Raises CommitConflictError if they make a build unusable."""
+    commit, manifests = _read_manifests(group)
+    for candidate in (candidate.with_member_of(group) for candidate in candidates):
         now = manifests.get(candidate.member.name)
         if now is None and candidate.member.committed is None:
-            continue  # of a version set in which only others have advanced yet
+            continue  # in a version set of which only others have advanced so far
         what = "discarded this build" if now is None else _find_conflict(candidate, now)
         if what:
             if now is not None and candidate.is_unreferenced(now):
                 candidate.delete_attempt(files=True)
             raise candidate.conflict_error(what)
-    return _with_manifests(unit, commit, manifests)
+    return _with_manifests(group, commit, manifests)
 
 
-def _find_conflict(built: CandidateVersion, now: BoundedManifest) -> str:
-    """Return what others did by which a build is lost, "" where nothing."""
-    before = built.member.manifest
-    if built.folder in now.doomed:
+def _find_conflict(candidate: CandidateVersion, now: BoundedManifest) -> str:
+    """Return what other writers did to make a build unusable, "" if nothing."""
+    before = candidate.member.manifest
+    if candidate.folder in now.doomed:
         return "discarded this build"
     if _has_new_delivery(before, now):
         return "took in the same delivery"
-    if built.document is None and built.unchanged:
-        held = now.ref(built.unchanged)
+    if candidate.document is None and candidate.unchanged:
+        held = now.ref(candidate.unchanged)
         same = before.head == now.head and held is not None and held.state == "sealed"
         return "" if same else "changed what is current, to which this version was equal"
-    # Looked at after this manifest was read: a discard that has ended leaves no name of the doomed.
-    if built.document is not None and (built.document in now.doomed or not built.is_stored()):
+    # Checked after this manifest was read: a finished discard no longer lists the objects as doomed.
+    if candidate.document is not None and (candidate.document in now.doomed or not candidate.is_stored()):
         return "discarded this build"
     return ""
 
 
-def rebase_waiting(unit: AdvanceGroup) -> AdvanceGroup | None:
-    """Return the unit after what others committed meanwhile; None where they took in a delivery."""
-    commit, manifests = _read_manifests(unit)
-    for member in unit.members:
+def rebase_waiting(group: AdvanceGroup) -> AdvanceGroup | None:
+    """Return the group after concurrent commits; None if one of them took in a delivery."""
+    commit, manifests = _read_manifests(group)
+    for member in group.members:
         before, now = member.committed, manifests.get(member.name)
         if (before is None) != (now is None) or (before and now and _has_new_delivery(before, now)):
             return None
-    return _with_manifests(unit, commit, manifests)
+    return _with_manifests(group, commit, manifests)
 
 
-def _read_manifests(unit: AdvanceGroup) -> tuple[Commit | None, Members]:
-    commit, manifests = unit.members[0].log.read_all()
+def _read_manifests(group: AdvanceGroup) -> tuple[Commit | None, Members]:
+    commit, manifests = group.members[0].log.read_all()
     return commit, {name: as_bounded(manifest) for name, manifest in manifests.items()}
 
 
-def _with_manifests(unit: AdvanceGroup, commit: Commit | None, manifests: Members) -> AdvanceGroup:
-    """Let all members go on from these: what one commits later must not undo what others did to it meanwhile."""
+def _with_manifests(group: AdvanceGroup, commit: Commit | None, manifests: Members) -> AdvanceGroup:
+    """Return the group with these committed manifests, so that later commits do not undo concurrent changes."""
     members = tuple(
         replace(member, committed=now, manifest=now.with_declared_policies(member.source.declaration))
         if (now := manifests.get(member.name)) is not None
         else member
-        for member in unit.members
+        for member in group.members
     )
-    return replace(unit, commit=commit, members=members)
+    return replace(group, commit=commit, members=members)
 
 
 def _has_new_delivery(before: BoundedManifest, now: BoundedManifest) -> bool:
-    """Whether something was delivered or abandoned in between. A drop, which frees a name, takes nothing in."""
+    """Whether a version was delivered or abandoned between two manifests; dropping one does not count."""
     if (before.offsets, before.abandoned, before.next_number) != (now.offsets, now.abandoned, now.next_number):
         return True
-    # Without the ids that hold the deliveries: an erasure gives versions others, and takes nothing in.
+    # Version ids are ignored: an erasure changes them, and is no delivery.
     known = [(done.name, done.markers) for done in before.delivered]
     for delivered in [(done.name, done.markers) for done in now.delivered if not done.freed]:
         if delivered not in known:
@@ -100,13 +104,13 @@ def _has_new_delivery(before: BoundedManifest, now: BoundedManifest) -> bool:
 def input_position(
     manifest: BoundedManifest, answer: Delivery | Awaiting, done: Delivered | None = None
 ) -> dict[str, object]:
-    """Return where the dataset stands in its input after this, what retention took before it, and what was delivered.
+    """Return the manifest fields for the position in the input after this answer: offsets, losses and deliveries.
 
-    `done` is the delivery that this is, None where it is none.
+    `done` is the delivery, None if the answer is none.
     """
     delivered, known = _update_copied_markers(manifest, answer), manifest.known
     if done is not None:
-        # A name that was freed is taken again. Those that still are free are remembered however old they are.
+        # A freed name is taken again. Names that are still free are kept, whatever their age.
         delivered = (*(earlier for earlier in delivered if not (earlier.freed and earlier.name == done.name)), done)
         older, newest = delivered[:-MAX_DELIVERIES], delivered[-MAX_DELIVERIES:]
         delivered = (*(earlier for earlier in older if earlier.freed), *newest)
@@ -121,7 +125,7 @@ def input_position(
 
 
 def _update_copied_markers(manifest: BoundedManifest, answer: Delivery | Awaiting) -> tuple[Delivered, ...]:
-    """Return the deliveries on record, with what the markers are now of those that lie there anew, unchanged."""
+    """Return the recorded deliveries, with new markers for those whose files were copied without a change."""
     newest = {done.name: done for done in manifest.delivered}
     return tuple(
         done.model_copy(update={"markers": dict(answer.copies[done.name])})
@@ -132,66 +136,66 @@ def _update_copied_markers(manifest: BoundedManifest, answer: Delivery | Awaitin
 
 
 def commit_reason(answer: Delivery | Awaiting, *more: str) -> str:
-    """Return what a commit says of what the source told, after `more`."""
+    """Return a commit's reason: `more`, then the losses and notes of the source's answer."""
     lost = answer.lost.summary() if answer.lost is not None else ""
     return "; ".join(filter(None, (*more, lost, *answer.notes)))
 
 
 _TRIES = 20
 Wait = tuple[Awaiting, Awaited | None]
-"""What a source answered, and what is remembered of it: for which version, and since when."""
+"""A source's answer, and what is recorded of it: the awaited version, and since when."""
 
 
-def commit_waiting(unit: AdvanceGroup, answers: PollResult) -> AdvanceGroup:
-    """Return the unit with what it waits for, which is committed; nothing new makes no commit."""
-    begun = next((delivery.version for delivery in answers.complete.values()), None)
-    waiting = [(member, answers.waiting[member.name]) for member in unit.members if member.name in answers.waiting]
+def commit_waiting(group: AdvanceGroup, polled: PollResult) -> AdvanceGroup:
+    """Commit what the group waits for, if that has changed, and return the group with it."""
+    begun = next((delivery.version for delivery in polled.complete.values()), None)
+    waiting = [(member, polled.waiting[member.name]) for member in group.members if member.name in polled.waiting]
     waits = {member.name: (answer, _awaited_version(member, answer, begun)) for member, answer in waiting}
-    return _with_wait_reports(_commit_waits(unit, waits), answers, waits, begun)
+    return _with_wait_reports(_commit_waits(group, waits), polled, waits, begun)
 
 
-def commit_initial(unit: AdvanceGroup) -> AdvanceGroup:
-    """Commit every member, for without a commit the version that stands in its way can't be abandoned."""
-    return _commit_waits(unit, {})
+def commit_initial(group: AdvanceGroup) -> AdvanceGroup:
+    """Commit every member: a version can only be abandoned in a dataset that has a commit."""
+    return _commit_waits(group, {})
 
 
-def _commit_waits(unit: AdvanceGroup, waits: Mapping[str, Wait]) -> AdvanceGroup:
-    """Commit what waiting has found, and of members without a commit where they begin; return what stands then."""
+def _commit_waits(group: AdvanceGroup, waits: Mapping[str, Wait]) -> AdvanceGroup:
+    """Commit these waits, and the start offsets of members without a commit; return the group after it."""
 
-    def commit(unit: AdvanceGroup) -> AdvanceGroup:
+    def commit(group: AdvanceGroup) -> AdvanceGroup:
         members = []
-        for member in unit.members:
+        for member in group.members:
             answer, awaited = waits.get(member.name, (None, member.manifest.awaited))
             if answer is None and member.committed is None:
                 answer = Awaiting(None, (), member.manifest.offsets)
             after = None if answer is None else _waiting_manifest(member, answer, awaited)
             if after is not None:
                 members.append(member.after_commit(after))
-        return unit.commit_members(members) if members else unit
+        return group.commit_members(members) if members else group
 
-    return commit_with_rebase(unit, commit, rebase_waiting, attempts=_TRIES)
+    return commit_with_rebase(group, commit, rebase_waiting, attempts=_TRIES)
 
 
 def _with_wait_reports(
-    unit: AdvanceGroup, answers: PollResult, waits: Mapping[str, Wait], begun: str | None
+    group: AdvanceGroup, polled: PollResult, waits: Mapping[str, Wait], begun: str | None
 ) -> AdvanceGroup:
-    """Return the unit with what each member has to say of this wait; those that have a version wait for the others."""
+    """Return the group with each member's part of this wait; members with a complete version wait for the others."""
     members = []
-    for member in unit.members:
-        answer = answers.waiting.get(member.name)
+    for member in group.members:
+        answer = polled.waiting.get(member.name)
         if answer is None:
-            missing = tuple(marker for waiting in answers.waiting.values() for marker in waiting.missing)
+            missing = tuple(marker for waiting in polled.waiting.values() for marker in waiting.missing)
             since = [awaited.since for _, awaited in waits.values() if awaited is not None]
             others = Awaited(version=begun, missing=missing, since=min(since, default=member.context.now()))
             members.append(replace(member, others=others))
         else:
-            awaiting = replace(answer, idle=answer.idle and not answers.complete)
+            awaiting = replace(answer, idle=answer.idle and not polled.complete)
             members.append(replace(member, outcome=member.outcome.with_source_report(answer), awaiting=awaiting))
-    return replace(unit, members=tuple(members))
+    return replace(group, members=tuple(members))
 
 
 def _waiting_manifest(member: Member, awaiting: Awaiting, awaited: Awaited | None) -> BoundedManifest | None:
-    """Return the manifest that says what is waited for, None where it says so already."""
+    """Return the manifest with what is awaited, None if nothing changes."""
     manifest = member.manifest
     same = awaited == manifest.awaited or (
         awaited is not None
@@ -205,7 +209,7 @@ def _waiting_manifest(member: Member, awaiting: Awaiting, awaited: Awaited | Non
 
 
 def _awaited_version(member: Member, awaiting: Awaiting, others: str | None) -> Awaited | None:
-    """Return what to remember of a wait: for which version, and since when. `others` have it whole in the set."""
+    """Return what to record of a wait: the version, and since when. `others` is the version that other members have."""
     if awaiting.idle and others is None:
         return None
     before, version = member.manifest.awaited, awaiting.version or others
@@ -214,42 +218,42 @@ def _awaited_version(member: Member, awaiting: Awaiting, others: str | None) -> 
 
 
 def apply_delivery(
-    built: CandidateVersion, refused: CandidateVersion | None, *, switches: bool, between: bool
+    candidate: CandidateVersion, refused: CandidateVersion | None, *, switches: bool, between: bool
 ) -> Member:
-    """Return the member as it stands once this delivery is committed, with what came of it.
+    """Return the member after the commit of this delivery, with the outcome.
 
-    `switches` says whether it becomes what readers get, and `between` whether it takes a place by time else.
+    `switches` makes the version current; otherwise `between` inserts it by time.
     """
-    after = _apply_to_manifest(built, refused, switches, between)
-    outcome, ref = built.member.outcome.with_source_report(built.delivery), after.ref(built.id)
+    after = _apply_to_manifest(candidate, refused, switches, between)
+    outcome, ref = candidate.member.outcome.with_source_report(candidate.delivery), after.ref(candidate.id)
     if ref is None:
-        outcome = replace(outcome, unchanged=(*outcome.unchanged, str(built.unchanged)))
+        outcome = replace(outcome, unchanged=(*outcome.unchanged, str(candidate.unchanged)))
     elif ref.state == "rejected":
-        outcome = replace(outcome, rejected=(*outcome.rejected, built.id))
+        outcome = replace(outcome, rejected=(*outcome.rejected, candidate.id))
     else:
-        outcome = replace(outcome, sealed=(*outcome.sealed, built.id))
-        outcome = outcome.with_counters(built.version.counters if built.version else {})
-        kept = () if after.head == built.id else (built.id,)
+        outcome = replace(outcome, sealed=(*outcome.sealed, candidate.id))
+        outcome = outcome.with_counters(candidate.version.counters if candidate.version else {})
+        kept = () if after.head == candidate.id else (candidate.id,)
         outcome = replace(outcome, kept=(*outcome.kept, *kept))
     outcome = replace(
         outcome,
-        warnings=(*outcome.warnings, *built.warnings),
+        warnings=(*outcome.warnings, *candidate.warnings),
         delivery_count=outcome.delivery_count + 1,
-        last_built=built.version,
+        last_built=candidate.version,
     )
-    return replace(built.member.after_commit(after), outcome=outcome)
+    return replace(candidate.member.after_commit(after), outcome=outcome)
 
 
 def _apply_to_manifest(
-    built: CandidateVersion, refused: CandidateVersion | None, switches: bool, between: bool
+    candidate: CandidateVersion, refused: CandidateVersion | None, switches: bool, between: bool
 ) -> BoundedManifest:
-    """Return the manifest with this delivery: published, kept aside as `refused` says, or found unchanged."""
-    manifest, delivery, version = built.member.manifest, built.delivery, built.version
-    unchanged = built.unchanged if refused is None else None
-    ref = _version_ref(built, refused)
+    """Return the manifest with this delivery: published, rejected because of `refused`, or unchanged."""
+    manifest, delivery, version = candidate.member.manifest, candidate.delivery, candidate.version
+    unchanged = candidate.unchanged if refused is None else None
+    ref = _version_ref(candidate, refused)
     head = {"head": ref.id} if refused is None and switches else {}
-    # What was withdrawn and came again as it was takes no name.
-    freed = built.member.context.now() if refused is not None and refused.withdrawn else None
+    # A repeated delivery of withdrawn content takes no name.
+    freed = candidate.member.context.now() if refused is not None and refused.withdrawn else None
     done = Delivered(name=delivery.version, version=ref.id, markers=dict(delivery.markers), freed=freed)
     fields = {**input_position(manifest, delivery, done), **head, "awaited": None}
     if unchanged is None:
@@ -258,47 +262,47 @@ def _apply_to_manifest(
             "versions": (*manifest.versions, ref)
             if head or refused
             else insert_beside_head(manifest, ref, between=between),
-            "next_number": built.number + 1,
+            "next_number": candidate.number + 1,
             "next_generation": max([manifest.next_generation, *(number + 1 for number in used)]),
             "counters": sum_counters(manifest.counters, version.counters if version is not None else {}),
         }
     if refused is not None:
         change = Change(action="reject", version=ref.id, reason=commit_reason(delivery, ref.reason))
         return manifest.after(**fields, change=change)
-    action, told = "seal", "" if head else "kept beside a later version"
+    action, note = "seal", "" if head else "kept beside a later version"
     if unchanged is not None:
-        action, told = "unchanged", f"delivered as {delivery.version}"
-    change = Change(action=action, version=ref.id, reason=commit_reason(delivery, told))
-    return with_served_version(built.member.log, manifest, **fields, built=version, change=change)
+        action, note = "unchanged", f"delivered as {delivery.version}"
+    change = Change(action=action, version=ref.id, reason=commit_reason(delivery, note))
+    return with_served_version(candidate.member.log, manifest, **fields, built=version, change=change)
 
 
-def is_at_or_after_head(built: CandidateVersion) -> bool:
-    """Whether a version becomes the one that readers get: never by itself an older one, in the dataset's order."""
-    manifest = built.member.manifest
+def is_at_or_after_head(candidate: CandidateVersion) -> bool:
+    """Whether a version does not come before the head, in the dataset's own order."""
+    manifest = candidate.member.manifest
     head = manifest.ref(manifest.head) if manifest.head else None
     order = version_order(manifest)
-    return head is None or bool(order(_version_ref(built, None)) >= order(head))
+    return head is None or bool(order(_version_ref(candidate, None)) >= order(head))
 
 
-def _version_ref(built: CandidateVersion, refused: CandidateVersion | None) -> VersionRef:
-    """Return how a version is listed; of one that is unchanged, the one that it equals."""
-    if refused is None and built.unchanged:
-        same = built.member.manifest.ref(built.unchanged)
+def _version_ref(candidate: CandidateVersion, refused: CandidateVersion | None) -> VersionRef:
+    """Return the manifest's entry of a version; for an unchanged one, that of the version that it equals."""
+    if refused is None and candidate.unchanged:
+        same = candidate.member.manifest.ref(candidate.unchanged)
         assert same is not None, "the version that it equals was found in this manifest"
         return same
-    version, reason = built.version, ""
+    version, reason = candidate.version, ""
     if refused is not None:
         reason = refused.problem
-        if refused.member.name != built.member.name:
+        if refused.member.name != candidate.member.name:
             reason = f"member {refused.member.name} of the version set refused it: {reason}"
     return VersionRef(
-        id=built.id,
-        number=built.number,
-        name=built.delivery.version,
+        id=candidate.id,
+        number=candidate.number,
+        name=candidate.delivery.version,
         rows=None if version is None else version.rows,
-        sealed_at=built.member.context.now() if version is None else version.sealed_at,
+        sealed_at=candidate.member.context.now() if version is None else version.sealed_at,
         state="sealed" if refused is None else "rejected",
-        document=built.document,
+        document=candidate.document,
         folders=() if version is None else tuple(generation.folder for generation in version.generations),
         bytes=0 if version is None else sum(generation.size for generation in version.generations),
         reason=reason,
@@ -307,25 +311,21 @@ def _version_ref(built: CandidateVersion, refused: CandidateVersion | None) -> V
     )
 
 
-# The switch: one commit that makes versions current, or keeps them aside; repeated over changes that don't matter.
-#
-# A pin or a rollback that is committed during a long build does not cost the build: the same decision is made again
-# on what is current then. Another writer that took in the same delivery does: CommitConflictError.
+def publish_candidates(
+    group: AdvanceGroup, validated: Sequence[CandidateVersion], *, make_current: bool
+) -> AdvanceGroup:
+    """Commit these versions together: all published, or all rejected if one is. Return the group after it.
 
-
-def publish_candidates(unit: AdvanceGroup, judged: Sequence[CandidateVersion], *, make_current: bool) -> AdvanceGroup:
-    """Commit these versions together, and return what stands then: all published, or all kept aside if one is refused.
-
-    The stages say which: "seal" and "switch", "keep" where what is served stays, "unchanged" or "reject".
+    The reported stages are "seal" and "switch", "keep" if the served version stays, "unchanged", or "reject".
     """
-    refused = next((candidate for candidate in judged if candidate.problem), None)
-    first, version = judged[0].member, judged[0].delivery.version
-    built = [_write_document(candidate) for candidate in judged] if refused is None else judged
+    refused = next((candidate for candidate in validated if candidate.problem), None)
+    first, version = validated[0].member, validated[0].delivery.version
+    candidates = [_write_document(candidate) for candidate in validated] if refused is None else validated
     with first.stages("switch" if refused is None else REJECT, version) as switching:
         if refused is not None:
-            built = [candidate.with_document() for candidate in judged]
-        unit = _commit_candidates(unit, built, refused, make_current=make_current)
-        done = [candidate.with_member_of(unit) for candidate in built]
+            candidates = [candidate.with_document() for candidate in validated]
+        group = _commit_candidates(group, candidates, refused, make_current=make_current)
+        done = [candidate.with_member_of(group) for candidate in candidates]
         for candidate in done:
             candidate.delete_attempt(files=candidate.member.manifest.ref(candidate.id) is None)
         switching.detail = refused.problem if refused is not None else ""
@@ -333,34 +333,34 @@ def publish_candidates(unit: AdvanceGroup, judged: Sequence[CandidateVersion], *
             switching.name = "unchanged"
         elif refused is None and not any(candidate.is_served for candidate in done):
             switching.name, switching.detail = "keep", "what is served stays"
-    return unit
+    return group
 
 
-def _write_document(built: CandidateVersion) -> CandidateVersion:
-    """Return a version with what describes it written; one that is there already is described."""
-    if built.version is None or built.unchanged:
-        return built
-    with built.member.stages("seal", built.delivery.version):
-        return built.with_document()
+def _write_document(candidate: CandidateVersion) -> CandidateVersion:
+    """Write the document of a version, unless it is unchanged; return the version with the document's key."""
+    if candidate.version is None or candidate.unchanged:
+        return candidate
+    with candidate.member.stages("seal", candidate.delivery.version):
+        return candidate.with_document()
 
 
 def _commit_candidates(
-    unit: AdvanceGroup, built: Sequence[CandidateVersion], refused: CandidateVersion | None, *, make_current: bool
+    group: AdvanceGroup, candidates: Sequence[CandidateVersion], refused: CandidateVersion | None, *, make_current: bool
 ) -> AdvanceGroup:
-    def commit(unit: AdvanceGroup) -> AdvanceGroup:
-        now = [candidate.with_member_of(unit) for candidate in built]
+    def commit(group: AdvanceGroup) -> AdvanceGroup:
+        now = [candidate.with_member_of(group) for candidate in candidates]
         switches = make_current or all(map(is_at_or_after_head, now))
-        between = all(member.manifest.declaration.by_time for member in unit.members)
+        between = all(member.manifest.declaration.by_time for member in group.members)
         after = (apply_delivery(candidate, refused, switches=switches, between=between) for candidate in now)
-        return unit.commit_members(list(after))
+        return group.commit_members(list(after))
 
-    def catch_up(unit: AdvanceGroup) -> AdvanceGroup:
+    def catch_up(group: AdvanceGroup) -> AdvanceGroup:
         try:
-            return rebase_candidates(unit, built)
+            return rebase_candidates(group, candidates)
         except CommitConflictError:
-            with suppress(AdjunctError):  # what stays is garbage for discarding
-                store = unit.members[0].context.lake.store
-                store.delete_many([candidate.document for candidate in built if candidate.document is not None])
+            with suppress(AdjunctError):  # documents that remain are left to a discard
+                store = group.members[0].context.lake.store
+                store.delete_many([candidate.document for candidate in candidates if candidate.document is not None])
             raise
 
-    return commit_with_rebase(unit, commit, catch_up, attempts=_TRIES)
+    return commit_with_rebase(group, commit, catch_up, attempts=_TRIES)

@@ -1,4 +1,4 @@
-"""What the validators look at: each check takes a candidate and its own numbers, and returns a Finding."""
+"""The checks behind the validators: each takes a candidate and its arguments, and returns a Finding."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 Rule = Literal["exact", "additive", "any"]
 SAMPLE_SIZE = 5
 VERSION, CURRENT = "version", "current"
-"""The tables that a SELECT of a validator reads: the version that is judged, and the one that is served."""
+"""The tables that a validator's SELECT reads: the candidate, and the served version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found: whether it holds, in words, and the counts behind it.
+    """The result of a check: whether it passed, a message, and the counts behind it.
 
-    `without_values` are the same words without any value of a column, for those that are sensitive.
+    `without_values` is the message without any values, for sensitive columns.
     """
 
     passed: bool
@@ -116,7 +116,7 @@ def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) 
     try:
         counted = others.groupBy(F.col(name).alias("value")).count().orderBy(F.desc("count"), "value").collect()
     except (NumberFormatException, DateTimeException) as error:
-        # Nothing is cast but what is compared with values of another kind: the data is not to blame.
+        # Spark only casts to compare with values of another type, so the data is not the cause.
         raise ConfigurationError(
             f"values_in({column!r}) has values that can't be compared with the column's type, {field.type}: "
             f"{first_message_line(error)}",
@@ -126,7 +126,7 @@ def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) 
     violations = sum(row["count"] for row in counted)
     if not violations:
         return Finding(True, f"{column!r} holds nothing but the {len(values):,} allowed values", {"violations": 0})
-    told = ", ".join(f"{row['value']!r} ({row['count']:,})" for row in counted[:SAMPLE_SIZE])
+    listed = ", ".join(f"{row['value']!r} ({row['count']:,})" for row in counted[:SAMPLE_SIZE])
     facts = {
         "violations": violations,
         "values": len(counted),
@@ -135,7 +135,7 @@ def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) 
     }
     more = f" and {len(counted) - SAMPLE_SIZE:,} more" if len(counted) > SAMPLE_SIZE else ""
     counted_only = f"{violations:,} rows have other values of {column!r}"
-    return Finding(False, f"{counted_only}: {told}{more}", facts, counted_only)
+    return Finding(False, f"{counted_only}: {listed}{more}", facts, counted_only)
 
 
 def check_sql(candidate: Candidate, sql: str) -> Finding:
@@ -143,16 +143,16 @@ def check_sql(candidate: Candidate, sql: str) -> Finding:
     violations = broken.count()
     if not violations:
         return Finding(True, "no row breaks it", {"violations": 0})
-    # A SELECT may return other columns than the key's: its own rows are told then.
+    # A SELECT may not return the key columns: then the sample is of its own rows.
     key = [name for name in candidate.view.sealed.key if name in broken.columns]
     wanted = [quote_name(name) for name in key] or ["*"]
     sample = [[to_json_value(value) for value in row] for row in broken.select(*wanted).limit(SAMPLE_SIZE).collect()]
     what = ", ".join(key) or "rows"
-    told = ", ".join(str(tuple(values)) if len(values) > 1 else repr(values[0]) for values in sample)
+    listed = ", ".join(str(tuple(values)) if len(values) > 1 else repr(values[0]) for values in sample)
     more = " …" if violations > len(sample) else ""
     facts = {"violations": violations, "sample_of": what, "sample": sample}
     counted_only = f"{violations:,} rows break it"
-    return Finding(False, f"{counted_only}: {what} {told}{more}", facts, counted_only)
+    return Finding(False, f"{counted_only}: {what} {listed}{more}", facts, counted_only)
 
 
 def _broken_rows(candidate: Candidate, sql: str) -> DataFrame:
@@ -170,7 +170,7 @@ def _broken_rows(candidate: Candidate, sql: str) -> DataFrame:
     try:
         for name, frame in names.items():
             frame.createOrReplaceTempView(f"{name}_{mark}")
-        # As common table expressions, so that no view of the user's session is in the way or overwritten.
+        # As common table expressions, so that views of the user's session neither conflict nor are overwritten.
         tables = ", ".join(f"{name} AS (SELECT * FROM {name}_{mark})" for name in names)
         return spark.sql(f"WITH {tables} SELECT * FROM (\n{sql}\n)")
     finally:
@@ -183,7 +183,7 @@ def _format_names(columns: Sequence[str]) -> str:
 
 
 def to_json_value(value: Any) -> Any:
-    """Return a value as JSON holds it; what JSON has no word for, as its text."""
+    """Return a value as JSON stores it; values that JSON does not know become text."""
     if isinstance(value, Mapping):
         return {str(key): to_json_value(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

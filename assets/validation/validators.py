@@ -1,11 +1,11 @@
-"""Validators: what must hold of a version before anybody can read it.
+"""Validators: rules that a version must satisfy before anybody can read it.
 
-A validator is a named function of a Candidate. Those here are frozen values, comparable and picklable, and can be
-called by themselves: `min_rows(1000)(candidate)` returns a Verdict. Validators with severity "warn" report and
-never refuse a version.
+A validator is a named function of a Candidate. The ones here are frozen values, comparable and picklable, and can be
+called directly: `min_rows(1000)(candidate)` returns a Verdict. Validators with severity "warn" report and never reject
+a version.
 
-What a validator raises about the data refuses the version. A mistake in the validator does not: it fails the run, and
-the version waits, for a version that is rejected is not judged again.
+An error that a validator raises about the data rejects the version. A mistake in the validator fails the run instead,
+and the version waits, because a rejected version is not validated again.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A version that is built and not published, beside the one that is served now (None before the first).
+    """A version that is built and not published, and the served one to compare it with (None before the first).
 
-    `view` reads it whole or by key; `view.sealed.counters` has `read`, `superseded` (records that a later one of
-    the same key replaced) and `deleted`. `spark` starts the session where a validator needs one.
+    `view` reads it whole or by key; `view.sealed.counters` has `read`, `superseded` (records replaced by a
+    later one of the same key) and `deleted`. `spark` starts the session if a validator needs one.
     """
 
     view: VersionReader
@@ -67,9 +67,9 @@ _NO_DIGITS = ("nan", "inf", "infinity")
 
 
 def find_impossible_values(values: Iterable[object], kind: str) -> list[object]:
-    """Return those of the values that a column of this type certainly can't hold: 'a' and True in an int column, say.
+    """Return the values that a column of this type can't hold, such as 'a' and True in an int column.
 
-    What a text column can be compared with depends on its rows, so nothing is impossible there.
+    What a text column can be compared with depends on its rows, so no value is impossible there.
     """
     return [value for value in values if not _can_hold(value, kind)]
 
@@ -93,7 +93,7 @@ def _can_hold(value: object, kind: str) -> bool:
 
 
 _MESSAGE_LENGTH = 2_000
-# What an unknown column, a slip in SQL or in Python raises; Spark's AnalysisException (and ParseException) beside it.
+# Raised by an unknown column or a mistake in SQL or Python. Spark's AnalysisException counts as one, too.
 _MISTAKES = (
     ConfigurationError,
     SchemaMismatchError,
@@ -102,7 +102,7 @@ _MISTAKES = (
     TypeError,
     ImportError,
     SyntaxError,
-    OSError,  # a file or service that the validator asks: the version is not to blame
+    OSError,  # a file or service used by the validator: not an error of the version
 )
 _logger = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class Check:
 
 
 def validator_arguments(validator: Validator) -> dict[str, Any]:
-    """Return what a validator was given, by its function's arguments: {"fraction": 0.2, "minimum_rows": 0}."""
+    """Return a validator's arguments by name: {"fraction": 0.2, "minimum_rows": 0}."""
     if not isinstance(validator, Check) or not validator.arguments:
         return {}
     try:
@@ -190,49 +190,51 @@ def describe_rule(validator: Validator) -> str:
 
 
 def unique_keys(*, severity: Severity = "error") -> Check:
-    """Every key was delivered once: no record was replaced by a later one of the same key."""
+    """Require that every key was delivered once: no record was replaced by a later one of the same key."""
     return Check("unique_keys", checks.check_unique_keys, severity=severity)
 
 
 def no_null_keys(*, severity: Severity = "error") -> Check:
-    """No key column of the stored files holds a null, by the counts in their footers.
+    """Require that no key column has nulls, by the counts in the files' footers.
 
-    A version with null keys is refused while it is built already; this shows it of the files that were stored.
+    Null keys already fail the build; this confirms it for the stored files.
     """
     return Check("no_null_keys", checks.check_no_null_keys, severity=severity)
 
 
 def no_nulls(*columns: str, severity: Severity = "error") -> Check:
-    """No entry has a null in these columns, by the counts in the files' footers."""
+    """Require that no entry has a null in these columns, by the counts in the files' footers."""
     if not columns:
         raise ConfigurationError(
-            "no_nulls() names no columns.", "Name those that must have a value in every entry.", argument="columns"
+            "no_nulls() names no columns.",
+            "Name the columns that must have a value in every entry.",
+            argument="columns",
         )
     return Check(f"no_nulls_{_name_part(columns)}", checks.check_no_nulls, tuple(columns), severity)
 
 
 def schema_compatible(rule: Rule = "additive", *, severity: Severity = "error") -> Check:
-    """The columns fit those of the version served now; the first version always does.
+    """Require that the columns fit those of the served version; the first version always passes.
 
-    "exact": the same columns with the same types in the same order. "additive": columns may be added, none is
-    removed or gets another type. "any": every difference passes, and is told.
+    "exact": the same columns with the same types in the same order. "additive": columns may be added, but not removed
+    or changed in type. "any": every difference passes and is reported.
     """
     if rule not in ("exact", "additive", "any"):
         raise ConfigurationError(
-            f"schema_compatible has the rule {rule!r}: expected exact, additive or any.", "Choose one.", argument="rule"
+            f"schema_compatible has the rule {rule!r}: expected exact, additive or any.", argument="rule"
         )
     return Check("schema_compatible", checks.check_schema_compatible, (rule,), severity)
 
 
 def row_count_within(fraction: float, minimum_rows: int = 0, *, severity: Severity = "error") -> Check:
-    """The number of rows differs from that of the version served now by at most this fraction of it (0.2 is 20 %).
+    """Require that the number of rows differs from the served version's by at most this fraction (0.2 is 20 %).
 
     The first version passes, and so does one after a version with fewer than `minimum_rows` rows (or none).
     """
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
         raise ConfigurationError(
             f"row_count_within has the fraction {fraction!r}: expected 0 to 1.",
-            "It is a fraction, not a percentage: 0.2 is 20 %. A wider limit is a rule of your own: custom(NAME, …).",
+            "It is a fraction, not a percentage: 0.2 is 20 %. For a wider limit, write your own rule: custom(NAME, …).",
             argument="fraction",
         )
     _check_row_limit("row_count_within", "minimum_rows", minimum_rows)
@@ -240,29 +242,28 @@ def row_count_within(fraction: float, minimum_rows: int = 0, *, severity: Severi
 
 
 def min_rows(n: int, *, severity: Severity = "error") -> Check:
-    """The version has at least `n` rows."""
+    """Require at least `n` rows."""
     _check_row_limit("min_rows", "n", n)
     return Check("min_rows", checks.check_min_rows, (n,), severity)
 
 
 def values_in(column: str, values: Sequence[Any], *, severity: Severity = "error") -> Check:
-    """Every value of the column is one of `values`; nulls pass (see `no_nulls`). Runs on Spark."""
+    """Require that every value of the column is one of `values`; nulls pass (see `no_nulls`). Runs on Spark."""
     if isinstance(values, str) or not values:
         raise ConfigurationError(
-            f"values_in({column!r}) has the values {values!r}: expected a list of some.",
-            "List them.",
+            f"values_in({column!r}) has the values {values!r}: expected a list with at least one value.",
             argument="values",
         )
     return Check(f"values_in_{_name_part((column,))}", checks.check_values_in, (column, tuple(values)), severity)
 
 
 def sql_check(name: str, sql: str, *, severity: Severity = "error") -> Check:
-    """A rule in Spark SQL. `sql` is a condition of every row, or a SELECT of the rows that break the rule.
+    """Define a rule in Spark SQL: a condition that each row must meet, or a SELECT of the rows that break the rule.
 
-    A condition must be true: a row for which it is null breaks it. In a SELECT, the candidate is the table
-    `version`, and the version served now is `current` (empty before the first):
-    `sql_check("known", "SELECT v.* FROM version v ANTI JOIN current c USING (tailnum)")`. Broken rows are counted,
-    and the keys of some are told.
+    A row for which the condition is null breaks it. In a SELECT, the candidate is the table `version`, and the served
+    version is `current` (empty before the first):
+    `sql_check("known", "SELECT v.* FROM version v ANTI JOIN current c USING (tailnum)")`. The verdict has the number of
+    broken rows and the keys of some.
     """
     if not isinstance(sql, str) or not sql.strip():
         raise ConfigurationError(f"sql_check({name!r}) has no SQL.", "Write a condition or a SELECT.", argument="sql")
@@ -270,11 +271,11 @@ def sql_check(name: str, sql: str, *, severity: Severity = "error") -> Check:
 
 
 def custom(name: str, function: Callable[[Candidate], Finding | bool], *, severity: Severity = "error") -> Check:
-    """A rule in Python: returns True or False, or a Finding, which says more.
+    """Define a rule in Python: the function returns True or False, or a Finding with more detail.
 
-    What the function raises about the data (an AssertionError, a ValueError) refuses the version, with the error's
-    text. A mistake of the code (a NameError, an AttributeError, a TypeError) and a TransientError end the run instead,
-    and the next one tries again. A function of a module (not a lambda) makes the validator picklable.
+    An error about the data (an AssertionError, a ValueError) rejects the version, with the error's text. A mistake in
+    the code (a NameError, an AttributeError, a TypeError) and a TransientError end the run instead, and the next run
+    tries again. With a module-level function (not a lambda) the validator is picklable.
     """
     return Check(name, function, severity=severity)
 
@@ -285,34 +286,34 @@ def custom(name: str, function: Callable[[Candidate], Finding | bool], *, severi
 def evaluate(
     validators: Sequence[Validator], candidate: Candidate, sensitive: Collection[str] = ()
 ) -> tuple[Verdict, ...]:
-    """Return what each validator says of the candidate; all are asked. Samples of `sensitive` columns are left out.
+    """Run all validators on the candidate and return their verdicts, without samples of `sensitive` columns.
 
-    One that raises has failed, with the error's text. Raises ValidatorError where that is a mistake in a validator,
-    which says nothing of the version; neither does what passes as it is: TransientError, MemoryError, and what py4j
-    raises. With severity "warn" only MemoryError and a JVM that breaks do not end in a failed verdict.
+    A validator that raises gets a failed verdict with the error's text. Raises ValidatorError for a mistake in a
+    validator; TransientError, MemoryError and py4j errors propagate unchanged. With severity "warn" only MemoryError
+    and a broken JVM propagate, and everything else is a failed verdict.
     """
     return tuple(_hide_sensitive_values(_evaluate_one(validator, candidate), sensitive) for validator in validators)
 
 
 def _hide_sensitive_values(verdict: Verdict, sensitive: Collection[str]) -> Verdict:
-    """Return the verdict without the values that it tells of sensitive columns; what a rule in Python says stays."""
-    judged = verdict.model_copy(update={"without_values": ""})
+    """Return the verdict without values of sensitive columns; messages of rules in Python are unchanged."""
+    result = verdict.model_copy(update={"without_values": ""})
     of = verdict.facts.get("sample_of")
     if of is None or "sample" not in verdict.facts:
-        return judged
+        return result
     hidden = {name.lower() for name in sensitive}
     if not hidden or (of != "rows" and not hidden & {name.strip().lower() for name in str(of).split(",")}):
-        return judged
+        return result
     facts = {name: value for name, value in verdict.facts.items() if name != "sample"}
     message = ": ".join(filter(None, (verdict.without_values, "values of sensitive columns are not told")))
-    return judged.model_copy(update={"facts": facts, "message": message})
+    return result.model_copy(update={"facts": facts, "message": message})
 
 
 def _evaluate_one(validator: Validator, candidate: Candidate) -> Verdict:
     warns = validator.severity == "warn"
     try:
         verdict = _call_validator(validator, candidate)
-    except Exception as error:  # code of users: whatever it raises is the verdict, with its text
+    except Exception as error:  # user code: any error becomes the verdict, with its text
         if isinstance(error, ConfigurationError) and error.argument == "spark":
             view = candidate.view
             version = view.sealed.name or view.version
@@ -324,7 +325,7 @@ def _evaluate_one(validator: Validator, candidate: Candidate) -> Verdict:
             raise _mistake_error(validator, candidate, error) from error
         _logger.exception("validator %s raised on version %s", validator.name, candidate.view.version)
         sparks = _package(error) in ("pyspark", "py4j")
-        text = first_message_line(error) if sparks else str(error)  # Spark goes on with its whole plan
+        text = first_message_line(error) if sparks else str(error)  # Spark appends its whole plan
         message = f"{type(error).__name__}: {text}"[:_MESSAGE_LENGTH]
         return Verdict(name=validator.name, passed=False, severity=validator.severity, message=message)
     return verdict.model_copy(update={"name": validator.name, "severity": validator.severity})
@@ -335,14 +336,14 @@ def _call_validator(validator: Validator, candidate: Candidate) -> Verdict:
     if not isinstance(verdict, Verdict):
         raise ConfigurationError(
             f"validator {validator.name!r} returned {verdict!r}: expected a Verdict.",
-            "Let its call return one.",
+            "Return a Verdict from its __call__, or use custom(NAME, function).",
             argument="validators",
         )
     return verdict
 
 
 def _propagates(error: Exception, warns: bool) -> bool:
-    """Whether an error is of neither the version nor the validator. Only a broken process stops for a warning."""
+    """Whether an error is due to neither the version nor the validator, and so propagates."""
     if _package(error) == "py4j":
         from py4j.protocol import Py4JJavaError
 
@@ -371,8 +372,8 @@ def _mistake_error(validator: Validator, candidate: Candidate, error: Exception)
     return ValidatorError(
         f"dataset {view.dataset!r}, version {version!r}: validator {validator.name!r} can't be evaluated: "
         f"{type(error).__name__}: {text[:_MESSAGE_LENGTH]}",
-        "Nothing was published or rejected, and the version waits. Correct the validator and advance again; or end "
-        f"this version: adjunct dataset abandon {view.dataset} {version} --reason ….",
+        "Nothing was published or rejected, and the version waits. Correct the validator and advance again; or give "
+        f"this version up: adjunct dataset abandon {view.dataset} {version} --reason ….",
         dataset=view.dataset,
         version=view.version,
         validator=validator.name,
@@ -385,7 +386,7 @@ def _check_row_limit(what: str, argument: str, value: object) -> None:
 
 
 def _name_part(columns: Sequence[str]) -> str:
-    """Return column names as part of a check's name; what is not safe in one is written as its code point."""
+    """Return column names as part of a check's name; unsafe characters become their code points."""
     return "_".join(re.sub(r"[^A-Za-z0-9_]", lambda letter: f"x{ord(letter[0]):x}", column) for column in columns)
 
 
@@ -395,8 +396,8 @@ _SELECT = re.compile(r"\(*\s*(select|with)\b", re.IGNORECASE)
 def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
     """Raise PlanningError for the first validator that names a column which the dataset will not have.
 
-    A condition of `sql_check` has to be boolean, as far as its type is certain. Of a SELECT that reads the new version
-    alone all names are judged, of one that joins others those that say that they are the version's; functions are not.
+    A condition of `sql_check` must be boolean, if its type is known. In a SELECT from the new version alone all names
+    are checked, in a join only those qualified as the version's; functions are not checked.
     """
     types: dict[str, str | None] = {field.name: field.type for field in stored.fields}
     for validator in dataset.validators:
@@ -420,7 +421,7 @@ def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
 
 
 def iterate_sql_rules(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
-    """Yield name and SQL of each validator that Spark judges, and whether that is a SELECT and no condition."""
+    """Yield the name and SQL of each SQL validator, and whether it is a SELECT rather than a condition."""
     for validator in dataset.validators:
         if isinstance(validator, Check) and validator.function is checks.check_sql:
             (text,) = validator.arguments
@@ -428,7 +429,7 @@ def iterate_sql_rules(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]
 
 
 def is_left_to_spark(select: str) -> bool:
-    """Whether something in a validator's SELECT is not judged here, even where all the dataset's columns are known."""
+    """Whether some names of a validator's SELECT are only checked by Spark, even if all columns are known."""
     return needs_spark_analysis(select, checks.VERSION)
 
 
@@ -441,7 +442,7 @@ def _check_values(what: str, dataset: AdjunctDataset, validator: Validator, type
     if wrong:
         raise PlanningError(
             f"{what}: it allows {wrong[0]!r} in column {column!r}, which is {kind}.",
-            "List values of that type.",
+            f"List values of type {kind}.",
             dataset=dataset.name,
             column=column,
         )
@@ -451,8 +452,8 @@ def _check_condition(what: str, dataset: AdjunctDataset, condition: str, types: 
     over = [name for name, _ in multi_record_functions(condition)]
     if over:
         raise PlanningError(
-            f"{what}: the condition {condition!r} takes {over[0]}() over several rows: expected one that holds or does "
-            "not hold of each row.",
+            f"{what}: the condition {condition!r} takes {over[0]}() over several rows: expected one that is true or "
+            "false for each row.",
             "Write a SELECT of the rows that break the rule.",
             dataset=dataset.name,
         )

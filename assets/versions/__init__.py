@@ -1,1 +1,1 @@
-"""A dataset's versions as they are stored: manifests, their log, builds, leases and holds."""
+"""Stored versions of a dataset: manifests, their log, build records, leases and holds."""

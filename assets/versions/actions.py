@@ -1,7 +1,7 @@
-"""What operators do to versions: pin, unpin, roll back, withdraw, force, drop. Each is one commit.
+"""Operator actions on versions: pin, unpin, roll back, withdraw, force, drop. Each is one commit.
 
-Decisions are made on manifests alone and repeated when somebody else commits between. In a version set an
-operation moves all members to the version of the same name, in the same commit.
+An action is decided from the manifests alone and decided again if another writer commits first. In a version set it
+moves all members to the version of the same name in the same commit.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """One commit of a dataset: what was done to which version, by whom, when and why, and what was served after.
+    """One commit of a dataset: the action, its version, who, when and why, and the version served after it.
 
-    `readable` says whether that version is retained.
+    `readable` tells whether that version is retained.
     """
 
     number: int
@@ -51,16 +51,18 @@ class HistoryEntry:
 def pin_version(
     log: DatasetLog, version: str, *, reason: str, by: str, expires_at: datetime | None = None
 ) -> BoundedManifest:
-    """Serve this version, whatever seals meanwhile, until `unpin` or the first advance or discard after expiry."""
+    """Serve this version, even when newer ones are sealed, until `unpin` or the first advance after expiry."""
     require_audit_fields("pin", version, reason, by)
     if expires_at is not None and expires_at.tzinfo is None:
         raise ConfigurationError(
-            f"a pin of {log.name!r} expires at {expires_at}, without a time zone.", "Give one.", argument="expires_at"
+            f"a pin of {log.name!r} expires at {expires_at}, which has no time zone.",
+            "Pass an aware datetime, such as datetime(…, tzinfo=UTC).",
+            argument="expires_at",
         )
     if expires_at is not None and expires_at <= (now := log.lake.now()):
         raise ConfigurationError(
             f"a pin of {log.name!r} expires at {expires_at}, which has passed: it is {now:%Y-%m-%d %H:%M:%S} UTC.",
-            "Give a later time, or none for a pin that lasts until unpin.",
+            "Pass a later time, or None for a pin that lasts until unpin.",
             argument="expires_at",
         )
 
@@ -74,7 +76,7 @@ def pin_version(
 
 
 def unpin_version(log: DatasetLog, *, reason: str, by: str) -> BoundedManifest:
-    """Serve again what the last switch chose. Without a pin nothing is done."""
+    """Remove the pin, so that the version of the last switch is served again. Does nothing without a pin."""
     require_audit_fields("unpin", "", reason, by)
 
     def unpin(manifests: Members) -> Members | None:
@@ -85,14 +87,14 @@ def unpin_version(log: DatasetLog, *, reason: str, by: str) -> BoundedManifest:
 
 
 def expire_pin(log: DatasetLog, manifest: DatasetManifest, now: datetime) -> DatasetManifest:
-    """Return the manifest without its pin if that has expired, else the manifest itself; commits nothing."""
+    """Return the manifest without its pin if the pin has expired, else the manifest itself; commits nothing."""
     return _without_pin(log, as_bounded(manifest), "expired") if _expired(manifest, now) else manifest
 
 
 def expire_pins(log: DatasetLog, manifests: Manifests, now: datetime, *, by: str) -> bool:
-    """Take away the pins that have expired, of all members of a version set in one commit; return whether any had.
+    """Remove expired pins of all members of a version set in one commit; return whether there were any.
 
-    `manifests` are those read last: where no pin of them has expired, no request is made.
+    `manifests` are those read last: if none has an expired pin, no request is made.
     """
     if not any(_expired(manifest, now) for manifest in manifests.values()):
         return False
@@ -106,7 +108,7 @@ def expire_pins(log: DatasetLog, manifests: Manifests, now: datetime, *, by: str
 
 
 def roll_back(log: DatasetLog, to: str | None, *, reason: str, by: str) -> BoundedManifest:
-    """Serve an earlier version from now on (None: the sealed one before), until the next one seals."""
+    """Serve an earlier version (None: the previous sealed one) until the next version is sealed."""
     require_audit_fields("rollback", to or "", reason, by)
 
     def back(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
@@ -125,11 +127,12 @@ def roll_back(log: DatasetLog, to: str | None, *, reason: str, by: str) -> Bound
 
 
 def withdraw_version(log: DatasetLog, version: str, *, reason: str, by: str) -> BoundedManifest:
-    """Never serve this version again. What was served before it takes its place; a pin to it ends.
+    """Never serve this version again. The version that it replaced is served instead; a pin to it ends.
 
-    That is what the switch to it has replaced, not what a rollback had left before; see `heads_without`. By time it may
-    be a version that came later and is valid from before. Of the other members of a version set goes what was delivered
-    under this name and no other. The name is free: it can be delivered again, with other content.
+    That is the version replaced by the switch to it, not one left by a rollback (see `resolve_heads`). Where versions
+    are ordered by time it may have arrived later and be valid from earlier. In a version set, the other members
+    withdraw what was delivered under this name only. The name becomes free: it can be delivered again with other
+    content.
     """
     require_audit_fields("withdraw", version, reason, by)
 
@@ -164,10 +167,10 @@ def withdraw_version(log: DatasetLog, version: str, *, reason: str, by: str) -> 
 def force_version(
     log: DatasetLog, version: str, *, reason: str, by: str, make_current: bool = False
 ) -> BoundedManifest:
-    """Publish a rejected version after all, on the word of whoever gives the reason.
+    """Publish a rejected version; `by` and `reason` are recorded.
 
-    One that does not come after what the last switch chose is kept beside it, unless `make_current`; then
-    `kept_beside` of what this returns says so. In a version set it is the same for all members.
+    A version that does not come after the current one is retained without being served, unless `make_current` is set;
+    `describe_unserved_version` of the returned manifest says so. In a version set this holds for all members.
     """
     require_audit_fields("force", version, reason, by)
 
@@ -175,11 +178,11 @@ def force_version(
         if ref.state != "rejected":
             raise DatasetError(
                 f"dataset {manifest.name!r}: version {ref.id} is {ref.state}, and only a rejected one can be forced.",
-                f"See adjunct dataset versions {manifest.name}; an older sealed one is served again with rollback.",
+                f"List them: adjunct dataset versions {manifest.name}. An older sealed one: use rollback.",
                 dataset=manifest.name,
                 version=ref.id,
             )
-        log_for_member(log, manifest).read_version(ref)  # one that was never built can't be forced, and says so
+        log_for_member(log, manifest).read_version(ref)  # raises for a version that was never built
         forced = ref.model_copy(update={"state": "sealed", "reason": f"forced by {by}: {reason}"})
         head = {"head": ref.id} if switches else {}
         why = reason if switches else f"{reason} (kept beside {manifest.head})"
@@ -198,7 +201,7 @@ def force_version(
 
 
 def describe_unserved_version(after: BoundedManifest) -> str:
-    """Return what to know of a version that was forced and is not served, with the next step; "" for all else."""
+    """Return why a forced version is not served, with the next step; "" if the last change was anything else."""
     change = after.change
     if change is None or change.action != "force" or change.version in (None, after.head):
         return ""
@@ -212,7 +215,7 @@ def describe_unserved_version(after: BoundedManifest) -> str:
 
 
 def drop_version(log: DatasetLog, version: str, *, reason: str, by: str) -> BoundedManifest:
-    """Forget a rejected or withdrawn version; the next discard deletes its files."""
+    """Remove a rejected or withdrawn version from the manifest; the next discard deletes its files."""
     require_audit_fields("drop", version, reason, by)
 
     def drop(manifests: Members) -> Members | None:
@@ -221,7 +224,7 @@ def drop_version(log: DatasetLog, version: str, *, reason: str, by: str) -> Boun
         if ref.state == "sealed":
             raise DatasetError(
                 f"dataset {log.name!r}: version {ref.id} is sealed; only rejected and withdrawn ones are dropped.",
-                "Withdraw it first if it must not be served; sealed versions go by the discard policy.",
+                "Withdraw it first if it must not be served; the discard policy removes other sealed versions.",
                 dataset=log.name,
                 version=ref.id,
             )
@@ -232,13 +235,10 @@ def drop_version(log: DatasetLog, version: str, *, reason: str, by: str) -> Boun
     return log.transact_versions(drop, by=by)
 
 
-# -- what they share
-
-
 def with_served_version(log: DatasetLog, manifest: BoundedManifest, **changes: Any) -> BoundedManifest:
-    """Return the manifest with these changes and, in it, the version that follows from its pin and head.
+    """Return the manifest with these changes and with the version that its pin and head then select.
 
-    `head` is a switch: the version remembers what it replaces. `back_to` goes back, and nothing is replaced by it.
+    `head` is a switch: the version records what it replaces. `back_to` moves the head back and records nothing.
     """
     if "back_to" in changes:
         changes["head"] = changes.pop("back_to")
@@ -260,10 +260,10 @@ def with_served_version(log: DatasetLog, manifest: BoundedManifest, **changes: A
 
 
 def insert_beside_head(manifest: BoundedManifest, new: VersionRef, *, between: bool) -> tuple[VersionRef, ...]:
-    """Return the retained versions with a sealed one that does not become current.
+    """Return the retained versions with a new sealed one that does not become current.
 
-    With `between` it takes its place by time: it is served when what is valid after it is withdrawn, and before what it
-    follows. That is for datasets of which all members of the version set go by time: others know no such place.
+    With `between` it is inserted by time into the chain of replaced versions: it is served once every version valid
+    after it is withdrawn. That requires that all members of the version set order versions by time.
     """
     versions = [ref for ref in manifest.versions if ref.id != new.id]
     head, order = manifest.ref(manifest.head or ""), version_order(manifest)
@@ -278,7 +278,7 @@ def insert_beside_head(manifest: BoundedManifest, new: VersionRef, *, between: b
 
 
 def log_for_member(log: DatasetLog, manifest: DatasetManifest) -> DatasetLog:
-    """Return the log of another member of the same version set."""
+    """Return the log of this manifest's dataset, a member of the same version set."""
     return type(log)(log.lake, manifest.name)
 
 
@@ -290,7 +290,7 @@ def _change_each_member(
     by: str,
     sealed: bool = False,
 ) -> BoundedManifest:
-    """Change the named version of this dataset, and the one of the same name in each other member of its set."""
+    """Change the named version of this dataset and the one of the same name in every other member of its set."""
 
     def change_all(manifests: Members) -> Members | None:
         chosen = resolve_versions(manifests, log.name, version, sealed=sealed)
@@ -310,12 +310,12 @@ def _without_pin(log: DatasetLog, manifest: BoundedManifest, reason: str) -> Bou
 
 
 def _replace_ref(manifest: BoundedManifest, new: VersionRef | None) -> tuple[VersionRef, ...]:
-    """Return the retained versions with this one in the place of the one with its id."""
+    """Return the retained versions with the one of this id replaced."""
     return tuple(new if new is not None and ref.id == new.id else ref for ref in manifest.versions)
 
 
 def _without_ref(manifest: BoundedManifest, ref: VersionRef, reason: str) -> BoundedManifest:
-    """Return the manifest without this version. The name of a rejected one is free: it can be delivered again."""
+    """Return the manifest without this version. The name of a rejected one can be delivered again."""
     kept = tuple(other for other in manifest.versions if other.id != ref.id)
     doomed = (*manifest.doomed, *ref.folders, *([ref.document] if ref.document else []))
     delivered = any(done.version == ref.id for done in manifest.delivered)
@@ -328,10 +328,10 @@ def _without_ref(manifest: BoundedManifest, ref: VersionRef, reason: str) -> Bou
 def _free_names(
     manifest: BoundedManifest, ref: VersionRef | None, names: Collection[str | None], at: datetime
 ) -> dict[str, Any]:
-    """Return what changes when the names that a version was delivered under, or these, are free from now on."""
+    """Return the changed fields once the delivered names of a version, or these names, can be delivered again."""
     version, delivered = "" if ref is None else ref.id, manifest.delivered
     free = [done for done in delivered if not done.freed and (done.version == version or done.name in names)]
-    # Delivered long ago: of its markers nothing is known any more.
+    # Delivered long ago: its markers are no longer recorded.
     past = [name for name in manifest.known if name in names and name not in {done.name for done in free}]
     if not free and not past:
         return {}
@@ -347,7 +347,7 @@ def _change(action: str, ref: VersionRef, reason: str) -> Change:
 
 
 def require_audit_fields(action: str, version: str, reason: str, by: str) -> None:
-    """Refuse a change that does not say why, or by whom."""
+    """Raise ConfigurationError for a change without a reason or without an author."""
     for argument, what, given in (("reason", "a reason", reason), ("by", "who does it", by)):
         if not given.strip():
             raise ConfigurationError(

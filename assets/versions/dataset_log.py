@@ -1,7 +1,7 @@
-"""A dataset's commits: its manifests, where they are, and how they are changed.
+"""The commit log of a dataset: where its manifests are stored, and how they are read and changed.
 
-A dataset has a log of its own. A member of a version set has only a redirect in it, and its manifest stands in
-the set's log, beside those of the other members, so that one swap of one pointer changes all of them.
+A dataset has a log of its own. The log of a member of a version set ends with a redirect, and its manifest is in the
+set's log together with those of the other members, so that one swap of one pointer changes all of them.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _TRIES = 20
 
 Manifests = Mapping[str, DatasetManifest]
 Members = Mapping[str, BoundedManifest]
-"""Those of a version set, or of one bounded dataset alone."""
+"""The manifests of a version set, or of one bounded dataset alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try at a version: `id` names the folder that only this try writes to."""
+    """One attempt to build a version: `id` names the folder that only this attempt writes to."""
 
     folder: str
     id: str
@@ -77,7 +77,7 @@ class DatasetLog:
 
     @property
     def log(self) -> CommitLog:
-        """The dataset's own log; that of a member of a version set ends with the redirect."""
+        """The dataset's own log; that of a version set's member ends with the redirect."""
         return self.lake.commit_log(self.prefix, KIND)
 
     # -- reading
@@ -88,15 +88,15 @@ class DatasetLog:
         return commit, manifests.get(self.name)
 
     def read_or_newest(self) -> tuple[Commit | None, DatasetManifest | None, str]:
-        """Return the current commit and its manifest, and ""; if it can't be read, the newest that can, and why.
+        """Return the current commit, its manifest and ""; if unreadable, the newest readable manifest and the problem.
 
-        The commit then is one to commit after, and has no body; the manifest is None where no other can be read.
-        Raises MalformedDocumentError where the pointer itself can't be read, or says that this is another's dataset.
+        The commit then only serves as a parent and has no body; the manifest is None if no earlier one can be read.
+        Raises MalformedDocumentError if the pointer itself can't be read or belongs to another dataset.
         """
         try:
             return *self.read(), ""
         except MalformedDocumentError as error:
-            head = self.log.head()  # raises again where the pointer is damaged: nothing says what to commit after
+            head = self.log.head()  # raises again if the pointer is damaged: then the parent commit is unknown
             if head is None:
                 raise
             problem = error.problem.rstrip(".")
@@ -126,16 +126,16 @@ class DatasetLog:
         return shared, member_manifests(shared)
 
     def version_set(self) -> str | None:
-        """Return the version set that this dataset is a member of."""
+        """Return the version set of this dataset, None if it is in none."""
         own = self.log.current()
         return None if own is None else redirect_target(own)
 
     def read_version(self, ref: VersionRef) -> SealedVersion:
-        """Return what a retained version holds. Raises DatasetError where it has no document, or lost it."""
+        """Return the document of a retained version. Raises DatasetError if it has none or the object is missing."""
         if ref.document is None:
             raise DatasetError(
-                f"dataset {self.name!r}: version {ref.id} was refused before it was built ({ref.reason}).",
-                "There are no entries to look at. Deliver the content again under a new name.",
+                f"dataset {self.name!r}: version {ref.id} was rejected before it was built ({ref.reason}).",
+                "It has no entries to read. Deliver the content again under a new name.",
                 dataset=self.name,
                 version=ref.id,
             )
@@ -144,7 +144,7 @@ class DatasetLog:
         except ObjectNotFoundError as error:
             raise DatasetError(
                 f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, is missing.",
-                "The version was discarded meanwhile, or the object is lost: open another version.",
+                "The version was discarded concurrently, or the object is lost: open another version.",
                 dataset=self.name,
                 version=ref.id,
             ) from error
@@ -168,7 +168,7 @@ class DatasetLog:
         if set_name is not None:
             newer: Commit | None = None
             for commit in version_set_log(self.lake, set_name).history():
-                # A commit that changed other members only has the same manifest as the one before it.
+                # A commit that only changed other members has the same manifest of this dataset as the one before it.
                 if newer is not None and _member_body(newer, self.name) != _member_body(commit, self.name):
                     yield newer, member_manifests(newer)[self.name]
                 newer = commit
@@ -178,13 +178,13 @@ class DatasetLog:
         try:
             for commit in self.log.history():
                 if is_deletion_commit(commit):
-                    return  # what was there before it was another one
+                    return  # earlier commits belong to a deleted dataset of the same name
                 if redirect_target(commit) is None:
                     yield commit, parse_manifest(self.name, commit)
                 newest = False
         except MalformedDocumentError:
             if newest:
-                raise  # an older one that is damaged ends the history: the commit after it says why it went on
+                raise  # a damaged older manifest only ends the history
 
     # -- writing
 
@@ -192,7 +192,7 @@ class DatasetLog:
         return Attempt(f"{self.prefix}/data", uuid.uuid4().hex[:16])
 
     def write_version(self, version: SealedVersion) -> str:
-        """Write a version's document and return its key; nothing refers to it before a commit does."""
+        """Write a version's document and return its key; nothing refers to it until a commit does."""
         key = f"{self.prefix}/versions/{version.id}-{uuid.uuid4().hex[:8]}.json"
         self.lake.store.put_if_absent(key, version.model_dump_json().encode())
         return key
@@ -200,7 +200,7 @@ class DatasetLog:
     def commit(
         self, parent: Commit | None, manifest: DatasetManifest, *, by: str, commit_id: str | None = None
     ) -> Commit:
-        """Make `manifest` current by one swap of the pointer. Raises CommitConflictError: then nothing is visible."""
+        """Make `manifest` current by one swap of the pointer. After a CommitConflictError nothing is visible."""
         return self.commit_all(parent, {self.name: manifest}, by=by, commit_id=commit_id)
 
     def commit_all(
@@ -212,8 +212,8 @@ class DatasetLog:
             body["members"] = member_bodies(parent) | {name: manifest_to_body(new) for name, new in manifests.items()}
         elif parent is not None and redirect_target(parent) is not None:
             raise CommitConflictError(
-                f"dataset {self.name!r} is about to join the version set {redirect_target(parent)!r}.",
-                "Advance the version set, which ends the joining, and try again.",
+                f"dataset {self.name!r} is joining the version set {redirect_target(parent)!r}.",
+                "Advance the version set, which completes the join, and try again.",
                 dataset=self.name,
             )
         else:
@@ -224,15 +224,15 @@ class DatasetLog:
         except CommitConflictError as conflict:
             raise CommitConflictError(
                 f"dataset {self.name!r}: another writer committed first ({conflict.problem})",
-                "Nothing of this attempt is visible. Advance again: it goes on from what the other one did.",
+                "Nothing of this attempt is visible. Advance again: it continues from the other writer's commit.",
                 dataset=self.name,
             ) from conflict
 
     def rewrite(self, commit_once: Callable[[], T], *, slower: str) -> T:
-        """Return what `commit_once` gives: it reads what is current, and commits it rewritten.
+        """Call `commit_once`, which rewrites and commits the current state, until no other writer commits first.
 
-        Where others commit meanwhile it does so again, with what it has rewritten by then. Raises CommitConflictError
-        where they do not stop, faster than what `slower` says.
+        Files that it has rewritten are kept for the next attempt. Raises CommitConflictError, with `slower` as the
+        description of the slow part, if other writers keep committing faster.
         """
         try:
             return retry_conflicts(lambda: commit_once, attempts=_TRIES)
@@ -244,14 +244,14 @@ class DatasetLog:
             ) from conflict
 
     def redirect(self, parent: Commit | None, version_set: str, manifest: dict[str, Any] | None, *, by: str) -> None:
-        """Fence the dataset's own pointer: from now on its manifest is in the version set's log."""
+        """Replace the dataset's own pointer by a redirect: its manifest is in the version set's log from now on."""
         self._list_name(parent)
         self.log.commit(parent, {"version_set": version_set, "manifest": manifest}, by=by)
 
     def transact(self, change: Callable[[DatasetManifest], DatasetManifest | None], *, by: str) -> DatasetManifest:
-        """Commit what `change` makes of the manifest, deciding again after every conflict; return what is current.
+        """Commit the manifest that `change` returns, retrying after conflicts; return the current manifest.
 
-        `change` must have no side effects; its None means that there is nothing to do.
+        `change` must have no side effects; it returns None if there is nothing to do.
         """
 
         def change_one(manifests: Manifests) -> Manifests | None:
@@ -261,7 +261,7 @@ class DatasetLog:
         return self.transact_all(change_one, by=by)[self.name]
 
     def transact_all(self, change: Callable[[Manifests], Manifests | None], *, by: str) -> dict[str, DatasetManifest]:
-        """Commit what `change` makes of the manifests of all members of the version set, or of this one alone."""
+        """Commit the manifests that `change` returns for the members of the version set, or for this dataset alone."""
 
         def decided() -> Callable[[], dict[str, DatasetManifest]]:
             commit, manifests = self.read_all()
@@ -284,7 +284,7 @@ class DatasetLog:
         return retry_conflicts(decided, attempts=_TRIES)
 
     def transact_versions(self, change: Callable[[Members], Members | None], *, by: str) -> BoundedManifest:
-        """As `transact_all`, for what only datasets have that arrive in versions; return what is current of this one.
+        """Do the same for bounded datasets, and return the current manifest of this one.
 
         Raises DatasetError for a dataset that follows a change stream.
         """
@@ -296,12 +296,12 @@ class DatasetLog:
 
     def _list_name(self, parent: Commit | None) -> None:
         if parent is None:
-            # The name first: a dataset that is there is always listed; a name without a commit is left out.
+            # The name first, so that every existing dataset is listed; names without a commit are ignored.
             with contextlib.suppress(ObjectExistsError):
                 self.lake.store.put_if_absent(f"{NAMES}/{self.name}", b"")
 
     def drop(self, written: Generation | None) -> None:
-        """Delete files that nothing can refer to; what can't be deleted now is garbage for discarding."""
+        """Delete files that nothing refers to; those that can't be deleted now are left to a discard."""
         files = written.files if written is not None else ()
         with contextlib.suppress(AdjunctError):
             self.lake.store.delete_many([f"{written.folder}/{file.name}" for file in files if written])
@@ -313,18 +313,18 @@ def version_set_log(lake: Lake, name: str) -> CommitLog:
 
 
 def redirect_target(commit: Commit) -> str | None:
-    """Return the version set that a commit of a dataset's own log leads to."""
+    """Return the version set that a commit of a dataset's own log redirects to."""
     name = commit.body.get("version_set")
     return name if isinstance(name, str) else None
 
 
 def member_bodies(commit: Commit) -> dict[str, Any]:
-    """Return the bodies of the manifests in a version set's commit, by dataset; None for one never advanced."""
+    """Return the manifest bodies in a version set's commit, by dataset; None for a member never advanced."""
     return dict(commit.body["members"])
 
 
 def member_manifests(commit: Commit) -> dict[str, DatasetManifest]:
-    """Return the manifests in a version set's commit, of those members that have one."""
+    """Return the manifests in a version set's commit, by member that has one."""
     return {
         name: parse_manifest(name, replace(commit, body=body))
         for name, body in member_bodies(commit).items()

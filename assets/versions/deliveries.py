@@ -1,4 +1,4 @@
-"""What a bounded dataset remembers of its deliveries: markers, what is waited for, abandoned or lost."""
+"""Deliveries recorded in the manifest of a bounded dataset: delivered, awaited, abandoned and lost versions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ MAX_NAMES = 10_000
 
 
 class MarkerFacts(ManifestPart):
-    """What one marker said: rows before it, a checksum, and since when the version is valid, where it gave them.
+    """The facts of one marker: the number of rows before it, a checksum and a valid-from time, where it states them.
 
-    A marker is a partition's end-of-dataset marker, or the completion object of a folder of files (offset 0). Where a
-    stream's marker gave no rows, they are those that were counted. Of a folder, `checksum` is of the completion object,
-    `completed` is when that was written, and `contents` is of the data files' names and contents. `listing` tells these
-    files from others without reading them: a copy has another one.
+    A marker is a partition's end-of-dataset marker, or the completion object of a folder of files (offset 0). If a
+    stream's marker states no rows, `rows` is the counted number. For a folder, `checksum` is that of the completion
+    object, `completed` the time it was written, and `contents` a digest of the data files' names and contents.
+    `listing` is a digest of names, sizes and ETags, which needs no reading; a copy of the files has a different one.
     """
 
     offset: int
@@ -29,7 +29,7 @@ class MarkerFacts(ManifestPart):
 
 
 class Awaited(ManifestPart):
-    """The version that some markers have been seen of, the markers that are missing, and since when."""
+    """A version of which some markers have arrived: the missing markers, and since when it is awaited."""
 
     version: str | None
     missing: tuple[str, ...]
@@ -37,11 +37,11 @@ class Awaited(ManifestPart):
 
 
 class Delivered(ManifestPart):
-    """A version that was delivered whole: its name, its markers, and the sealed version that holds its content.
+    """A completely delivered version: its name, its markers, and the id of the version that holds its content.
 
-    A delivery whose content equals the version before it is held by that one. `freed` is set where its version was
-    rejected and then dropped, to the time of the rejection, and where it was withdrawn, to the time of that: what is
-    delivered under its name since then is a new version.
+    A delivery whose content equals the previous version is held by that one. `freed` is the time since when the name
+    can be delivered again as a new version: the time of the rejection for a version rejected and then dropped, or the
+    time of the withdrawal.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Delivered(ManifestPart):
 
 
 class Abandoned(ManifestPart):
-    """A version that an operator ended: its markers close nothing, and the records before them are dropped."""
+    """A version that an operator abandoned: the records before its markers are dropped."""
 
     name: str
     reason: str
@@ -60,9 +60,9 @@ class Abandoned(ManifestPart):
 
 
 class Lost(ManifestPart):
-    """What retention took of the stream before it was read: the offsets, by partition, and whose they were.
+    """Offsets that retention removed from the stream before they were read, by partition, and their versions.
 
-    `versions` are those that had markers left; of others that ended there nothing is known any more.
+    `versions` are those with markers left; others that ended in these ranges are unknown.
     """
 
     versions: tuple[str, ...]
@@ -70,9 +70,9 @@ class Lost(ManifestPart):
     at: AwareDatetime
 
     def summary(self) -> str:
-        """Return it as a sentence without its period."""
+        """Return the loss as a sentence without a period."""
         ranges = [f"offsets {start} to {int(end) - 1} of {ssp}" for ssp, (start, end) in self.ranges.items()]
-        told = f"{', '.join(ranges[:3])}{f' and of {len(ranges) - 3} more partitions' if len(ranges) > 3 else ''}"
+        listed = f"{', '.join(ranges[:3])}{f' and of {len(ranges) - 3} more partitions' if len(ranges) > 3 else ''}"
         named = ", ".join(map(repr, self.versions))
         lost = f"not whole any more, and left out: {named}" if named else "versions that ended there are lost"
-        return f"retention took {told} before they were read; {lost}"
+        return f"retention took {listed} before they were read; {lost}"

@@ -18,38 +18,36 @@ if TYPE_CHECKING:
 
 
 CARRY_ACTION = "carry"
-
-
 M = TypeVar("M", bound=CommonManifest)
 
 
 def follow_repartition(manifest: M, info: StreamInfo) -> M | None:
-    """Return the manifest at the same place of its stream as that is partitioned now; None where there is none.
+    """Return the manifest at the corresponding position of the repartitioned stream, or None.
 
-    That is so unless the stream was rewritten just when the dataset had read all of it, and nothing was under way.
+    None unless the dataset had read all of the old partitions and had no unfinished work when the stream was rewritten.
     """
     rewritten, stream = info.repartitioned, manifest.declaration.input
     if rewritten is None or info.identity is None or manifest.stream != rewritten.identity:
         return None
     if not has_read_all(manifest, rewritten.identity, rewritten.ended):
         return None
-    now = {f"{stream}.{p}": offset for p, offset in enumerate(rewritten.went_on)}
-    told = f"{stream} was repartitioned into {info.partitions}: goes on where it had read to"
+    offsets = {f"{stream}.{p}": offset for p, offset in enumerate(rewritten.went_on)}
+    reason = f"{stream} was repartitioned into {info.partitions}: goes on where it had read to"
     return manifest.after(
         declaration=manifest.declaration.model_copy(update={"input_partitions": info.partitions}),
-        offsets=now,
+        offsets=offsets,
         stream=info.identity,
         positions_from=manifest.positions_from + max(map(int, rewritten.ended), default=0),
-        change=Change(action=CARRY_ACTION, version=manifest.version.id if manifest.version else None, reason=told),
-        **manifest.fields_after_repartition(now),
+        change=Change(action=CARRY_ACTION, version=manifest.version.id if manifest.version else None, reason=reason),
+        **manifest.fields_after_repartition(offsets),
     )
 
 
 def follow_added_partitions(manifest: DatasetManifest, info: StreamInfo) -> DatasetManifest | None:
-    """Return the manifest of a dataset that arrives in versions, of a stream that has more partitions now; None else.
+    """Return a bounded dataset's manifest with the partitions that were added to its stream; None if none were.
 
-    What it has read stays read, and the partitions that were added are read from their beginning: a version is of those
-    that the stream had when it was marked. Only of a stream that certainly was not made anew.
+    Added partitions are read from their beginning: a version spans the partitions that the stream had when it was
+    marked. Returns None if the stream may have been recreated.
     """
     had, stream = manifest.declaration.input_partitions, manifest.declaration.input
     same = info.identity is not None and manifest.stream == info.identity
@@ -68,14 +66,14 @@ def follow_added_partitions(manifest: DatasetManifest, info: StreamInfo) -> Data
 
 
 def has_read_all(manifest: CommonManifest, identity: str, ends: tuple[str, ...]) -> bool:
-    """Whether a dataset has read its stream up to these ends, and nothing of it is under way."""
+    """Whether a dataset has read its stream up to these ends and has no unfinished work."""
     stream = manifest.declaration.input
     there = manifest.offsets == {f"{stream}.{p}": end for p, end in enumerate(ends)}
     return manifest.is_settled and manifest.stream == identity and there
 
 
 def commit_repartition(log: DatasetLog, stream: str, info: StreamInfo, *, by: str) -> bool:
-    """Commit that a dataset goes on in its stream as it is partitioned now; return whether it did."""
+    """Commit a dataset's position in its repartitioned stream; return whether there was anything to commit."""
     done = False
 
     def carry(manifest: DatasetManifest) -> DatasetManifest | None:
@@ -86,6 +84,6 @@ def commit_repartition(log: DatasetLog, stream: str, info: StreamInfo, *, by: st
 
     try:
         log.transact(carry, by=by)
-    except DatasetNotFoundError:  # deleted meanwhile
+    except DatasetNotFoundError:  # deleted concurrently
         return False
     return done

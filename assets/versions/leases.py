@@ -1,10 +1,16 @@
-"""Readers' leases: a version that somebody holds is not deleted.
+"""Leases, build records and holds, which keep files of versions from being deleted.
 
-    datasets/{name}/leases/{id}.json     which versions, who holds them, for how long
+    datasets/{name}/leases/{id}.json                                    a reader's lease: versions, holder, time to live
+    datasets/{name}/leases/hold-{hash of the holder}-{version}.json     a hold: a lease that does not expire
+    datasets/{name}/attempts/{attempt}.json                             a running or finished build
 
-The holder writes the lease first and looks then whether its versions are doomed; whoever discards dooms first and
-reads the leases then. So one of the two always sees the other. A lease lives until its modification time, by the
-store's clock, is older than its time to live; its holder renews it by rewriting it.
+The holder writes the lease first and then checks whether its versions are doomed; a discard dooms versions first and
+then reads the leases. So one of the two always sees the other. A lease expires once its modification time, by the
+store's clock, is older than its time to live; its holder renews it by rewriting it. A hold is for a user that can't
+renew a lease, such as a table in another catalogue; it is released by name.
+
+A build record is renewed in the same way: its modification time keeps a running build's files from being discarded. A
+finished build is stored in it, so that the next run can reuse the build after a crash.
 """
 
 from __future__ import annotations
@@ -37,23 +43,15 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.objects.store import ObjectInfo
 
-# Records of builds: that one is running, and what one has finished.
-#
-#     datasets/{name}/attempts/{attempt}.json     who builds, since when; renewed by being rewritten
-#
-# The modification time of the record, by the store's clock, is what keeps a running build's files from being
-# discarded. A finished build is kept in it, so that a crash after it does not cost the build.
-
-
 RENEWAL_INTERVAL = timedelta(minutes=5)
-# A record that was renewed within this time is of a build that is going on.
+# A record renewed within this time belongs to a running build.
 RUNNING_WITHIN = 3 * RENEWAL_INTERVAL
 _log = logging.getLogger("adjunct.dataset")
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptInfo:
-    """A build on record; `renewed` is by the store's clock."""
+    """A build record; `renewed` is by the store's clock."""
 
     id: str
     key: str
@@ -61,7 +59,7 @@ class AttemptInfo:
 
 
 class AttemptRecord:
-    """Keeps a build on record while the context lasts; `finish` leaves what it has built there."""
+    """Renews the record of a build while the context lasts; `finish` stores the result in it."""
 
     def __init__(self, lake: Lake, dataset: str, attempt: str, by: str) -> None:
         self._store, self._key = lake.store, attempt_key(lake, dataset, attempt)
@@ -77,7 +75,7 @@ class AttemptRecord:
         return self
 
     def finish(self, body: dict[str, Any]) -> None:
-        """Leave what was built on record."""
+        """Store the result of the build in its record."""
         with self._lock:
             self._body |= {"built": body}
         self._write()
@@ -94,17 +92,17 @@ class AttemptRecord:
             try:
                 self._write()
             except AdjunctError as error:
-                # Two more are tried before anybody takes the build for one that has ended.
-                _log.warning("the build on record in %s was not renewed: %s", self._key, error)
+                # Two more renewals are tried before the build counts as ended.
+                _log.warning("the build record %s was not renewed: %s", self._key, error)
 
     def _write(self) -> None:
-        with self._lock:  # or a renewal that is on its way could end after `finish`, without what was built
+        with self._lock:  # or a concurrent renewal could overwrite the result stored by `finish`
             self._store.put(self._key, json.dumps(self._body).encode())
 
 
 @contextmanager
 def record_build(lake: Lake, dataset: str, attempt: str, by: str) -> Iterator[None]:
-    """Keep a build on record while the context lasts, and no longer, for one that nobody takes up when it has died."""
+    """Keep the record of a build that is not resumed after a crash, and delete it when the context ends."""
     try:
         with AttemptRecord(lake, dataset, attempt, by):
             yield
@@ -113,14 +111,14 @@ def record_build(lake: Lake, dataset: str, attempt: str, by: str) -> Iterator[No
 
 
 def list_attempts(lake: Lake, dataset: str) -> Iterator[AttemptInfo]:
-    """Yield the builds on record."""
+    """Yield the build records of a dataset."""
     prefix = f"{lake.dataset_prefix(dataset)}/attempts/"
     for item in lake.store.list(prefix):
         yield AttemptInfo(item.key.removeprefix(prefix).removesuffix(".json"), item.key, item.modified)
 
 
 def read_finished_build(lake: Lake, dataset: str, attempt: str) -> dict[str, Any] | None:
-    """Return what a build on record has finished, None while it runs or where there is none."""
+    """Return the result of a finished build from its record; None if it is running or has no record."""
     try:
         body = json.loads(lake.store.get(attempt_key(lake, dataset, attempt)).data)
     except (ObjectNotFoundError, ValueError):
@@ -130,13 +128,13 @@ def read_finished_build(lake: Lake, dataset: str, attempt: str) -> dict[str, Any
 
 
 def delete_attempt(lake: Lake, dataset: str, attempt: str) -> None:
-    """Delete the record of a build that has ended; what can't be deleted now is garbage for discarding."""
+    """Delete the record of an ended build; if that fails, a discard deletes it later."""
     with suppress(AdjunctError):
         lake.store.delete(attempt_key(lake, dataset, attempt))
 
 
 def attempt_key(lake: Lake, dataset: str, attempt: str) -> str:
-    """Return where the record of a build is."""
+    """Return the key of a build's record."""
     return f"{lake.dataset_prefix(dataset)}/attempts/{attempt}.json"
 
 
@@ -145,7 +143,7 @@ TTL = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo:
-    """A lease as it stands in the lake; `expires_at` is by the store's clock."""
+    """A lease as stored in the lake; `expires_at` is by the store's clock."""
 
     key: str
     holder: str
@@ -154,17 +152,17 @@ class LeaseInfo:
 
 
 class Lease:
-    """Versions of one dataset that are held. Renewed by a thread of its own until `release`; a context manager."""
+    """A lease of versions of one dataset, renewed by its own thread until `release`; a context manager."""
 
     def __init__(self, lake: Lake, dataset: str, versions: Sequence[str], holder: str) -> None:
         self.dataset, self.versions, self.holder, self.ttl = dataset, tuple(versions), holder, TTL
         self._lake, self._key = lake, f"{lease_folder(lake, dataset)}/{uuid.uuid4().hex}.json"
-        # Nobody else writes it, so what is found there is a renewal of ours whose reply was lost.
+        # No other process writes it, so an unexpected object is our own renewal whose reply was lost.
         self._heartbeat = Heartbeat(lake.store, self._key, self._body, TTL, not_ours=lambda data: "", log=_log)
 
     @classmethod
     def acquire(cls, lake: Lake, dataset: str, versions: Sequence[str], *, holder: str) -> Lease:
-        """Hold these versions, by id. Raises VersionDiscardedError where one is not retained any more."""
+        """Lease these versions, by id. Raises VersionDiscardedError if one is no longer retained."""
         lease = cls(lake, dataset, versions, holder)
         lease._heartbeat.write(partial(lake.store.put_if_absent, lease._key))
         try:
@@ -177,7 +175,7 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Whether what is held may have been deleted meanwhile."""
+        """Whether the leased versions may have been deleted."""
         return bool(self._heartbeat.problem)
 
     def check(self) -> None:
@@ -186,20 +184,20 @@ class Lease:
             raise LeaseLostError(
                 f"dataset {self.dataset!r}: the lease of {', '.join(self.versions)} by {self.holder} was lost: "
                 f"{self._heartbeat.problem}.",
-                "Nothing may be built on what was read under it. Run again: it reads what is served then.",
+                "Do not use what was read under it. Run again: it reads the version that is served then.",
                 dataset=self.dataset,
             )
 
     def renew(self) -> None:
-        """Write the lease anew, which moves its expiry. One that was removed meanwhile is lost, not made again."""
+        """Rewrite the lease, which extends it. A lease that was removed is lost, not recreated."""
         self._heartbeat.renew()
 
     def release(self) -> None:
-        """Let the versions go. Safe to repeat; a lease that can't be removed now expires."""
+        """Release the versions. Safe to repeat; a lease that can't be removed expires."""
         self._heartbeat.end(self._remove)
 
     def release_later(self) -> None:
-        """Let the versions go in the background, waiting for nothing: for what runs where an object is collected."""
+        """Release the versions in the background without waiting, for finalizers."""
         self._heartbeat.end_in_background(self._remove)
 
     def __enter__(self) -> Self:
@@ -218,14 +216,14 @@ class Lease:
 
 
 def lease_body(versions: Sequence[str], holder: str, ttl: timedelta) -> bytes:
-    """Return what a lease's object holds, with a nonce, so that a renewal is a new object with a new ETag."""
+    """Return the content of a lease's object; a nonce gives each renewal a new ETag."""
     return json.dumps(
         {"versions": list(versions), "holder": holder, "ttl": ttl.total_seconds(), "nonce": uuid.uuid4().hex}
     ).encode()
 
 
 def lease_folder(lake: Lake, dataset: str) -> str:
-    """Return where a dataset's leases are."""
+    """Return the folder of a dataset's leases."""
     return f"{lake.dataset_prefix(dataset)}/leases"
 
 
@@ -235,10 +233,10 @@ def list_live_leases(lake: Lake, dataset: str, now: datetime) -> list[LeaseInfo]
 
 
 def list_leases(lake: Lake, dataset: str) -> list[LeaseInfo]:
-    """Return all leases in the lake, expired or not. One that can't be read holds whatever it may hold: ("*",)."""
+    """Return all leases of a dataset, expired or not. An unreadable one counts as a lease of all versions: ("*",)."""
     leases = []
     for item in lake.store.list(f"{lease_folder(lake, dataset)}/"):
-        with suppress(ObjectNotFoundError):  # released in between
+        with suppress(ObjectNotFoundError):  # released concurrently
             leases.append(_parse(item, lake.store.get(item.key).data))
     return leases
 
@@ -256,12 +254,12 @@ def _parse(item: ObjectInfo, data: bytes) -> LeaseInfo:
 
 
 def read_lake_clock(lake: Lake, dataset: str) -> datetime:
-    """Return the time by the store's clock: that of an object written just now."""
+    """Return the time by the store's clock, from an object that this writes."""
     return read_store_clock(lake.store, f"{lake.dataset_prefix(dataset)}/clock")
 
 
 def check_retained(lake: Lake, dataset: str, versions: Sequence[str]) -> None:
-    """Refuse versions that are not retained any more, with VersionDiscardedError. To be asked once they are held."""
+    """Raise VersionDiscardedError if one of these leased versions is no longer retained."""
     manifest = DatasetLog(lake, dataset).read()[1]
     if manifest is None:
         raise DatasetNotFoundError(
@@ -271,20 +269,13 @@ def check_retained(lake: Lake, dataset: str, versions: Sequence[str]) -> None:
         manifest.check_kept(version)
 
 
-# Holds: versions kept for something outside that can't renew a lease, such as a table in another catalogue.
-#
-#     datasets/{name}/leases/hold-{hash of the holder}-{version}.json
-#
-# A hold is a lease that does not run out, so whoever discards spares it as any other; it is let go by name.
-
-
 _FOR_EVER = timedelta(days=36_500)
 
 
 def retain_version(lake: Lake, dataset: str, version: str, *, holder: str) -> None:
-    """Keep a version from being discarded until `let_go`; to hold it again changes nothing.
+    """Keep a version from being discarded until `release_versions`. Safe to repeat.
 
-    Raises VersionDiscardedError where it is not retained any more.
+    Raises VersionDiscardedError if it is no longer retained.
     """
     lake.store.put(f"{_hold_prefix(lake, dataset, holder)}{version}.json", lease_body([version], holder, _FOR_EVER))
     try:
@@ -295,7 +286,7 @@ def retain_version(lake: Lake, dataset: str, version: str, *, holder: str) -> No
 
 
 def release_versions(lake: Lake, dataset: str, *, holder: str, keep: Collection[str] = ()) -> tuple[str, ...]:
-    """End this holder's holds of all versions but `keep`, and return the versions that it held.
+    """Release this holder's holds of all versions but `keep`, and return the released versions.
 
     With `keep`, holds of the last hour stay as well (`delete_holds`).
     """

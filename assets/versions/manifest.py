@@ -1,9 +1,8 @@
-"""What a dataset's commit holds: its declaration, its current version, how far its input was read.
+"""Manifests: a dataset's declaration, its current version, and how far its input was read.
 
-The body of each commit below `datasets/<name>` is one manifest. Offsets stand in the same document as the version
-that was made from them, so there is no second place to disagree with. It is a `BoundedManifest` or an
-`UnboundedManifest`: what only the one kind has is in that, and which of them it is says the kind. What is asked of
-either is an attribute of both, with the answer of its kind; this file is for who handles one of them alone.
+The body of each commit below `datasets/<name>` is one manifest. Offsets are stored in the same document as the version
+made from them, so the two can't disagree. A manifest is a `BoundedManifest` or an `UnboundedManifest`, depending on the
+kind of the dataset. Attributes that callers use for either kind are defined on both.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Change(ManifestPart):
-    """What one commit did to which version, and why; by whom and when stands in the commit."""
+    """The action of one commit, its version and the reason; the commit itself stores author and time."""
 
     action: str
     version: str | None = None
@@ -45,17 +44,17 @@ class Change(ManifestPart):
 
 
 class CommonManifest(ManifestPart):
-    """What every dataset's commit holds.
+    """The part of a manifest that both kinds of dataset have.
 
-    `version` is what is served. `offsets` is the next offset to read of each input partition ({} for files and
-    queries), `stream` the identity of the stream that they are of, and `positions_from` is added to offsets to make
-    positions: where a stream was repartitioned offsets began anew, and what comes must win. `doomed` are the folders
-    and documents that are being deleted: nobody may begin to use them.
+    `version` is the version served. `offsets` is the next offset to read of each input partition ({} for files and
+    queries), `stream` the identity of their stream, and `positions_from` is added to offsets to make positions: the
+    offsets of a repartitioned stream restart, and its records must still come after all earlier ones. `doomed` are the
+    folders and documents being deleted: no reader may start to use them.
     """
 
     kind: ClassVar[DatasetKind]
     versions_are_commits: ClassVar[bool]
-    """Whether a version stands nowhere but in its commit, and is found by the number of that; else it is listed."""
+    """Whether each commit is a version, found by the commit's number; else the manifest lists the versions."""
 
     format: Literal[1] = 1
     name: str
@@ -75,7 +74,7 @@ class CommonManifest(ManifestPart):
             raise ValueError(f"a {type(self).__name__} is declared {self.declaration.kind}")
         if len(self.offsets) != self.declaration.input_partitions:
             raise ValueError(
-                f"offsets stand for {len(self.offsets)} partitions of {self.declaration.input}: expected "
+                f"it has offsets of {len(self.offsets)} partitions of {self.declaration.input}: expected "
                 f"{self.declaration.input_partitions}"
             )
         version = self.version
@@ -85,7 +84,7 @@ class CommonManifest(ManifestPart):
 
     @property
     def listed(self) -> tuple[VersionRef, ...]:
-        """The retained versions by number; none of an unbounded dataset, whose commits are its versions."""
+        """The retained versions by number; empty for an unbounded dataset, whose commits are its versions."""
         return ()
 
     def ref(self, version_id: str) -> VersionRef | None:
@@ -94,61 +93,61 @@ class CommonManifest(ManifestPart):
 
     @abstractmethod
     def retains(self, version_id: str) -> bool:
-        """Whether a version that was served once can be read."""
+        """Whether a version that was once served can be read."""
 
     @abstractmethod
     def check_kept(self, version_id: str) -> None:
-        """Raise VersionDiscardedError for a version that is not kept, or that is being deleted."""
+        """Raise VersionDiscardedError for a version that is not retained or is being deleted."""
 
     @abstractmethod
     def reachable(self) -> set[str]:
-        """Return the folders and documents that the retained versions need, and a bootstrap that is not done."""
+        """Return the folders and documents needed by the retained versions and by a running bootstrap."""
 
     @abstractmethod
     def may_need_doomed(self, version_id: str) -> bool:
-        """Whether a version that is held, and gone, may need anything that is doomed: nothing says any more what."""
+        """Whether a leased version that is no longer retained may need doomed objects: its own list of them is gone."""
 
     @abstractmethod
     def generations_without_document(self) -> list[tuple[str, Sequence[Generation]]]:
-        """Return the generations that stand in no version's document, by what they are of."""
+        """Return the generations that no version's document lists, each with a description of their owner."""
 
     @abstractmethod
     def without(self, gone: Sequence[str], garbage: Sequence[str]) -> Self:
-        """Return the manifest without what a discard lets go, which is doomed with the `garbage` that nothing reaches.
+        """Return the manifest without what a discard removes; that and the unreferenced `garbage` become doomed.
 
-        What goes are versions by id or, where versions are commits, generations by folder.
+        `gone` are versions by id or, where versions are commits, generations by folder.
         """
 
     @property
     @abstractmethod
     def versions_over_time(self) -> tuple[str, ...] | None:
-        """The versions that together tell of all times; None where the one that is served does that alone."""
+        """The versions that together cover all times; None if the served version covers them alone."""
 
     @property
     @abstractmethod
     def is_settled(self) -> bool:
-        """Whether nothing is under way that offsets do not tell."""
+        """Whether offsets tell the whole progress: there is no other unfinished work."""
 
     @property
     @abstractmethod
     def unfinished(self) -> str:
-        """Why the table is being built that readers are to get; "" where none is."""
+        """Why the table that readers will get is being built; "" if none is."""
 
     @abstractmethod
     def fields_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
-        """Return what else is another where the input was rewritten into other partitions, and begins at `offsets`."""
+        """Return the other fields that change when the input was repartitioned and starts at `offsets`."""
 
     @property
     @abstractmethod
     def stored_description(self) -> str:
-        """What an erasure looks through, for people."""
+        """What an erasure searches, in words."""
 
     def kept_elsewhere(self) -> list[str]:
-        """Return what may hold entries and is not the dataset's, so that an erasure can't reach it; for people."""
+        """Return, in words, the places that an erasure can't reach and that may hold the dataset's entries."""
         return [f"the input: {self.declaration.input}", "outputs of applications that joined this dataset"]
 
     def marks(self, version_id: str) -> list[str]:
-        """Return what a version is to readers now, for people."""
+        """Return, in words, how readers use a version now."""
         return ["served"] if self.version is not None and self.version.id == version_id else []
 
     def _without(self, entries: Sequence[str], garbage: Sequence[str], what: str, **left: Any) -> Self:
@@ -161,11 +160,11 @@ class CommonManifest(ManifestPart):
 
 
 class Bootstrap(ManifestPart):
-    """A snapshot of a change stream: from where, up to which offsets, and whether it is reached.
+    """The initial read of a change stream: its start and target offsets, and whether it is done.
 
-    The target is each partition's upcoming offset, recorded before anything is read; records that arrive
-    later do not extend the wait. `building` are the generations made so far: readers get them when the target is
-    reached, and what was served before stays served until then. `columns` are theirs. `why` says what asked for it.
+    The target is each partition's upcoming offset, recorded before anything is read; records that arrive later do not
+    extend it. `building` are the generations written so far, with these `columns`: readers get them when the target is
+    reached, and the previous version stays served until then. `why` is the reason for the bootstrap.
     """
 
     state: Literal["running", "done"]
@@ -180,7 +179,7 @@ class Bootstrap(ManifestPart):
 
 
 class Retired(ManifestPart):
-    """A generation that a compaction or rebuild replaced; versions before number `until` still read it."""
+    """A generation replaced by a compaction or rebuild; versions before number `until` still need it."""
 
     generation: int
     folder: str
@@ -189,7 +188,7 @@ class Retired(ManifestPart):
 
 
 class SentToTable(ManifestPart):
-    """What one operator of a batch has sent to a local table: the last record of each key, and what tells it again."""
+    """Counts and digest of what one operator of a batch sent to a local table (the last record of each key)."""
 
     rows: int
     deleted: int
@@ -197,11 +196,11 @@ class SentToTable(ManifestPart):
 
 
 class Written(ManifestPart):
-    """The last batch that has written a local table, with each of its `sends` in the order of the application.
+    """The last batch that wrote a local table, with its `sends` in the order of the application.
 
-    `before` is the version that it was begun with, None where there was none. `undone` says that the batch was given
-    up, and the table is as it was before it: what is committed late of that batch changes nothing. `watermark` is, of a
-    table of state, up to where rows have expired.
+    `before` is the version that it started from, None if there was none. `undone` means that the batch was abandoned
+    and the table restored: a late commit of that batch changes nothing. `watermark` is the time up to which rows of a
+    state table have expired.
     """
 
     application: str
@@ -213,7 +212,7 @@ class Written(ManifestPart):
 
 
 class Decision(ManifestPart):
-    """What was decided about a change stream's table when a run began, and why (the recovery table)."""
+    """The recovery decision for a change stream's table at the start of a run, and its reason."""
 
     action: Literal["create", "bootstrap", "recreate", "continue", "serve-stale"]
     store: Literal["none", "building", "invalid", "valid"]
@@ -222,7 +221,7 @@ class Decision(ManifestPart):
 
 
 class Pin(ManifestPart):
-    """Holds readers at a version, whatever seals meanwhile, until it is taken away or `expires_at` has passed."""
+    """Keeps a version served, even when newer ones are sealed, until it is removed or `expires_at` has passed."""
 
     version: str
     reason: str
@@ -231,17 +230,17 @@ class Pin(ManifestPart):
     expires_at: AwareDatetime | None = None
 
     def has_expired(self, now: datetime) -> bool:
-        """Whether it holds nobody any more at this time."""
+        """Whether the pin has expired at this time."""
         return self.expires_at is not None and self.expires_at <= now
 
 
 class BoundedManifest(CommonManifest):
-    """What the commit of a dataset holds that arrives in versions.
+    """The manifest of a dataset that arrives in versions.
 
-    `version` is the pinned one, else `head`, the one that the last switch chose. `versions` lists all retained ones by
-    number. `delivered` remembers the newest deliveries and `known` the names of older ones, so that a marker that comes
-    again is known; the markers of `abandoned` versions close nothing. `lost` is what retention took of the stream
-    before it was read, newest last.
+    `version` is the pinned one, else `head`, the one chosen by the last switch. `versions` lists all retained ones by
+    number. `delivered` records the newest deliveries and `known` the names of older ones, so that repeated markers are
+    recognised; records before markers of `abandoned` versions are dropped. `lost` is what retention removed from the
+    stream before it was read, newest last.
     """
 
     head: str | None = None
@@ -263,7 +262,7 @@ class BoundedManifest(CommonManifest):
         wanted = self.pin.version if self.pin else self.head
         served = self.version.id if self.version else None
         if served != wanted:
-            raise ValueError(f"the version served is {served}, and {wanted} is pinned or chosen")
+            raise ValueError(f"the version served is {served}: expected {wanted}, which is pinned or the head")
         for named in {served, self.head} - {None}:
             if named not in sealed:
                 raise ValueError(f"the version {named} is not among the retained, sealed versions")
@@ -293,7 +292,7 @@ class BoundedManifest(CommonManifest):
             )
 
     def may_need_doomed(self, version_id: str) -> bool:
-        return False  # the names of folders and documents say whose they were
+        return False  # the names of folders and documents tell their version
 
     def generations_without_document(self) -> list[tuple[str, Sequence[Generation]]]:
         return []
@@ -306,7 +305,7 @@ class BoundedManifest(CommonManifest):
 
     @property
     def versions_over_time(self) -> tuple[str, ...]:
-        """Those that are sealed and say since when they are valid; withdrawn ones do not count."""
+        """The sealed versions with a valid-from time, without those being deleted."""
         dated = (ref for ref in self.versions if ref.state == "sealed" and ref.valid_from is not None)
         return tuple(ref.id for ref in dated if not set(self.doomed).intersection(ref.folders))
 
@@ -320,9 +319,9 @@ class BoundedManifest(CommonManifest):
 
     def fields_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
         awaited = self.awaited
-        if awaited is not None:  # of its version set: this member has delivered nothing of it
+        if awaited is not None:  # awaited by the version set: this member has delivered nothing of it
             awaited = awaited.model_copy(update={"missing": tuple(offsets)})
-        # The counts of its markers were those of the old partitions: they contradict nothing.
+        # The markers count records of the old partitions, so later markers can't be compared with them.
         delivered = tuple(done.model_copy(update={"markers": {}}) for done in self.delivered)
         return {"awaited": awaited, "delivered": delivered}
 
@@ -338,20 +337,20 @@ class BoundedManifest(CommonManifest):
 
     @property
     def built(self) -> tuple[VersionRef, ...]:
-        """The versions that were built, which have a document; of others there is nothing but why they were refused."""
+        """The versions that were built and so have a document; others were rejected before."""
         return tuple(ref for ref in self.versions if ref.document is not None)
 
     def with_declared_policies(self, declared: DatasetDeclaration) -> BoundedManifest:
-        """Return this manifest with what may change in a declaration, order and policy, as it is declared now."""
+        """Return this manifest with the order and policies of the current declaration."""
         now = self.declaration.with_policies_of(declared)
         return self if now == self.declaration else self.after(declaration=now)
 
     @property
     def taken(self) -> set[str]:
-        """The names of the versions that were delivered: what comes under one of them again is a re-delivery."""
+        """The names of the delivered versions: a later delivery under one of them is a re-delivery."""
         return {*self.known, *(done.name for done in self.delivered if done.freed is None)}
 
-    # What only a table has, and is asked of either kind.
+    # Fields of unbounded manifests that callers read from either kind.
 
     @property
     def retired(self) -> tuple[Retired, ...]:
@@ -367,20 +366,20 @@ class BoundedManifest(CommonManifest):
 
 
 _RANGES = 200
-# Ids of startpoints: one is written again soon or in vain, so few others can have come between.
+# The number of startpoint ids kept by partition: a startpoint is retried soon or never.
 _REMEMBERED = 20
 
 
 class UnboundedManifest(CommonManifest):
-    """What the commit of a dataset holds that follows a change stream: it has a version a commit, found by its number.
+    """The manifest of a dataset that follows a change stream: each commit is a version, found by its number.
 
-    `retired` are the generations that its current version does not read any more and earlier ones do; versions before
-    number `retained_from` are gone. `confirmed_at` is when all changes up to the stream's end were last known to be in.
-    Changes at or below `horizon` come too late (ordering columns only). `first_ordered` are the values that its first
-    change was ordered by, which later ones are compared with; None before it. `quarantining` are the ranges whose bad
-    changes are on their way to the dead letters: they are read again as they are. `applied` are the ids of the
-    startpoints that were applied last, by stream partition, newest last. `decision` is the last decision about
-    recovery. `numbers` are those of its versions so far, as ranges (first, last), newest last.
+    `retired` are generations that earlier versions need and the current one does not; versions before number
+    `retained_from` are gone. `confirmed_at` is the last time at which all changes up to the stream's end were known to
+    be applied. Changes at or below `horizon` are too late (ordering columns only). `first_ordered` are the ordering
+    values of the first change, which later ones are compared with; None before it. `quarantining` are the ranges whose
+    bad changes are being sent to the dead letters: after a crash the same ranges are read again. `applied` are the ids
+    of the last applied startpoints, by stream partition, newest last. `decision` is the last recovery decision.
+    `numbers` are the numbers of its versions so far, as ranges (first, last), newest last.
     """
 
     bootstrap: Bootstrap
@@ -400,7 +399,7 @@ class UnboundedManifest(CommonManifest):
 
     @property
     def is_settled(self) -> bool:
-        """Whether neither a bootstrap is running nor a quarantine on its way."""
+        """Whether neither a bootstrap nor a quarantine is in progress."""
         return self.bootstrap.state == "done" and self.quarantining is None
 
     @property
@@ -470,22 +469,22 @@ class UnboundedManifest(CommonManifest):
         return left
 
     def has_applied(self, ssp: str, startpoint_id: str) -> bool:
-        """Whether a commit has applied this startpoint of a partition: it is applied once, whatever came between."""
+        """Whether a commit has already applied this startpoint to a partition."""
         return startpoint_id in self.applied.get(ssp, ())
 
     def with_applied(self, ids: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-        """Return `applied` as it is after a commit that applies these startpoints (id by partition)."""
+        """Return `applied` after a commit that applies these startpoints (id by partition)."""
         newest = {ssp: (*self.applied.get(ssp, ()), applied)[-_REMEMBERED:] for ssp, applied in ids.items()}
         return {**self.applied, **newest}
 
     def after(self, **changes: Any) -> Self:
-        """Return this manifest with some fields replaced, checked again as a whole; a new version's number is noted."""
+        """Return this manifest with some fields replaced, validated again; a new version's number is recorded."""
         version: SealedVersion | None = changes.get("version")
         if version is not None and (self.version is None or self.version.number != version.number):
             changes.setdefault("numbers", _add_number(self.numbers, version.number))
         return super().after(**changes)
 
-    # What only a dataset has that arrives in versions, and is asked of either kind.
+    # Fields of bounded manifests that callers read from either kind.
 
     @property
     def head(self) -> None:
@@ -505,7 +504,7 @@ class UnboundedManifest(CommonManifest):
 
 
 def _add_number(numbers: tuple[tuple[int, int], ...], number: int) -> tuple[tuple[int, int], ...]:
-    """Return the numbers of versions, as ranges, with the newest one's; of long histories the newest ranges only."""
+    """Return the ranges of version numbers with a new number added; only the newest ranges are kept."""
     first = numbers[-1][0] if numbers and numbers[-1][1] + 1 == number else number
     return (*(span for span in numbers if span[0] != first), (first, number))[-_RANGES:]
 
@@ -520,7 +519,7 @@ MANIFEST_TYPES: dict[str, type[BoundedManifest] | type[UnboundedManifest]] = {
 
 
 def as_bounded(manifest: DatasetManifest) -> BoundedManifest:
-    """Return the manifest of a dataset that arrives in versions. Raises DatasetError for one that has none."""
+    """Return a bounded dataset's manifest. Raises DatasetError for one that follows a change stream."""
     if not isinstance(manifest, BoundedManifest):
         raise DatasetError(
             f"dataset {manifest.name!r} follows a change stream: it has one table, and no versions that are delivered.",
@@ -531,13 +530,13 @@ def as_bounded(manifest: DatasetManifest) -> BoundedManifest:
 
 
 def resume_bounded_manifest(stored: DatasetManifest, declared: DatasetDeclaration) -> BoundedManifest:
-    """Return a stored manifest with order and policy as they are declared now; DatasetError where more was changed."""
+    """Return a stored manifest with the declared order and policies; DatasetError if anything else was changed."""
     check_declaration(stored.name, stored.declaration, declared)
     return as_bounded(stored).with_declared_policies(declared)
 
 
 def as_unbounded(manifest: DatasetManifest) -> UnboundedManifest:
-    """Return the manifest of a dataset that follows a change stream. Raises DatasetError for one that does not."""
+    """Return an unbounded dataset's manifest. Raises DatasetError for one that arrives in versions."""
     if not isinstance(manifest, UnboundedManifest):
         raise DatasetError(
             f"dataset {manifest.name!r} arrives in versions: it follows no change stream, and has no table.",
@@ -548,13 +547,13 @@ def as_unbounded(manifest: DatasetManifest) -> UnboundedManifest:
 
 
 def as_follower(manifest: DatasetManifest) -> UnboundedManifest | None:
-    """Return the manifest of a table that follows a stream, and may be behind it; None for all else."""
+    """Return the manifest of a table that follows a stream, else None."""
     if isinstance(manifest, UnboundedManifest) and manifest.declaration.owner is None:
         return manifest
     return None
 
 
-# In the order in which they are written. Where a field is of one kind only: what stands there for the other one.
+# The stored fields in their order, with the value for a kind that does not have the field.
 _FIELDS: dict[str, Any] = {
     "format": 1,
     "name": None,
@@ -601,19 +600,17 @@ def manifest_to_body(manifest: DatasetManifest) -> dict[str, Any]:
 
 
 def manifest_from_body(body: Mapping[str, Any]) -> DatasetManifest:
-    """Return the manifest that a commit's body holds. Raises pydantic's ValidationError."""
+    """Return the manifest in a commit's body. Raises pydantic's ValidationError."""
     declared = body.get("declaration")
     declared_kind = str(declared.get("kind")) if isinstance(declared, Mapping) else ""
-    kind = MANIFEST_TYPES.get(
-        declared_kind, BoundedManifest
-    )  # of what declares no kind, validating tells what is wrong
-    # A bootstrap makes a bounded dataset's body malformed; whatever else is of the other kind never meant anything.
+    kind = MANIFEST_TYPES.get(declared_kind, BoundedManifest)  # without a kind, validation reports what is wrong
+    # A bounded body with a bootstrap is malformed; other fields of the other kind have no meaning and are ignored.
     others = _FIELDS_OF_OTHER_KIND[kind] - ({"bootstrap"} if body.get("bootstrap") is not None else set())
     return kind.model_validate({name: value for name, value in body.items() if name not in others})
 
 
 def parse_manifest(name: str, commit: Commit) -> DatasetManifest:
-    """Return the manifest in a dataset's commit, or raise MalformedDocumentError saying what is wrong where."""
+    """Return the manifest in a dataset's commit. Raises MalformedDocumentError, naming document and problem."""
     try:
         manifest = manifest_from_body(commit.body)
         if manifest.name != name:
@@ -629,5 +626,5 @@ def parse_manifest(name: str, commit: Commit) -> DatasetManifest:
 
 
 def describe_document_problem(error: ValidationError | AdjunctError) -> str:
-    """Return in words why a stored document can't be read."""
+    """Return why a stored document can't be read."""
     return error.problem.rstrip(".") if isinstance(error, AdjunctError) else first_validation_problem(error)

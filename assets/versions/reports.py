@@ -1,4 +1,4 @@
-"""What one advance of a dataset did, as plain values: for run metadata, the CLI and tests."""
+"""The report of one advance of a dataset and its stages, as plain values for run metadata, the CLI and tests."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.schemas.schema import Schema
 
 REJECT = "reject"
-"""The stage in which a version that was refused is kept aside, in place of seal and switch."""
+"""The stage that stores a rejected version, instead of "seal" and "switch"."""
 
 BUILDING = "building"
-"""What is told when a build begins, whose end is told as "build"."""
+"""The event at the start of a build; its end is the stage "build"."""
 
 Action = Literal[
     "sealed", "rejected", "unchanged", "waiting", "bootstrapped", "applied", "rewound", "up-to-date", "stale"
@@ -28,10 +28,10 @@ Action = Literal[
 
 @dataclass(frozen=True, slots=True)
 class StageEvent:
-    """One stage of a dataset's advance has ended, or a build has begun (BUILDING).
+    """The end of one stage of a dataset's advance, or the start of a build (BUILDING).
 
-    `version` is the delivered name, None where there is none yet.
-    `detail` says how far a bootstrap is, what validators found, or why a version was rejected.
+    `version` is the delivered name, None before it is known. `detail` is the progress of a bootstrap, the findings of
+    validators, or the reason for a rejection.
     """
 
     dataset: str
@@ -42,7 +42,7 @@ class StageEvent:
 
     @property
     def is_notable(self) -> bool:
-        """Whether somebody who waits wants to read of it: it took a while, or it has something to say."""
+        """Whether to show the event to a waiting user: it took at least 0.1 s, has a detail, or starts a build."""
         return self.seconds >= 0.1 or bool(self.detail) or self.stage == BUILDING
 
     def summary(self) -> str:
@@ -59,22 +59,22 @@ OnStage = Callable[[StageEvent], None]
 
 
 def ignore_stage(event: StageEvent) -> None:
-    """Hear of a stage and do nothing."""
+    """Ignore the event."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdvanceReport:
     """The outcome of advancing one dataset.
 
-    `version` is the id now served (None before the first), `sealed` the ids made by this call, oldest first, and
-    `rejected` those that it refused; `lost` names versions that retention had cut before they were read. `verdicts` are
-    what the validators said of `evaluated`, the version looked at last. `warnings` say what should be looked at: what
-    validators of severity "warn" found in any version of this call, what was dropped or lost, folders that changed.
-    `rows` are the entries of the version served, None where deltas would have to be merged to know. `counters` are of
-    this call: records read, superseded or redelivered, keys that ended deleted, changes applied. `offsets` are the next
-    ones to read, by stream partition; of an unbounded dataset, `lag` is how many offsets of the stream, as this call
-    found it, are still before it, and `decision` what was decided about recovery. `waiting` names the markers that the
-    next version lacks, `waiting_since` when its first one was seen. `seconds` is wall time by stage.
+    `version` is the id now served (None before the first), `sealed` the ids sealed by this call, oldest first, and
+    `rejected` the ids that it rejected; `lost` names versions that retention truncated before they were read.
+    `verdicts` are the validators' results for `evaluated`, the version validated last. `warnings` are findings of
+    validators of severity "warn" in any version of this call, dropped or lost records, and changed folders. `rows` is
+    the number of entries served, None if only merging deltas would tell. `counters` count within this call: records
+    read, superseded or redelivered, keys deleted, changes applied. `offsets` are the next ones to read, by stream
+    partition. For an unbounded dataset, `lag` is the number of unread offsets by partition at the time of this call,
+    and `decision` the recovery decision. `waiting` names the missing markers of the next version, `waiting_since` the
+    time its first marker was seen. `seconds` is wall time by stage.
     """
 
     dataset: str
@@ -130,14 +130,14 @@ class AdvanceReport:
 
 @dataclass(slots=True)
 class Stage:
-    """A stage that is under way: what it turns out to be, and what there is to say of it when it has ended."""
+    """A running stage; its name and detail may be set until it ends."""
 
     name: str
     detail: str = ""
 
 
 class Stages:
-    """Wall time by stage; a stage that runs twice adds up. Each end of one is told to `on_stage`."""
+    """Wall time by stage, summed over repeated stages. `on_stage` receives an event at the end of each."""
 
     def __init__(self, dataset: str = "", on_stage: OnStage = ignore_stage) -> None:
         self.seconds: dict[str, float] = {}
@@ -158,9 +158,9 @@ class Stages:
             self._on_stage(StageEvent(self._dataset, version, running.name, took, running.detail))
 
     def begin_build(self, version: str | None = None) -> None:
-        """Tell that a build begins: it may take long, and Spark may have to start for it."""
+        """Report the start of a build, which may take long and may have to start Spark."""
         self._on_stage(StageEvent(self._dataset, version, BUILDING, 0.0))
 
     def tell(self, stage: str, seconds: float, detail: str) -> None:
-        """Tell how far a stage is that other stages are part of."""
+        """Report the progress of a stage that consists of other stages."""
         self._on_stage(StageEvent(self._dataset, None, stage, seconds, detail))

@@ -28,13 +28,13 @@ _BEFORE_ALL = datetime.min.replace(tzinfo=UTC)
 
 
 ID_PREFIX = re.compile(r"v\d{6,}(-[0-9a-f]*)?")
-"""The beginning of a version's id: its whole number at least."""
+"""A prefix of a version's id with at least its whole number."""
 
 
 def find_version(manifest: BoundedManifest, version: str) -> VersionRef | None:
-    """Return the retained version of this id, or the newest of this name: a sealed one, where there is any.
+    """Return the retained version of this id, or the newest one of this name, preferring sealed ones.
 
-    A delivery whose content equalled the version before it is held by that one.
+    A delivery whose content equalled the previous version is held by that one.
     """
     exact = manifest.ref(version)
     if exact is not None:
@@ -45,9 +45,9 @@ def find_version(manifest: BoundedManifest, version: str) -> VersionRef | None:
 
 
 def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = False) -> VersionRef:
-    """Return a retained version by id or name, or by the beginning of one id, as the command line shows it.
+    """Return a retained version by id, name, or unique id prefix as shown on the command line.
 
-    Raises DatasetError, naming what there is.
+    Raises DatasetError, naming the newest versions.
     """
     ref = find_version(manifest, version) or _find_by_id_prefix(manifest, version)
     if ref is None:
@@ -55,7 +55,7 @@ def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = F
         if rewritten is not None:
             raise DatasetError(
                 f"dataset {manifest.name!r}: version {version} was rewritten by an erasure, as {rewritten.id}.",
-                "Open that one: it holds the same entries without those that were erased.",
+                "Open that one: it has the same entries without the erased ones.",
                 dataset=manifest.name,
                 version=version,
             )
@@ -79,7 +79,7 @@ def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = F
 
 
 def require_readable_version(manifest: BoundedManifest, version: str) -> VersionRef:
-    """Return a retained version as `require_version` does; a withdrawn one is refused, a rejected one can be read."""
+    """Return a retained version by id or name; raise DatasetError for a withdrawn one. Rejected ones can be read."""
     ref = require_version(manifest, version)
     return require_version(manifest, ref.id, sealed=True) if ref.state == "withdrawn" else ref
 
@@ -88,7 +88,7 @@ def _find_by_id_prefix(manifest: BoundedManifest, version: str) -> VersionRef | 
     begun = [ref for ref in manifest.versions if ref.id.startswith(version)] if ID_PREFIX.fullmatch(version) else []
     if len(begun) > 1:
         raise DatasetError(
-            f"dataset {manifest.name!r}: {version!r} begins several ids: {', '.join(ref.id for ref in begun)}.",
+            f"dataset {manifest.name!r}: {version!r} is a prefix of several ids: {', '.join(ref.id for ref in begun)}.",
             "Give more digits.",
             dataset=manifest.name,
         )
@@ -96,7 +96,7 @@ def _find_by_id_prefix(manifest: BoundedManifest, version: str) -> VersionRef | 
 
 
 def _find_rewritten(manifest: BoundedManifest, version: str) -> VersionRef | None:
-    """Return what took the place of an id in an erasure: only there does a number get a second id."""
+    """Return the version that replaced this id in an erasure, the only case in which a number gets a second id."""
     number = version.removeprefix("v").partition("-")[0]
     if not number.isdecimal() or not version.startswith("v") or "-" not in version:
         return None
@@ -111,9 +111,9 @@ def find_previous_version(manifest: BoundedManifest, ref: VersionRef) -> Version
 
 
 def version_order(manifest: BoundedManifest) -> Callable[[VersionRef], Any]:
-    """Return what the dataset's versions are ordered by: the time that they are valid from, arrival, or their names.
+    """Return the sort key of the dataset's versions: their valid-from time, arrival, or name.
 
-    Of two of one time the one that was sealed later comes after; those without a time come before all others.
+    Versions of equal time are in the order of sealing; versions without a time come first.
     """
     if manifest.declaration.by_time:
         return lambda ref: (ref.valid_from or _BEFORE_ALL, ref.number)
@@ -123,9 +123,9 @@ def version_order(manifest: BoundedManifest) -> Callable[[VersionRef], Any]:
 
 
 def is_after_head(manifest: BoundedManifest, ref: VersionRef) -> bool:
-    """Whether a version comes after the one that the last switch chose, in the dataset's own order.
+    """Whether a version comes after the head, in the dataset's own order.
 
-    As versions arrive, the chosen one stands where it was delivered last: under the newest of its names.
+    In order of arrival, a version's place is its last delivery, under the newest of its names.
     """
     head = manifest.ref(manifest.head) if manifest.head else None
     if head is None:
@@ -146,16 +146,16 @@ def list_delivered_names(manifest: BoundedManifest, ref: VersionRef) -> tuple[st
 def resolve_versions(
     manifests: Members, dataset: str, version: str | None, *, sealed: bool = False, present: bool = False
 ) -> dict[str, VersionRef]:
-    """Return the version that is meant, and those of the other members of the dataset's version set beside it.
+    """Return the version to act on, and the matching ones of the other members of the version set.
 
-    None means the one before the one that the last switch chose. Raises DatasetError where a member does not hold
-    such a version any more (it is left out with `present`), or, with `sealed`, where one is not sealed.
+    None means the version before the head. Raises DatasetError if a member no longer has such a version (with `present`
+    the member is left out instead), or, with `sealed`, if one is not sealed.
     """
     mine = manifests[dataset]
     if version is None:
         return _resolve_previous(manifests, dataset)
     ref = require_version(mine, version, sealed=sealed)
-    # An id says nothing to the other members; the newest of its names is what was served with it last.
+    # Other members do not know the id; the newest of its names is the one that was served with it last.
     name = version if version != ref.id else (list_delivered_names(mine, ref) or (ref.id,))[-1]
     others = {member: m for member, m in manifests.items() if member != dataset}
     if present:
@@ -167,16 +167,16 @@ def resolve_versions(
 def resolve_heads(
     manifests: Members, versions: Mapping[str, tuple[VersionRef, ...]], dataset: str
 ) -> dict[str, str | None]:
-    """Return what each member of a version set is to serve when `versions` are those that it retains.
+    """Return the new head of each member of a version set once `versions` are the retained ones.
 
-    What it serves now, if that still may be; else what was served before that: of all members the versions of one
-    name, or of none of them. Where it is not known any more what was served before, it is the sealed version before.
+    The head stays if it is still sealed. Otherwise all members go back, switch by switch, to what was served before. If
+    that is no longer known, they go back to the previous sealed versions of one name, or all have none.
     """
     heads = {name: m.head for name, m in manifests.items()}
     sealed = {name: {ref.id for ref in refs if ref.state == "sealed"} for name, refs in versions.items()}
     if all(head is None or head in sealed[name] for name, head in heads.items()):
         return heads
-    # Only to look things up: the served version does not fit to it.
+    # Only for lookups: the served version does not match these lists.
     after = {name: m.model_copy(update={"versions": versions[name]}) for name, m in manifests.items()}
     at = _follow_switches_back(after, {name: m.ref(m.head or "") for name, m in after.items()})
     if all(ref is not None and ref.state == "sealed" for ref in at.values()):
@@ -191,9 +191,9 @@ def resolve_heads(
 
 
 def _follow_switches_back(manifests: Members, heads: Mapping[str, VersionRef | None]) -> dict[str, VersionRef | None]:
-    """Return what was served before, switch by switch, up to where all of it is sealed, or to the last that is known.
+    """Return the heads before, switch by switch, until all are sealed, or until no earlier switch is known.
 
-    Of a version set, a switch replaced the versions that were made under its name; those of other members stayed.
+    In a version set, a switch replaced the versions made under its name; other members kept theirs.
     """
     at = dict(heads)
     seen: list[object] = []
@@ -201,13 +201,13 @@ def _follow_switches_back(manifests: Members, heads: Mapping[str, VersionRef | N
         seen.append({name: ref and ref.id for name, ref in at.items()})
         back = _switch_before(manifests, at)
         if back is None or {name: ref.id for name, ref in back.items()} in seen:
-            break  # two versions that took each other's place, and neither may be served
+            break  # two versions that replaced each other, neither of which may be served
         at = dict(back)
     return at
 
 
 def _switch_before(manifests: Members, at: Mapping[str, VersionRef | None]) -> dict[str, VersionRef] | None:
-    """Return what was served before the switch to these versions, None where that is not known."""
+    """Return the versions served before the switch to these, None if unknown."""
     refs = {name: ref for name, ref in at.items() if ref is not None}
     if len(refs) < len(manifests):
         return None
@@ -234,14 +234,14 @@ def _resolve_previous(manifests: Members, dataset: str) -> dict[str, VersionRef]
     if not earlier:
         raise DatasetError(
             f"dataset {mine.name!r} has no sealed version before {mine.head or 'the first'} any more.",
-            f"See adjunct dataset versions {mine.name}; the discard policy says how many are kept.",
+            f"List them: adjunct dataset versions {mine.name}. The discard policy sets how many are kept.",
             dataset=mine.name,
         )
     return dict(earlier)
 
 
 def _find_previous_together(manifests: Members, dataset: str) -> dict[str, VersionRef] | None:
-    """Return the newest versions of one name before those that are served, sealed in all members and not the same."""
+    """Return the newest versions of one name before the served ones, sealed in all members and different from these."""
     mine = manifests[dataset]
     heads = {name: m.head for name, m in manifests.items()}
     names = [done.name for done in mine.delivered]
@@ -258,7 +258,7 @@ def _find_previous_together(manifests: Members, dataset: str) -> dict[str, Versi
 
 
 def _find_served_index(manifests: Members, dataset: str, names: Sequence[str]) -> int:
-    """Return where in these names the one stands that all members serve, or that this one serves; else their end."""
+    """Return the index of the name that all members, or else this one, serve now; the length of the list if none."""
 
     def serves(manifest: BoundedManifest, name: str) -> bool:
         ref = find_version(manifest, name)

@@ -1,4 +1,4 @@
-"""A sealed version: everything that is needed to read it, what validators said of it, and how it is listed."""
+"""A sealed version: what is needed to read it, its verdicts, and its entry in the manifest."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ Offset = Annotated[str, Field(min_length=1)]
 
 
 class ManifestPart(StoredDocument):
-    """A frozen part of a manifest; a field that it does not know makes it malformed."""
+    """A frozen part of a manifest; unknown fields make it malformed."""
 
     # The schema's columns are called `schema` everywhere else; pydantic's own method of that name is deprecated.
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     def after(self, **changes: Any) -> Self:
-        """Return this document with some fields replaced, checked again as a whole."""
+        """Return this document with some fields replaced, validated again as a whole."""
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         return type(self)(**{**fields, **changes})
 
@@ -51,26 +51,25 @@ class ManifestPart(StoredDocument):
 HISTORY = ((VALID_FROM, "timestamp"), (VALID_TO, "timestamp"), (IS_FIRST, "boolean"))
 """The columns that rows with history have in files beside `__position` and `__tombstone`.
 
-A row is valid from `__valid_from` (included) to `__valid_to` (excluded). A base says where each row ends, with null for
-what is open, and in `__first` whether no row of its key comes before. Rows of deltas have null in both: they are told
-when base and deltas are read together.
+A row is valid from `__valid_from` (included) to `__valid_to` (excluded). A base stores the end of each row, null if it
+is still valid, and in `__first` whether it is the first row of its key. Rows of deltas have null in both: the values
+follow from reading base and deltas together.
 """
-
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 def datetime_from_micros(micros: int) -> datetime:
-    """Return the moment that so many microseconds since the epoch stand for."""
+    """Return the UTC time of this number of microseconds since the epoch."""
     return _EPOCH + timedelta(microseconds=micros)
 
 
 class KeptHistory(ManifestPart):
-    """The history of a version: whose times it goes by, and how far back.
+    """The history of a version: which times it uses, and how far back it reaches.
 
-    `valid_from` is the column that says since when an entry is valid, None the record's time. `kept` is how far
-    below the newest `__valid_from` answers are exact, in microseconds; None: as far as there are rows. `pruned` is up
-    to where a major compaction has dropped rows, in microseconds since the epoch; None: it dropped none.
+    `valid_from` is the column with the time since when an entry is valid; None is the record's time. `kept` is how far
+    below the newest `__valid_from` answers are exact, in microseconds; None is without limit. `pruned` is the time up
+    to which a major compaction has dropped rows, in microseconds since the epoch; None if it dropped none.
     """
 
     valid_from: str | None = None
@@ -78,7 +77,7 @@ class KeptHistory(ManifestPart):
     pruned: int | None = None
 
     def edge(self, newest: int | None) -> int | None:
-        """Return the earliest moment that answers are exact for, in microseconds; None: there is none.
+        """Return the earliest time with exact answers, in microseconds; None if there is no limit.
 
         `newest` is the highest `__valid_from` of the version.
         """
@@ -87,26 +86,26 @@ class KeptHistory(ManifestPart):
 
 
 def describe_history_length(history: KeptHistory | None) -> str:
-    """Return how far back a history is kept, in words; "none" where there is none."""
+    """Return how far back a history is kept, in words; "none" without a history."""
     if history is None:
         return "none"
     return "all" if history.kept is None else str(timedelta(microseconds=history.kept))
 
 
 def has_row_ends(generation: Generation) -> bool:
-    """Whether a generation's rows over time say where they end: those of a base do, those of deltas don't."""
+    """Whether a generation's rows over time store their ends: those of a base do, those of deltas don't."""
     return bool(generation.files) and all(file.stats.get(HAS_ENDS) for file in generation.files)
 
 
 def count_current_rows(generation: Generation) -> int | None:
-    """Return how many rows of a generation alone are entries now; None where its rows do not say."""
+    """Return the number of currently valid rows of a generation by itself; None if its rows do not store it."""
     if generation.files and not has_row_ends(generation):
         return None
     return sum(int(file.stats["current"]) for file in generation.files)
 
 
 def find_newest_valid_from(generations: Iterable[Generation]) -> int | None:
-    """Return the highest `__valid_from` of these generations, as their files say, in microseconds; None: no rows."""
+    """Return the highest `__valid_from` in the files of these generations, in microseconds; None without rows."""
     ranges = (file.stats.get("range") for generation in generations for file in generation.files)
     return max((int(span[1]) for span in ranges if span), default=None)
 
@@ -116,25 +115,24 @@ TOMBSTONE = "__tombstone"
 
 
 class Verdict(ManifestPart):
-    """What one validator said of a version. `severity` "warn" never refuses one."""
+    """One validator's result for a version. With `severity` "warn" it never rejects the version."""
 
     name: str
     passed: bool
     severity: Literal["error", "warn"] = "error"
     message: str = ""
     facts: dict[str, Any] = Field(default_factory=dict)
-    without_values: str = Field(default="", exclude=True)  # the message as it is where values are not to be told
+    without_values: str = Field(default="", exclude=True)  # the message without values of sensitive columns
 
 
 class SealedVersion(ManifestPart):
-    """One version: everything that is needed to read it, and where it came from.
+    """One version: everything needed to read it, and its origin.
 
-    A bounded version has one generation and the name that its markers gave it. An unbounded one has a base
-    and the deltas after it, oldest first. `rows` is exact, and None where deltas have to be merged to know.
-    `digest` is the sum of the rows' hashes modulo 2**64. `offsets` are the ranges [start, end) of the input
-    that this version took in, by stream partition. `positioned` says that rows carry their position: their input
-    offset or what `order_by` names, of the type `position_type`. `history` says that its rows are over time: of each
-    key those of all times, told apart by `__valid_from`.
+    A bounded version has one generation and the name given by its markers. An unbounded one has a base and the deltas
+    after it, oldest first. `rows` is exact, and None if only merging deltas would tell. `digest` is the sum of the
+    rows' hashes modulo 2**64. `offsets` are the ranges [start, end) of the input that this version read, by stream
+    partition. `positioned` means that rows store their position: their input offset or the values of `order_by`, of
+    type `position_type`. With `history`, each key has one row per `__valid_from`.
     """
 
     id: str = Field(pattern=r"^v\d{6,}-[A-Za-z0-9][A-Za-z0-9_-]*$")
@@ -176,7 +174,7 @@ class SealedVersion(ManifestPart):
 
     @property
     def layout(self) -> BucketLayout:
-        """How the rows lie in files; a broadcast copy is one file."""
+        """The layout of rows in files; a broadcast copy is one file."""
         over_time = self.history is not None
         return build_layout(
             self.columns,
@@ -190,12 +188,12 @@ class SealedVersion(ManifestPart):
 
     @property
     def edge(self) -> int | None:
-        """The earliest moment that a history is exact for, in microseconds since the epoch; None: there is none."""
+        """The earliest time for which the history is exact, in microseconds since the epoch; None without a limit."""
         return None if self.history is None else self.history.edge(find_newest_valid_from(self.generations))
 
     @property
     def lacks_base(self) -> bool:
-        """Whether the only rows are a delta's, which do not say what counts: an erasure left none of those below."""
+        """Whether all rows are in one delta because an erasure removed the base: it can't be read as entries."""
         left = [generation for generation in self.generations if generation.files]
         if len(left) != 1:
             return False
@@ -219,7 +217,7 @@ def build_layout(
     *,
     position_type: PositionType = "bigint",
 ) -> BucketLayout:
-    """Return how a version's rows lie in files; `partitions` None is one file.
+    """Return the layout of a version's rows in files; `partitions` None is one file.
 
     Rows over time are unique by key and `__valid_from`, and sorted by them.
     """
@@ -243,7 +241,7 @@ def build_table_version(
     history: KeptHistory | None = None,
     position_type: PositionType = "bigint",
 ) -> SealedVersion:
-    """Return a version of a table as it is declared: of these generations, oldest first, with a position in a row."""
+    """Return a version of a declared table with these generations, oldest first; rows store their position."""
     return SealedVersion(
         id=id,
         number=number,
@@ -265,12 +263,12 @@ def build_table_version(
 
 
 class VersionRef(ManifestPart):
-    """A version that is retained: enough to list it, to find its document, and to know which files it needs.
+    """A retained version as the manifest lists it: its document and the folders that it needs.
 
-    `document` is the object that holds its SealedVersion, None for a version that was refused before it was
-    built. `folders` are those of its generations. `reason` says why it was rejected, withdrawn or forced.
-    `replaced` is the version that the switch (or force) that made this one the head took the place of. `valid_from`
-    is since when its entries are valid, where its dataset declares what tells that.
+    `document` is the object with its SealedVersion, None for a version rejected before it was built. `folders` are
+    those of its generations. `reason` is why it was rejected, withdrawn or forced. `replaced` is the head before the
+    switch (or force) to this version. `valid_from` is the time since when its entries are valid, if the dataset
+    declares it.
     """
 
     id: str
@@ -289,28 +287,27 @@ class VersionRef(ManifestPart):
 
 
 def version_id(number: int, attempt: str) -> str:
-    """Return the id of a version: its number, and the attempt that made it; of a table these are its commit's."""
+    """Return the id of a version: its number and the attempt that built it (for a table, its commit's)."""
     return f"v{number:06d}-{attempt}"
 
 
 def version_number(version: str) -> int:
-    """Return the number in a version's id: an unbounded dataset's commit; 0 for what is no id."""
+    """Return the number in a version's id, which is an unbounded dataset's commit; 0 for any other text."""
     digits = version.removeprefix("v").partition("-")[0]
     return int(digits) if version.startswith("v") and digits.isascii() and digits.isdecimal() else 0
 
 
 class DatasetDeclaration(ManifestPart):
-    """What must not change while a dataset's entries live: read back to refuse a changed declaration by name.
+    """The stored declaration of a dataset, compared with the current one to reject incompatible changes.
 
-    `computed` says that the input is a query, and `owner` which application owns a local table; `expires` is the column
-    of a table of state that says when a row is gone, and `kept_for` what it is kept for. `partitions` None is a
-    broadcast copy. `columns` are what new versions store, None for all of the input's. `input_partitions` is how many
-    partitions the input had when the dataset was made (0: files, a query or a local table).
-    `order` says whether versions follow each other as they arrive, or by name (version partitions), and `by_time` that
-    the time counts since when they are valid. `keep` and `grace_seconds` are the discard policy; of an unbounded
-    dataset `compact_…` are the compaction policy, `order_by` is what positions are made of, and `keep_tombstones` how
-    far below the newest position deletions are remembered. `history` says whose rows are kept over time, and how far
-    back. Order and policies may change: they are those of the last advance.
+    `computed` means that the input is a query, and `owner` is the application that owns a local table; `expires` is the
+    column of a state table with the expiry of a row, and `kept_for` the purpose of that table. `partitions` None is a
+    broadcast copy. `columns` are those that new versions store, None for all of the input's. `input_partitions` is the
+    number of partitions of the input (0: files, a query or a local table). `order` is the order of versions: by arrival
+    or by name (version partitions); with `by_time` it is by the time since when they are valid. `keep` and
+    `grace_seconds` are the discard policy. For an unbounded dataset, `compact_…` are the compaction policy, `order_by`
+    makes the positions, and `keep_tombstones` is how far below the newest position deletions are kept. `history` is the
+    kept history of rows. Order and policies may change: they are those of the last advance.
     """
 
     kind: DatasetKind
@@ -340,17 +337,17 @@ class DatasetDeclaration(ManifestPart):
 
     @property
     def discard(self) -> DiscardPolicy:
-        """The discard policy that was declared last."""
+        """The discard policy of the last advance."""
         return DiscardPolicy(self.keep, timedelta(seconds=self.grace_seconds))
 
     def with_policies_of(self, declared: DatasetDeclaration) -> DatasetDeclaration:
-        """Return this declaration of a dataset that arrives in versions with order and policy as they are declared."""
+        """Return a bounded dataset's declaration with the order and discard policy of `declared`."""
         changing = ("order", "by_time", "keep", "grace_seconds")
         return self.model_copy(update={name: getattr(declared, name) for name in changing})
 
     @property
     def compaction(self) -> DeltaCompaction:
-        """The compaction policy that was declared last."""
+        """The compaction policy of the last advance."""
         from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 
         return DeltaCompaction(self.compact_deltas, self.compact_fraction, self.compact_rows)
@@ -359,7 +356,7 @@ class DatasetDeclaration(ManifestPart):
 def declaration_from_spec(
     spec: AdjunctDataset, schema: Schema, *, input_partitions: int = 0, position_type: PositionType = "bigint"
 ) -> DatasetDeclaration:
-    """Return what the manifest keeps of a specification whose entries have these columns."""
+    """Return the stored declaration of a dataset whose entries have these columns."""
     return DatasetDeclaration(
         kind=spec.kind,
         input=str(spec.input),
@@ -389,7 +386,7 @@ def declaration_from_spec(
 
 
 def history_from_spec(spec: AdjunctDataset) -> KeptHistory | None:
-    """Return what a version says of the history that is declared; None where none is."""
+    """Return the history that a dataset declares, as versions store it; None if it declares none."""
     following = spec.following
     if following.history is None:
         return None
@@ -398,7 +395,7 @@ def history_from_spec(spec: AdjunctDataset) -> KeptHistory | None:
 
 
 def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDeclaration) -> None:
-    """Refuse a declaration under which the stored entries could not be found again, naming each difference."""
+    """Raise DatasetError, naming each difference, for a declaration that does not fit the stored entries."""
     changes = [
         f"{what} is {_format_value(new)}, was {_format_value(old)}"
         for what, old, new in (
@@ -417,15 +414,15 @@ def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDe
         in_place = None not in (stored.partitions, declared.partitions) and stored.partitions != declared.partitions
         raise DatasetError(
             f"dataset {name!r} was built under another declaration: {'; '.join(changes)}. That needs a rebuild.",
-            "Declare it under a new name, which builds it beside the old one, or restore the old declaration. To build "
-            f"it anew, delete it (adjunct dataset delete {name} --reason …) and advance it again."
+            "Declare it under a new name, which builds it beside the old one, or restore the old declaration. To "
+            f"rebuild it, delete it (adjunct dataset delete {name} --reason …) and advance it again."
             + (f" Partitions can be changed in place: adjunct dataset repartition {name} --partitions N." * in_place),
             dataset=name,
         )
 
 
 def _describe_history(declaration: DatasetDeclaration) -> str:
-    """Return whose times rows are kept by; how far back may change."""
+    """Return the time that the history is by, in words; how far back it reaches may change."""
     if declaration.history is None:
         return "none"
     return f"by {declaration.history.valid_from or 'the time of the record'}"

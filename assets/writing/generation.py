@@ -1,4 +1,9 @@
-"""What bounded and unbounded datasets share when they write: one generation of bucket files."""
+"""Writing one generation of bucket files, for bounded and unbounded datasets.
+
+A GenerationWriter writes the rows into one file for each bucket: by Spark tasks, or in this process from an Arrow
+table. Both write the same files for the same rows: names, content, order, digests and facts. The Arrow writer holds all
+rows in memory and hashes them one by one, so it suits small datasets; it needs no session.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +39,11 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.store import ObjectStore
     from dagster_adjunct.resources.streams.system import StreamSystem
 
-# What writes the rows of a generation into one file a bucket: Spark's tasks, or this process from an Arrow table.
-#
-# It is passed beside the rows. Both write the same files of the same rows: names, content, order, digests and facts.
-# Arrow's holds all rows in memory and hashes them one by one, so it is for small datasets; it needs no session.
-
-
 Rows_contra = TypeVar("Rows_contra", contravariant=True)
 
 
 class GenerationWriter(Protocol[Rows_contra]):
-    """Writes rows, in each bucket in ascending order of columns that are never null; returns the files by bucket."""
+    """Writes rows, sorted by never-null columns in each bucket, and returns one file for each bucket."""
 
     def __call__(
         self,
@@ -69,12 +68,13 @@ def write_arrow_table(
     order_by: Sequence[str],
     partitioned: bool,
 ) -> list[BucketFile]:
-    """Write an Arrow table in this process; whether it is partitioned already makes no difference here."""
+    """Write an Arrow table in this process; `partitioned` is ignored."""
     from dagster_adjunct.resources.bucketing.hashing import row_digests
 
-    there = set(rows.schema.names)
-    stored = rows.select([name for name in layout.columns if name in there])
-    check_readable(stored, layout.schema, options.what, layout.key)  # digests are taken of what Python can hold
+    present = set(rows.schema.names)
+    stored = rows.select([name for name in layout.columns if name in present])
+    # Before the digests, which need values that Python can represent.
+    check_readable(stored, layout.schema, options.what, layout.key)
     if order_by:
         rows = rows.sort_by([(name, "ascending") for name in order_by])
     if options.completion is None:
@@ -82,20 +82,20 @@ def write_arrow_table(
     return write_arrow_buckets(rows, store, folder, layout, options)
 
 
-# A frame is called df there, and is given by position.
+# The parameter is called df there; callers pass it by position.
 SPARK: GenerationWriter[DataFrame] = write_buckets  # type: ignore[assignment]
 SPARK_ONE_TASK: GenerationWriter[DataFrame] = partial(write_buckets, one_task=True)
-"""The same of a frame of few rows: one task writes all buckets."""
+"""For a frame of few rows: one task writes all buckets."""
 ARROW: GenerationWriter[pa.Table] = write_arrow_table
 
 
 def choose_writer(spark: Callable[[], SparkSession]) -> GenerationWriter[Any]:
-    """Return what writes the rows that are read with this: a session's, or this process's."""
+    """Return the writer for rows read by this session, or in this process for IN_PROCESS."""
     return ARROW if spark is IN_PROCESS else SPARK
 
 
 def find_null_keys(rows: DataFrame | pa.Table, key: tuple[str, ...], limit: int) -> list[tuple[int, int]]:
-    """Return (partition, offset) of the first rows that lack a column of the key."""
+    """Return (partition, offset) of the first rows with a null key column."""
     if hasattr(rows, "column_names"):
         import pyarrow.compute as pc
 
@@ -111,10 +111,10 @@ def find_null_keys(rows: DataFrame | pa.Table, key: tuple[str, ...], limit: int)
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The lake, the stream systems by name, and Spark, whose session starts when it is first asked for.
+    """What an advance works with: the lake, the stream systems by name, and Spark.
 
-    `spark` is called only where there are rows to work on. It may be IN_PROCESS: then all that is worked on is held in
-    this process. `by` is the run or the person whom commits name.
+    `spark` is called only when there are rows to process. With IN_PROCESS all rows are processed in memory, without a
+    session. `by` is the run or person named in commits.
     """
 
     lake: Lake
@@ -131,7 +131,7 @@ class Runtime:
         return DatasetLog(self.lake, dataset)
 
 
-# How many keys or records an error names.
+# The number of keys or records that an error names.
 MAX_NAMED = 5
 
 
@@ -154,12 +154,11 @@ def write_generation(
 ) -> tuple[Generation, dict[str, int]]:
     """Write the last row of each key into one file a bucket; return the generation that they make, and counters.
 
-    `order_by` puts the rows of one key next to each other, the one that counts last. Counted are the rows that a
-    later one of their key superseded, those of them that said something else ("conflicting", left out where there
-    are none), and, where tombstones are not kept, the keys that ended deleted; of rows `over_time` also those that
-    correct the past, are before the edge, or forgotten. With `refuse_conflicting` rows of one key that contradict each
-    other are a SchemaMismatchError, which names keys. `range_of` is a timestamp column whose range stands with each
-    file. `completion` completes rows that leave out columns.
+    `order_by` sorts the rows of each key together, the one to keep last. The counters are: rows superseded by a later
+    one of their key; superseded rows that differ from it ("conflicting", left out if none); keys whose last row is a
+    tombstone, unless tombstones are kept; for rows `over_time` also corrections of the past, pruned and forgotten rows.
+    With `refuse_conflicting`, conflicting rows raise SchemaMismatchError, which names keys. `range_of` is a timestamp
+    column whose range is stored with each file. `completion` completes rows that leave out columns.
     """
     empty = attempt.generation(number)
     options = write_options(
@@ -173,7 +172,7 @@ def write_generation(
 def write_options(
     what: str, *, keep_tombstones: bool, refuse_conflicting: bool, range_of: str | None = None
 ) -> WriteOptions:
-    """Return how the rows of a generation are written."""
+    """Return the options for writing the rows of a generation."""
     named = MAX_NAMED if refuse_conflicting else 0
     return WriteOptions(
         what, last_per_key=True, drop_tombstones=not keep_tombstones, name_conflicting=named, range_of=range_of
@@ -189,15 +188,15 @@ def build_generation(
     what: str,
     refuse_conflicting: bool,
 ) -> tuple[Generation, dict[str, int]]:
-    """Return the generation that these files make, and counters; see `write_generation`."""
+    """Return the generation of these files, and its counters (see `write_generation`)."""
     counters = {
         what: sum(int(file.stats.get(what, 0)) for file in files) for what in ("superseded", "deleted", "conflicting")
     }
     if counters["conflicting"] and refuse_conflicting:
         keys = [key for file in files for key in file.stats.get("conflicting_keys", ())]
         raise SchemaMismatchError(
-            f"{what}: {counters['conflicting']} record(s) have the key ({', '.join(layout.key)}) of another record and "
-            f"say something else, and the dataset is declared with duplicates='error': {format_first(keys)}.",
+            f"{what}: {counters['conflicting']} record(s) have the key ({', '.join(layout.key)}) of another record but "
+            f"different values, and the dataset is declared with duplicates='error': {format_first(keys)}.",
             "Deliver each key once, or declare duplicates='last'.",
             column=layout.key[0],
         )
@@ -208,12 +207,12 @@ def build_generation(
             counters[name] = count
     highest = [int(file.stats["forgotten_to"]) for file in files if "forgotten_to" in file.stats]
     if highest:
-        counters["forgotten_to"] = max(highest)  # no count, but nothing of such a file may be left
+        counters["forgotten_to"] = max(highest)  # a position and not a count; kept even if the file has no rows left
     return attempt.generation(number, [file for file in files if file.rows]), counters
 
 
 def format_first(things: Sequence[str]) -> str:
-    """Return the first of these, for errors."""
+    """Return the first few of these texts, joined, for errors."""
     return f"{', '.join(things[:MAX_NAMED])}{' …' if len(things) > MAX_NAMED else ''}"
 
 

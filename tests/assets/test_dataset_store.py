@@ -109,7 +109,7 @@ def test_a_version_that_is_not_there_is_named_with_the_current_one(world: World)
         (lambda body: body["version"].update(key=["nothing"]), "key column 'nothing' is not among the columns"),
         (lambda body: body["version"]["columns"][0].update(type="text"), "'tailnum' has type 'text'"),
         (lambda body: body["version"].update(generations=[{"id": 1}]), "generation"),
-        (lambda body: body["offsets"].pop("lake.planes.0"), "offsets stand for 1 partitions"),
+        (lambda body: body["offsets"].pop("lake.planes.0"), "it has offsets of 1 partitions"),
         (lambda body: body.update(next_generation=1), "next_generation is 1"),
         (lambda body: body.update(versions=[]), "is not among the retained"),
     ],

@@ -119,7 +119,7 @@ def test_an_answer_with_other_columns_is_refused_with_the_difference(
 @pytest.mark.parametrize("partition", [None, "2025-12-31", "2026-1-2", "banana"])
 def test_a_query_for_each_day_is_not_asked_for_what_is_no_partition(partition: str | None) -> None:
     spec = dataset("SELECT 1", versions=VersionPartitions("day", start="2026-01-01"))
-    with pytest.raises(ConfigurationError, match=r"asked for|none of these"):
+    with pytest.raises(ConfigurationError, match=r"no partition"):
         advance_dataset(Lake(InMemoryStore(), "x"), {}, spec, lambda: None, by="test", partition=partition)
 
 

@@ -57,7 +57,7 @@ def test_one_stream_may_feed_several_datasets_and_a_dataset_has_one_input(feed: 
 
 
 def test_a_dataset_that_is_declared_in_two_ways_is_refused(feed: World) -> None:
-    with pytest.raises(ConfigurationError, match="'one' is given twice, and declared differently"):
+    with pytest.raises(ConfigurationError, match="'one' is given twice with different declarations"):
         manager(feed, following("one"), following("one", bootstrap=False))
 
 

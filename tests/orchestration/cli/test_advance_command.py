@@ -106,7 +106,7 @@ def test_a_partition_is_built_beside_a_later_one_unless_it_is_to_be_current(worl
 def test_what_can_not_be_advanced_so_is_refused_with_the_next_step(world: World) -> None:
     advance = ["dataset", "advance"]
     assert "declares no dataset 'item'; it declares: items, fees" in refused(world, *advance, "item", "shop:full")
-    assert "Say which: partition=" in refused(world, *advance, "daily", "shop:full")
+    assert "Pass the partition to compute: partition=" in refused(world, *advance, "daily", "shop:full")
     assert "without --partition" in refused(world, *advance, "daily", "shop:full", "--make-current")
     partition = ["--partition", "2026-01-01"]
     assert "declares no version partitions" in refused(world, *advance, "stock", "shop:full", *partition)
