@@ -310,7 +310,7 @@ class TableOutputs:
             self._counts.add(send.table, {"skipped": frame.count()})
             return
         credits = graph.context.credits
-        table = table if credits is None else credits.paid(table, graph.spark)
+        table = table if credits is None else credits.with_credits(table, graph.spark)
         exchange = operator in graph.exchanges and not graph.inputs.few
         write = replace(self._write_of(operator, frame, send, table), sensitive=bool(sensitive))
         written = write_table(graph.gather_small(frame), write, exchange=exchange, what=operator)

@@ -359,7 +359,7 @@ class OpenTables:
 
     def reader(self, table: RemoteTable[Any, Any, Any], spark: SparkSession, credits: RunCredits | None) -> BulkReader:
         if table.name not in self._readers:
-            paid = table if credits is None else credits.paid(table, spark)
+            paid = table if credits is None else credits.with_credits(table, spark)
             self._readers[table.name] = BulkReader(paid, spark)
         return self._readers[table.name]
 

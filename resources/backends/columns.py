@@ -184,12 +184,12 @@ def make_checker(column: Column, bits: int | None = None) -> Callable[[Any], Any
     that have only one.
     """
     if column.kind is Kind.INTEGER:
-        return _integers_of(bits or integer_bits(column))
+        return _integer_checker(bits or integer_bits(column))
     if column.kind is Kind.DECIMAL and (digits := decimal_digits(column)) is not None:
-        return _decimals_of(*digits)
+        return _decimal_checker(*digits)
     if column.kind is Kind.LIST:
         assert column.element is not None
-        return _lists_of(make_checker(column.element, bits))
+        return _list_checker(make_checker(column.element, bits))
     return _CHECKERS[column.kind]
 
 
@@ -219,7 +219,7 @@ def number_bounds(column: Column) -> tuple[Decimal, Decimal] | None:
     return most.copy_negate(), most  # keeps any precision, which arithmetic would round
 
 
-def _exactly(expected: type, word: str) -> Callable[[Any], Any]:
+def _type_checker(expected: type, word: str) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if isinstance(value, expected):
             return value
@@ -244,7 +244,7 @@ def check_encodable(text: str) -> str:
     return text
 
 
-def _integers_of(bits: int) -> Callable[[Any], Any]:
+def _integer_checker(bits: int) -> Callable[[Any], Any]:
     least, most = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
 
     def check(value: Any) -> int:
@@ -257,7 +257,7 @@ def _integers_of(bits: int) -> Callable[[Any], Any]:
     return check
 
 
-def _lists_of(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _list_checker(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def checked(value: Any) -> list[Any]:
         if not isinstance(value, list | tuple):
             raise TypeError("expected a list")
@@ -292,7 +292,7 @@ def _decimal(value: Any) -> Decimal:
     return value
 
 
-def _decimals_of(precision: int, scale: int) -> Callable[[Any], Any]:
+def _decimal_checker(precision: int, scale: int) -> Callable[[Any], Any]:
     def check(value: Any) -> Decimal:
         number = _decimal(value)
         digits = len(number.as_tuple().digits)
@@ -366,7 +366,7 @@ def _check_json(value: Any) -> Any:
 _CHECKERS: dict[Kind, Callable[[Any], Any]] = {
     Kind.STRING: _string,
     Kind.FLOAT: _float,
-    Kind.BOOLEAN: _exactly(bool, "a bool"),
+    Kind.BOOLEAN: _type_checker(bool, "a bool"),
     Kind.TIMESTAMP: _timestamp,
     Kind.DATE: _date,
     Kind.DECIMAL: _decimal,

@@ -276,7 +276,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         """Connect; a table to be created is created by the first write."""
         if self._open.here().live is None:
             try:
-                await self._live(make=False)
+                await self._get_client(make=False)
             except TableNotFoundError:
                 if not self.create:
                     raise
@@ -290,7 +290,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
     async def send(self, operation: Operation[Any]) -> Outcomes:
         reads = operation.kind is OperationKind.GET
         try:
-            requests = await self._live(make=not reads)
+            requests = await self._get_client(make=not reads)
         except TableNotFoundError:
             if not (reads and self.create):
                 raise
@@ -306,7 +306,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
             return await self._write_batches(requests, operation)
         return await self._write_keys(requests, operation)
 
-    async def _live(self, *, make: bool = True) -> TableRequests:
+    async def _get_client(self, *, make: bool = True) -> TableRequests:
         mine = self._open.here()
         if mine.live is None:
             await asyncio.get_running_loop().run_in_executor(mine.threads, self._connect, mine, make)
@@ -342,7 +342,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         records: list[Any] = [None] * len(entries)
         problems: Problems = {}
         parts = (entries[start : start + GETS_AT_ONCE] for start in range(0, len(entries), GETS_AT_ONCE))
-        await self._in_threads(
+        await self._run_in_threads(
             parts, -(-len(entries) // GETS_AT_ONCE), lambda part: problems.update(requests.get(part, records))
         )
         return Outcomes(len(entries), records, problems)
@@ -365,11 +365,15 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
 
         while places:
             parts = (places[start : start + WRITES_AT_ONCE] for start in range(0, len(places), WRITES_AT_ONCE))
-            await self._in_threads(parts, -(-len(places) // WRITES_AT_ONCE), write)
-            places = [earlier for place in places if (earlier := self._instead(problems, keys, before, place)) >= 0]
+            await self._run_in_threads(parts, -(-len(places) // WRITES_AT_ONCE), write)
+            places = [
+                earlier for place in places if (earlier := self._last_valid_entry(problems, keys, before, place)) >= 0
+            ]
         return Outcomes(len(keys), problems=problems)
 
-    def _instead(self, problems: Problems, keys: Sequence[Any], before: dict[Any, list[int]], place: int) -> int:
+    def _last_valid_entry(
+        self, problems: Problems, keys: Sequence[Any], before: dict[Any, list[int]], place: int
+    ) -> int:
         """The entry to write in place of a key's rejected last one, -1 for none; the others share its outcome."""
         earlier = before.pop(keys[place], None) if before else None
         problem = problems.get(place)
@@ -388,7 +392,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         defaults: Sequence[Any] = entries.defaults or [None] * len(entries)
         guards: Callable[[int], Guard] | None = None
         if conditions:
-            guards = partial(self._guard, requests.codec, operation)
+            guards = partial(self._make_guard, requests.codec, operation)
         by_key: dict[Any, list[PlacedEntry]] = {}
         for place, key in enumerate(entries.keys):
             guard = None if guards is None else partial(guards, place)
@@ -399,10 +403,10 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         def write(part: list[PlacedEntry]) -> None:
             put.append(requests.write_in_sequence(operation.kind, part, problems))
 
-        await self._in_threads(iter(by_key.values()), len(by_key), write)
+        await self._run_in_threads(iter(by_key.values()), len(by_key), write)
         return Outcomes(len(entries), problems=problems, defaults_put=sum(put))
 
-    def _guard(self, codec: ItemCodec, operation: Operation[Any], place: int) -> Guard:
+    def _make_guard(self, codec: ItemCodec, operation: Operation[Any], place: int) -> Guard:
         conditions, entries = operation.conditions, operation.entries
         assert entries.marks is not None
         mark = entries.marks[place]
@@ -419,7 +423,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
             )
         return Guard(conditions.newest_by, codec.value(conditions.newest_by, time), mark.tie, mark.source, position)
 
-    async def _in_threads(self, parts: Iterator[Any], count: int, work: Callable[[Any], object]) -> None:
+    async def _run_in_threads(self, parts: Iterator[Any], count: int, work: Callable[[Any], object]) -> None:
         """Run `work` for each part, as many at a time as there are threads."""
         mine = self._open.here()
         taking, stopped = threading.Lock(), threading.Event()

@@ -356,7 +356,7 @@ class ItemCodec:
         """The update's changes; raises for a column named twice, the key, or a column that can't be added to."""
         changes = to_changes(update)
         if not isinstance(changes.set, Mapping):
-            raise self._no_mapping(changes.set)
+            raise self._not_a_mapping_error(changes.set)
         values = {name: value for name, value in changes.set.items() if value is not None}
         nulls = tuple(name for name, value in changes.set.items() if value is None)
         added_to = self._fields(key, changes.add)
@@ -427,7 +427,7 @@ class ItemCodec:
     def _fields(self, key: KeyItem, record: Record) -> Item:
         """The non-null columns of `record` without the key's, which must equal those of `key`."""
         if not isinstance(record, Mapping):
-            raise self._no_mapping(record)
+            raise self._not_a_mapping_error(record)
         encoders = self._encoders
         try:
             # Without declared columns each name is checked; with them only to find the wrong one.
@@ -525,7 +525,7 @@ class ItemCodec:
                         column=name,
                     )
 
-    def _no_mapping(self, value: Any) -> SchemaMismatchError:
+    def _not_a_mapping_error(self, value: Any) -> SchemaMismatchError:
         return SchemaMismatchError(
             f"{self.label} got a {type(value).__name__}; expected a mapping of columns to values.",
             "Pass dicts.",

@@ -210,7 +210,7 @@ def update_item(key: KeyItem, changes: EncodedChanges, guard: Guard, item: Item)
         else:
             clauses.append(f"attribute_type({short}, {expression.value({'S': 'M'})})")
             merged |= {f"{short}.{expression.name(member)}": value for member, value in members["M"].items()}
-    return {"Key": key, **_changed(expression, clauses, changes, guard, changes.remove, merged)}
+    return {"Key": key, **_add_changes(expression, clauses, changes, guard, changes.remove, merged)}
 
 
 def update_or_begin_item(key: KeyItem, changes: EncodedChanges, guard: Guard) -> Request:
@@ -218,7 +218,7 @@ def update_or_begin_item(key: KeyItem, changes: EncodedChanges, guard: Guard) ->
     expression = _Expression()
     clauses = expression.guard(guard)
     removes = [*changes.remove, *_NO_LONGER_DELETED]
-    return {"Key": key, "ReturnValues": "ALL_OLD", **_changed(expression, clauses, changes, guard, removes)}
+    return {"Key": key, "ReturnValues": "ALL_OLD", **_add_changes(expression, clauses, changes, guard, removes)}
 
 
 def keep_mark(key: KeyItem, guard: Guard) -> Request:
@@ -242,7 +242,7 @@ def tombstone_attributes(now: float, horizon: float | None) -> Item:
     return kept if horizon is None else kept | {EXPIRES: {"N": str(int(now + horizon) + 1)}}
 
 
-def _changed(
+def _add_changes(
     expression: _Expression,
     clauses: list[str],
     changes: EncodedChanges,
@@ -463,7 +463,7 @@ class TableRequests:
             met = answer.item
             for name in changes.merge:
                 if "M" not in met.get(name, {"M": {}}):
-                    raise self._no_members(key, name, met)
+                    raise self._not_a_map_error(key, name, met)
             self.codec.check_sums(changes, met)
             if not answer.present and default is None:
                 return False, Problem(State.MISSING, record_not_found_error([entry.key], self.label))
@@ -475,7 +475,7 @@ class TableRequests:
                     return True, None
                 if not guard.holds(answer.item):
                     return False, self._add_late(key, changes, guard, answer)
-        return False, self._contended(key)
+        return False, self._conflict_problem(key)
 
     def _add_late(self, key: KeyItem, changes: EncodedChanges, guard: Guard, answer: _Answer) -> Problem | None:
         """Apply the additions of an update that failed its condition, if it is late and the record exists.
@@ -520,14 +520,14 @@ class TableRequests:
             return _Answer(True, getattr(error, "response", {}).get("Item") or {})
         return _Answer(False, answer.get("Attributes") or {})
 
-    def _no_members(self, key: KeyItem, name: str, item: Item) -> SchemaMismatchError:
+    def _not_a_map_error(self, key: KeyItem, name: str, item: Item) -> SchemaMismatchError:
         return SchemaMismatchError(
             f"{self.label}: an update adds members to {name!r} of {key}, which holds {item[name]}, not a map.",
             "Set the column instead.",
             column=name,
         )
 
-    def _contended(self, key: KeyItem) -> Problem:
+    def _conflict_problem(self, key: KeyItem) -> Problem:
         error = TableUnavailableError(
             f"{self.label}: other writers created or deleted the record of {key} {_MAX_CONFLICTS} times "
             "during its update.",

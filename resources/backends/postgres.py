@@ -223,12 +223,12 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         if operation.kind is OperationKind.GET:
             return Outcomes(len(operation), [None] * len(operation))
         try:
-            await self._make()
+            await self._create_table()
         except AdjunctError as error:
             return Outcomes.all(len(operation), self.problem_of(error, sent=False))
         return await self._with_connection(operation, request, made=True)
 
-    async def _make(self) -> None:
+    async def _create_table(self) -> None:
         """Create the table unless it exists."""
         import psycopg
 

@@ -120,7 +120,7 @@ class BatchStatements:
             for name in shape.constants
         )
         made = partial(
-            self._made,
+            self._compose,
             stage=stage,
             rows=sql.SQL("(SELECT r.*{} FROM {} AS r)").format(compose_joined("", constants), stage),
             columns=compose_names(shape.columns),
@@ -271,7 +271,9 @@ class BatchStatements:
     def _cast(self, name: str | None) -> str:
         return self._casts.get(name or "", "text")
 
-    def _made(self, text: str, more: Mapping[str, sql.Composable] | None = None, **parts: sql.Composable) -> Composed:
+    def _compose(
+        self, text: str, more: Mapping[str, sql.Composable] | None = None, **parts: sql.Composable
+    ) -> Composed:
         return sql.SQL(text).format(**{**self._parts, **parts, **(more or {})})
 
 
@@ -289,10 +291,10 @@ class Statements:
         begin = (
             "INSERT INTO {table} AS t ({names}) SELECT {typed} FROM unnest({given}) AS s ({names}) ORDER BY {ordered} "
         )
-        self.insert = self._made(begin + "ON CONFLICT ({keys}) DO NOTHING")
-        self.upsert = self._made(begin + "ON CONFLICT ({keys}) DO {action}", action=action)
-        self.delete = self._made("DELETE FROM {table} AS t USING unnest({given_keys}) AS s ({keys}) WHERE {same}")
-        self.select = self._made(
+        self.insert = self._compose(begin + "ON CONFLICT ({keys}) DO NOTHING")
+        self.upsert = self._compose(begin + "ON CONFLICT ({keys}) DO {action}", action=action)
+        self.delete = self._compose("DELETE FROM {table} AS t USING unnest({given_keys}) AS s ({keys}) WHERE {same}")
+        self.select = self._compose(
             "SELECT s.__place, {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
             "JOIN {table} AS t ON {same}",
             found=compose_names(self._names, "t"),
@@ -303,19 +305,19 @@ class Statements:
         self.staging = cache(BatchStatements(self._table, compose_identifier(schema, beside), codec, casts).of)
 
     def _conditions(self, beside: sql.Identifier) -> None:
-        self.claim = self._made(
+        self.claim = self._compose(
             "INSERT INTO {beside} AS t ({keys}, at) SELECT {typed_keys}, now() FROM unnest({given_keys}) AS s ({keys}) "
             "ORDER BY {ordered} ON CONFLICT ({keys}) DO NOTHING",
             beside=beside,
         )
-        self.applied = self._made(
+        self.applied = self._compose(
             "SELECT s.__place, {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
             "JOIN {beside} AS t ON {same} ORDER BY {ordered} FOR NO KEY UPDATE OF t",
             beside=beside,
             found=compose_joined(", ", (sql.SQL("t.{}::text").format(compose_identifier(name)) for name in COLUMNS)),
         )
         names = (*self._key, *COLUMNS)
-        self.remember = self._made(
+        self.remember = self._compose(
             "UPDATE {beside} AS t SET {changes}, at = now() FROM unnest({given}) AS s ({all}) WHERE {same}",
             beside=beside,
             changes=compose_joined(
@@ -330,14 +332,14 @@ class Statements:
             given=compose_joined(", ", (self._given(self._key), *(sql.SQL("%s::text[]") for _ in COLUMNS))),
             all=compose_names(names),
         )
-        self.forget = self._made(
+        self.forget = self._compose(
             "DELETE FROM {beside} AS t USING (SELECT {keys} FROM {beside} WHERE at < now() - make_interval(secs => %s) "
             "FOR UPDATE SKIP LOCKED) AS s WHERE {same}",
             beside=beside,
         )
 
     def _lock(self, read: tuple[str, ...]) -> Composed:
-        return self._made(
+        return self._compose(
             "SELECT {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
             "JOIN {table} AS t ON {same} ORDER BY {ordered} FOR NO KEY UPDATE OF t",
             found=compose_joined(", ", (sql.SQL("s.__place"), *(compose_identifier("t", name) for name in read))),
@@ -351,7 +353,7 @@ class Statements:
                 compose_identifier(name), self._typed(name)
             )
             changes.append(appended)
-        return self._made(
+        return self._compose(
             "UPDATE {table} AS t SET {changes} FROM unnest({given}) AS s ({all}) WHERE {same}",
             changes=compose_joined(", ", changes),
             given=self._given(names),
@@ -364,7 +366,7 @@ class Statements:
         kept = zip(names, self._codec.kept(names, rows), strict=True)
         return [format_array(values) if has_array_text(columns[name]) else values for name, values in kept]
 
-    def _made(self, text: str, **more: sql.Composable) -> Composed:
+    def _compose(self, text: str, **more: sql.Composable) -> Composed:
         known: dict[str, sql.Composable] = {
             "table": self._table,
             "keys": compose_names(self._key),

@@ -210,7 +210,7 @@ class RedisServer:
             return NO_SCRIPT
         denied = isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError)
         if denied or "unauthenticated" in text:  # a login with many arguments would have failed with this
-            return self._refused(
+            return self._rejected_problem(
                 TableAccessError,
                 f"refused the login or the command ({text})",
                 "Check user, password and rights: it needs HMGET, EVALSHA, SCRIPT LOAD and what the script calls",
@@ -227,7 +227,7 @@ class RedisServer:
         if isinstance(error, exceptions.ResponseError):
             other_type = "WRONGTYPE" in text
             hint = "Another type is stored under the key" if other_type else "Correct the data or the server"
-            return self._refused(TableError, f"refused the request ({text})", hint, error)
+            return self._rejected_problem(TableError, f"refused the request ({text})", hint, error)
         unanswered = "can't be reached" if lost is State.FAILED else "did not answer"
         gone = TableUnavailableError(
             f"{self.label}: Redis at {self.place} {unanswered} ({type(error).__name__}: {text}).",
@@ -237,7 +237,7 @@ class RedisServer:
         gone.__cause__ = error
         return Problem(lost, gone)
 
-    def _refused(self, kind: type[TableError], what: str, hint: str, error: BaseException) -> Problem:
+    def _rejected_problem(self, kind: type[TableError], what: str, hint: str, error: BaseException) -> Problem:
         refused: AdjunctError = kind(f"{self.label} at {self.place} {what}.", f"{hint}.", table=self.label)
         refused.__cause__ = error
         return Problem(State.REFUSED, refused)
@@ -418,12 +418,12 @@ class RedisRequests:
             if update.remove:  # a hash that others wrote may have only the key's columns left
                 kept = {name: value for name, value in changes.set.items() if name not in update.remove}
                 sets = dict(zip(self.rows.key, key, strict=True)) | kept
-            others, more = self._more(changes, update.remove, used)
+            others, more = self._change_arguments(changes, update.remove, used)
         fields, packed = self._fields(sets)
         head = b"$%d\r\n%d\r\n%b$%d\r\n%d\r\n" % (len(str(begins)), begins, begin, len(str(fields)), fields)
         return 2 + begins + fields + others, b"%b%b%b" % (head, packed, more)
 
-    def _more(self, changes: CheckedChanges, remove: Sequence[str], used: set[str]) -> Packed:
+    def _change_arguments(self, changes: CheckedChanges, remove: Sequence[str], used: set[str]) -> Packed:
         """The arguments of changes other than sets."""
         count, more = 0, []
         for name, value in changes.add.items():
@@ -628,7 +628,7 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
         settings = requests.settings(conditions.newest_by)
         commands = [pack_script_call(digest, settings, name, [p for _, p in own]) for name, own in by_name.items()]
         begun = 0
-        for own, answer in zip(by_name.values(), await self._called(commands, text), strict=True):
+        for own, answer in zip(by_name.values(), await self._call_script(commands, text), strict=True):
             if answer == DONE:
                 continue
             told = answer if isinstance(answer, list) else [answer] * len(own)
@@ -656,7 +656,7 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
         )
         return Problem(State.REFUSED, refused)
 
-    async def _called(self, commands: Sequence[bytes], script: bytes) -> list[Any]:
+    async def _call_script(self, commands: Sequence[bytes], script: bytes) -> list[Any]:
         """Call a script and return the answers, loading it if the server does not know it, such as after a restart."""
         server = self._servers.here()
         answers = await server.ask(commands) if commands else []

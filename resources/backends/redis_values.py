@@ -66,7 +66,7 @@ def to_redis_column(column: Column) -> RedisColumn:
         return RedisColumn(
             column.name,
             column.kind,
-            lambda values: _dumped(values if to_json is None else [v if v is None else to_json(v) for v in values]),
+            lambda values: _dump_json(values if to_json is None else [v if v is None else to_json(v) for v in values]),
             lambda text: [v if v is None else from_json(v) for v in json.loads(text)],
             "-",
         )
@@ -136,7 +136,7 @@ def _moment_of(text: bytes) -> datetime:
     return datetime.fromisoformat(text.decode()).astimezone(UTC)
 
 
-def _dumped(value: Any) -> bytes:
+def _dump_json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
@@ -147,6 +147,6 @@ _TEXTS: dict[Kind, tuple[Callable[[Any], bytes], Callable[[bytes], Any]]] = {
     Kind.TIMESTAMP: (_moment, _moment_of),
     Kind.DATE: (lambda day: day.isoformat().encode(), lambda text: date.fromisoformat(text.decode())),
     Kind.BINARY: (_escaped, _unescaped),
-    Kind.JSON: (_dumped, json.loads),
+    Kind.JSON: (_dump_json, json.loads),
 }
 _COMPARES = {Kind.FLOAT: "f", Kind.STRING: "b", Kind.TIMESTAMP: "b", Kind.DATE: "b"}

@@ -225,7 +225,7 @@ class SqliteRequests:
             self._open_beside()
         with sqlite_transaction(self.connection, "IMMEDIATE"):
             # The write lock is held from here on, so what is read stays true until the commit.
-            stored = self._found(operation, asked) if needs_read(operation) else StoredState()
+            stored = self._read_state(operation, asked) if needs_read(operation) else StoredState()
             plan = plan_writes(codec, operation, asked, stored)
             self._write(plan)
             self._remember(operation, plan)
@@ -244,7 +244,7 @@ class SqliteRequests:
         row = self.connection.execute(query, key).fetchone()
         return None if row is None else self.codec.read(names, row[: len(names)])
 
-    def _found(self, operation: Operation[Any], asked: ValidEntries) -> StoredState:
+    def _read_state(self, operation: Operation[Any], asked: ValidEntries) -> StoredState:
         names, newest_by = columns_to_read(operation, asked.entries), operation.conditions.newest_by
         keys = asked.keys
         records: dict[Row, dict[str, Any]] = {}
@@ -509,18 +509,18 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         if not Path(self.path).exists():
             return False
         try:
-            with closing(self._file("rw")) as connection:
+            with closing(self._connect_file("rw")) as connection:
                 return has_table(connection, self.table)
         except sqlite3.Error as error:
-            raise self._translated(error) from error
+            raise self._translate_error(error) from error
 
     async def open(self) -> None:
         """Connect, unless the first write is to create the table."""
         if self._open.here().live is None:
             try:
-                await self._in_thread(self._reading)
+                await self._in_thread(self._requests_for_reading)
             except sqlite3.Error as error:
-                raise self._translated(error) from error
+                raise self._translate_error(error) from error
 
     async def close(self) -> None:
         """Close the running event loop's connection after its requests."""
@@ -550,7 +550,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
     def _get(self, mine: _OpenConnection, operation: Operation[Any]) -> Outcomes:
         count = len(operation)
         try:
-            requests = self._reading(mine)
+            requests = self._requests_for_reading(mine)
         except (sqlite3.Error, AdjunctError) as error:
             return Outcomes.all(count, self._problem(error))
         if requests is None:
@@ -568,7 +568,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
     def _write(self, mine: _OpenConnection, operation: Operation[Any]) -> Outcomes:
         count = len(operation)
         try:
-            requests = self._live(mine, make=self.create)
+            requests = self._get_connection(mine, make=self.create)
         except (sqlite3.Error, AdjunctError) as error:
             return Outcomes.all(count, self._problem(error))
         halving = BisectRejected(validate_entries(requests.codec, operation))
@@ -590,11 +590,11 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
         return self.problem_of(known, sent=False)
 
     def _chained(self, error: sqlite3.Error) -> Exception:
-        translated = self._translated(error)
+        translated = self._translate_error(error)
         translated.__cause__ = error
         return translated
 
-    def _file(self, mode: str) -> sqlite3.Connection:
+    def _connect_file(self, mode: str) -> sqlite3.Connection:
         """Connect to the file; the mode "rwc" creates it."""
         return sqlite3.connect(
             f"{Path(self.path).as_uri()}?mode={mode}",
@@ -621,7 +621,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
                 "Correct the path, or restore the file. With create=True the first write creates it.",
                 table=self._label,
             )
-        connection = self._file("rwc" if make else "rw")
+        connection = self._connect_file("rwc" if make else "rw")
         try:
             if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
                 connection.execute("PRAGMA journal_mode = WAL")
@@ -643,13 +643,13 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
             raise
         return requests
 
-    def _reading(self, mine: _OpenConnection) -> SqliteRequests | None:
+    def _requests_for_reading(self, mine: _OpenConnection) -> SqliteRequests | None:
         """The requests of this thread; None if the first write is to create the table."""
         if mine.live is None and self.create and not self.exists():
             return None
-        return self._live(mine, make=False)
+        return self._get_connection(mine, make=False)
 
-    def _live(self, mine: _OpenConnection, *, make: bool) -> SqliteRequests:
+    def _get_connection(self, mine: _OpenConnection, *, make: bool) -> SqliteRequests:
         if mine.live is not None and mine.file != _file_identity(self.path):
             # It would live on for this connection only, and its writes would be lost.
             mine.close()
@@ -659,7 +659,7 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
             mine.file = _file_identity(self.path)
         return mine.live
 
-    def _translated(self, error: sqlite3.Error) -> Exception:
+    def _translate_error(self, error: sqlite3.Error) -> Exception:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return TableUnavailableError(

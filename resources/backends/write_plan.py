@@ -122,22 +122,22 @@ class RowCodec:
 
     def whole(self, key: Row, record: Record) -> dict[str, Any]:
         """The whole record, checked, with the key's columns."""
-        fields = self._without_key(key, self._fields(record), record)
+        fields = self._drop_key(key, self._fields(record), record)
         fields.update(zip(self.key, key, strict=True))
         return fields
 
     def changes(self, key: Row, update: Record | Changes) -> CheckedChanges:
         """The update's changes, checked; the key's columns may be set to their own values."""
         if not isinstance(update, Changes):
-            return CheckedChanges(self._without_key(key, self._fields(update), update), {}, {})
+            return CheckedChanges(self._drop_key(key, self._fields(update), update), {}, {})
         changes = to_changes(update)
-        sets = self._without_key(key, self._fields(changes.set), changes.set)
-        add = {name: self._added(name, value) for name, value in changes.add.items() if value is not None}
+        sets = self._drop_key(key, self._fields(changes.set), changes.set)
+        add = {name: self._check_added(name, value) for name, value in changes.add.items() if value is not None}
         append = {name: self._scan_appended(name, value) for name, value in changes.append.items() if value is not None}
         removed: dict[str, Any] = dict.fromkeys(changes.remove)
         twice = len({*sets, *changes.add, *changes.append, *removed})
         if twice < len(sets) + len(changes.add) + len(changes.append) + len(removed):
-            raise self._two_ways([*sets, *changes.add, *changes.append, *removed])
+            raise self._repeated_column_error([*sets, *changes.add, *changes.append, *removed])
         for name in (*changes.add, *changes.append, *removed):
             if name in self.key or name not in self.columns:
                 self.column(name)
@@ -153,7 +153,7 @@ class RowCodec:
         """The value of column `name` after adding `number` to `old`; for JSON, the members of both."""
         if self.columns[name].kind is Kind.JSON:
             if old is not None and not isinstance(old, dict):
-                raise self._misfit(name, number, f"members can't be added to what the column holds, {old!r}")
+                raise self._misfit_error(name, number, f"members can't be added to what the column holds, {old!r}")
             return {**(old or {}), **number}
         if old is None:
             return number
@@ -164,20 +164,20 @@ class RowCodec:
         """The column of that name; SchemaMismatchError where there is none."""
         column = self.columns.get(name)
         if column is None:
-            raise self._no_column(name)
+            raise self._missing_column_error(name)
         return column
 
     def checked(self, name: str, value: Any) -> Any:
         """The normalized value; SchemaMismatchError if it does not fit the column."""
         check = self._check.get(name)
         if check is None:
-            raise self._no_column(name)
+            raise self._missing_column_error(name)
         if value is None:
             return None
         try:
             return check(value)
         except TypeError as error:
-            raise self._misfit(name, value, str(error)) from None
+            raise self._misfit_error(name, value, str(error)) from None
 
     def kept(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """The values of these columns in the store's form, one list per column."""
@@ -196,7 +196,7 @@ class RowCodec:
             for name, value in zip(names, row, strict=True)
         }
 
-    def _without_key(self, key: Row, fields: dict[str, Any], given: Record) -> dict[str, Any]:
+    def _drop_key(self, key: Row, fields: dict[str, Any], given: Record) -> dict[str, Any]:
         for name, part in zip(self.key, key, strict=True):
             if name in fields and fields.pop(name) != part:
                 raise SchemaMismatchError(
@@ -220,29 +220,29 @@ class RowCodec:
         except (KeyError, TypeError):
             return {name: self.checked(name, value) for name, value in record.items()}  # raises for the unknown one
 
-    def _added(self, name: str, value: Any) -> Any:
+    def _check_added(self, name: str, value: Any) -> Any:
         column = self.column(name)
         if column.kind is Kind.JSON:
             if not isinstance(value, dict):
-                raise self._misfit(name, value, "only the members of a dict can be added to json")
+                raise self._misfit_error(name, value, "only the members of a dict can be added to json")
         elif column.kind not in _NUMBERS:
-            raise self._misfit(name, value, "only numbers, and members of json, can be added")
+            raise self._misfit_error(name, value, "only numbers, and members of json, can be added")
         return self.checked(name, value)
 
     def _scan_appended(self, name: str, value: Any) -> list[Any]:
         if self.column(name).kind is not Kind.LIST:
-            raise self._misfit(name, value, "only a column of lists (array<type>) can be appended to")
+            raise self._misfit_error(name, value, "only a column of lists (array<type>) can be appended to")
         checked: list[Any] = self.checked(name, value)
         return checked
 
-    def _no_column(self, name: str) -> SchemaMismatchError:
+    def _missing_column_error(self, name: str) -> SchemaMismatchError:
         return SchemaMismatchError(
             f"{self.table} has no column {name!r}; it has {', '.join(self.names)}.",
             "Omit the field, or add the column.",
             column=str(name),
         )
 
-    def _two_ways(self, names: Sequence[str]) -> SchemaMismatchError:
+    def _repeated_column_error(self, names: Sequence[str]) -> SchemaMismatchError:
         name = next(name for place, name in enumerate(names) if name in names[:place])
         return SchemaMismatchError(
             f"{self.table}: an update changes column {name!r} in two ways.",
@@ -250,7 +250,7 @@ class RowCodec:
             column=name,
         )
 
-    def _misfit(self, name: str, value: Any, why: str) -> SchemaMismatchError:
+    def _misfit_error(self, name: str, value: Any, why: str) -> SchemaMismatchError:
         column = self.columns[name]
         return SchemaMismatchError(
             f"{self.table}: column {name!r} is {column.type}{column.size}, but got {value!r} "

@@ -138,7 +138,7 @@ class ArrowEntries:
 
     @property
     def keys(self) -> Sequence[Any]:
-        keys: list[Any] = self._once("keys", self._keys)
+        keys: list[Any] = self._cached("keys", self._keys)
         return keys
 
     def _keys(self) -> list[Any]:
@@ -147,25 +147,25 @@ class ArrowEntries:
 
     @property
     def values(self) -> Sequence[Any] | None:
-        values = self._python("values", self.records)
+        values = self._python_column("values", self.records)
         if values is None or not self.typed:
             return values
-        changes: list[Changes] = self._once("changes", lambda: [Changes(**row, remove=self.remove) for row in values])
+        changes: list[Changes] = self._cached("changes", lambda: [Changes(**row, remove=self.remove) for row in values])
         return changes
 
     @property
     def defaults(self) -> Sequence[Any] | None:
-        return self._python("defaults", self.default_records)
+        return self._python_column("defaults", self.default_records)
 
     @property
     def newest(self) -> Sequence[Any] | None:
-        return self._python("newest", self.times)
+        return self._python_column("newest", self.times)
 
     @property
     def marks(self) -> Sequence[Mark] | None:
         if self.sources is None or self.positions is None:
             return None
-        marks: list[Mark] = self._once("marks", self._marks)
+        marks: list[Mark] = self._cached("marks", self._marks)
         return marks
 
     def _marks(self) -> list[Mark]:
@@ -177,10 +177,14 @@ class ArrowEntries:
         return len(self.key)
 
     def take(self, indices: Sequence[int]) -> ArrowEntries:
-        return self._with(lambda array: array.take(indices))
+        return self._map_columns(lambda array: array.take(indices))
 
     def part(self, start: int, end: int) -> ArrowEntries:
-        return self if start == 0 and end >= len(self) else self._with(lambda array: array.slice(start, end - start))
+        return (
+            self
+            if start == 0 and end >= len(self)
+            else self._map_columns(lambda array: array.slice(start, end - start))
+        )
 
     def without_defaults(self) -> ArrowEntries:
         return self if self.default_records is None else replace(self, default_records=None, _made={})
@@ -197,16 +201,16 @@ class ArrowEntries:
             int(column.nbytes) for column in (self.key, self.records, self.default_records) if column is not None
         )
 
-    def _with(self, pick: Callable[[Any], Any]) -> ArrowEntries:
+    def _map_columns(self, pick: Callable[[Any], Any]) -> ArrowEntries:
         columns = ("key", "records", "default_records", "sources", "positions", "times")
         arrays: dict[str, Any] = {name: getattr(self, name) for name in columns}
         picked: dict[str, Any] = {name: None if array is None else pick(array) for name, array in arrays.items()}
         return replace(self, **picked, _made={})
 
-    def _python(self, name: str, array: Any) -> list[Any] | None:
-        return None if array is None else self._once(name, lambda: self.to_python(array))
+    def _python_column(self, name: str, array: Any) -> list[Any] | None:
+        return None if array is None else self._cached(name, lambda: self.to_python(array))
 
-    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+    def _cached(self, name: str, make: Callable[[], Any]) -> Any:
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
@@ -288,17 +292,20 @@ class Marks:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        encoded = self._places(batch).dictionary_encode()
+        encoded = self._partition_names(batch).dictionary_encode()
         sources = [self._source(text) for text in encoded.dictionary.to_pylist()]
         names = pa.array([source.name for source in sources], pa.string())
         epochs = pa.array([f"{source.epoch:010d}" for source in sources], pa.string())
-        ordinals = self._ordinals(batch, encoded.indices)
+        ordinals = self._number_rows(batch, encoded.indices)
         positions = pc.binary_join_element_wise(
-            epochs.take(encoded.indices), _digits(batch.column(self._marking.offset), 20), _digits(ordinals, 6), ":"
+            epochs.take(encoded.indices),
+            _pad_digits(batch.column(self._marking.offset), 20),
+            _pad_digits(ordinals, 6),
+            ":",
         )
         return names.take(encoded.indices), positions
 
-    def _places(self, batch: Any) -> Any:
+    def _partition_names(self, batch: Any) -> Any:
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -311,7 +318,7 @@ class Marks:
         text = f"{self._marking.stream}.{place}" if self._marking.stream else str(place)
         return self._marking.sources.get(text) or MarkedSource(self._marking.prefix + text)
 
-    def _ordinals(self, batch: Any, places: Any) -> Any:
+    def _number_rows(self, batch: Any, places: Any) -> Any:
         """Number the rows of one message and key; nearly all messages have one row."""
         import numpy as np
         import pyarrow as pa
@@ -326,19 +333,19 @@ class Marks:
         keys = [batch.column(name) for name in self._key]
 
         def message(row: int) -> tuple[Any, ...]:
-            place = self._places(batch.slice(row, 1))[0].as_py()
+            place = self._partition_names(batch.slice(row, 1))[0].as_py()
             return (place, int(offsets[row]), *(column[row].as_py() for column in keys))
 
         if self._last is not None and message(0) == self._last:
-            ordinals[0] = self._tie(self._ordinal, self._last)
+            ordinals[0] = self._next_ordinal(self._ordinal, self._last)
         for row in again.tolist():
             here = message(row)
             if here == message(row - 1):
-                ordinals[row] = self._tie(int(ordinals[row - 1]), here)
+                ordinals[row] = self._next_ordinal(int(ordinals[row - 1]), here)
         self._last, self._ordinal = message(count - 1), int(ordinals[-1])
         return pa.array(ordinals)
 
-    def _tie(self, ordinal: int, message: tuple[Any, ...]) -> int:
+    def _next_ordinal(self, ordinal: int, message: tuple[Any, ...]) -> int:
         if not self._marking.exact:
             place, offset, *key = message
             raise ConfigurationError(
@@ -352,7 +359,7 @@ class Marks:
         return ordinal + 1
 
 
-def _digits(column: Any, width: int) -> Any:
+def _pad_digits(column: Any, width: int) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -394,7 +401,7 @@ def split_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> lis
     All records of a kind go into one operation, up to where a key switches between put and delete; later records of
     that key go into the next two. So there are few operations however often puts and deletes alternate.
     """
-    whole = _entries(batch, shape, marks, what)
+    whole = _entries_from_batch(batch, shape, marks, what)
     deleted = batch.column(TOMBSTONE).to_pylist() if TOMBSTONE in batch.schema.names else []
     if not any(deleted):
         return [Part(_write_operation(whole, shape), batch, range(batch.num_rows))]
@@ -432,7 +439,7 @@ def _delete_operation(entries: ArrowEntries, shape: Shape) -> Operation[Any]:
     return Operation(OperationKind.DELETE, bare, shape.args, shape.conditions, key=shape.key, rerun=True)
 
 
-def _entries(batch: Any, shape: Shape, marks: Marks | None, what: str) -> ArrowEntries:
+def _entries_from_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> ArrowEntries:
     sources, positions = (None, None) if marks is None else marks.of(batch)
     columns = {name: batch.column(name) for name in batch.schema.names if not name.startswith("__")}
     key = to_struct_array({name: columns[name] for name in shape.key}, batch.num_rows)
@@ -443,7 +450,7 @@ def _entries(batch: Any, shape: Shape, marks: Marks | None, what: str) -> ArrowE
         records = _column_as_struct(columns[UPDATE])
         if DEFAULT in columns:
             defaults = _column_as_struct(columns[DEFAULT])
-    times = None if shape.conditions.newest_by is None else _times(batch, records, shape, what)
+    times = None if shape.conditions.newest_by is None else _read_times(batch, records, shape, what)
     return ArrowEntries(key, records, to_python, defaults, sources, positions, times, shape.typed, shape.remove)
 
 
@@ -453,7 +460,7 @@ def _column_as_struct(column: Any) -> Any:
     return to_struct_array({}, len(column)) if pa.types.is_boolean(column.type) else column
 
 
-def _times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
+def _read_times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
     """Return each record's time from its column; for a tombstone without one, the time it was sent."""
     import pyarrow as pa
     import pyarrow.compute as pc

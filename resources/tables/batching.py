@@ -101,7 +101,7 @@ class BatchProvider:
         """A new, empty batch."""
         return Batch(self)
 
-    def gathers(self, operation: Operation[Any], size: int) -> bool:
+    def can_gather(self, operation: Operation[Any], size: int) -> bool:
         """Whether the operation can be sent with others: its entries are Python values and leave room."""
         if type(operation.entries) is not RowEntries or operation.count >= self.size:
             return False
@@ -194,12 +194,12 @@ class BatchHandler:
         if not self._provider.compact:
             if len(operations) == 1:
                 if not _has_deletes(operations[0]):
-                    return list(self._cut(operations[0]))
+                    return list(self._split(operations[0]))
             elif (one := _concatenate_operations(operations)) is not None:
                 return [one]
-        return list(self._by_wave(operations))
+        return list(self._requests_by_wave(operations))
 
-    def _cut(self, operation: Operation[Any]) -> Iterator[Request]:
+    def _split(self, operation: Operation[Any]) -> Iterator[Request]:
         """Split a batch of one operation into requests within the limits."""
         whole = range(len(operation))
         for start, end in _request_bounds(operation.entries, self._provider):
@@ -209,7 +209,7 @@ class BatchHandler:
                 part = operation.with_entries(operation.entries.part(start, end))
                 yield Request(part, [RequestSpan(0, 0, whole[start:end])])
 
-    def _by_wave(self, operations: Sequence[Operation[Any]]) -> Iterator[Request]:
+    def _requests_by_wave(self, operations: Sequence[Operation[Any]]) -> Iterator[Request]:
         lanes = _Lanes()
         flat: list[tuple[int, int]] = []
         lane_of: list[int] = []
@@ -229,11 +229,11 @@ class BatchHandler:
             kept, followers = compact_entries([lanes.operations[lane] for lane in lane_of], keys)
         for lane, wave in group_preserving_key_order([lane_of[e] for e in kept], [keys[e] for e in kept]):
             members = [kept[place] for place in wave]
-            yield from self._wave(
+            yield from self._requests_of_wave(
                 lanes.operations[lane], operations, [flat[e] for e in members], members, followers, flat
             )
 
-    def _wave(
+    def _requests_of_wave(
         self,
         lane: Operation[Any],
         operations: Sequence[Operation[Any]],
@@ -367,7 +367,7 @@ class _Call:
         self._defaults_put = 0
         self._error: BaseException | None = None
 
-    def note(self, places: Sequence[int], outcomes: Outcomes, start: int) -> None:
+    def record(self, places: Sequence[int], outcomes: Outcomes, start: int) -> None:
         """Record the outcomes from `start` on as those of the entries at `places`."""
         if outcomes.problems:
             for place, member in enumerate(places, start):
@@ -379,13 +379,13 @@ class _Call:
             for place, member in enumerate(places, start):
                 self._records[member] = outcomes.records[place]
 
-    def began(self, defaults: int) -> None:
+    def add_defaults(self, defaults: int) -> None:
         self._defaults_put += defaults
 
     def failed(self, error: BaseException) -> None:
         self._error = self._error or error
 
-    def answered(self) -> None:
+    def count_answer(self) -> None:
         """Count one of its requests as answered."""
         self.left -= 1
         if self.left or self.answer.done():
@@ -413,9 +413,9 @@ class BatchProcessor:
         if not operation.count:
             return Outcomes(0)
         size = self._provider.size_of(operation) if self._provider.bytes else 0
-        if not self._provider.gathers(operation, size):
+        if not self._provider.can_gather(operation, size):
             self._end_gathering()
-            return await self._alone(operation)
+            return await self._send_alone(operation)
         gathering = self._gathering
         if gathering is not None and not gathering.batch.takes(operation, size):
             self._end_gathering()
@@ -427,14 +427,14 @@ class BatchProcessor:
             loop = asyncio.get_running_loop()
             gathering.timer = loop.call_later(self._provider.delay, self._end_gathering, gathering)
             return await self._with_others(gathering, operation, size)
-        return await self._first_of(gathering, operation, size)
+        return await self._gather_first(gathering, operation, size)
 
     async def flush(self) -> None:
         """Send the gathered operations; return when everything requested before is answered."""
         self._end_gathering()
         await self._order.over()
 
-    async def _first_of(self, gathering: _Gathering, operation: Operation[Any], size: int) -> Outcomes:
+    async def _gather_first(self, gathering: _Gathering, operation: Operation[Any], size: int) -> Outcomes:
         """Gather the operations of this turn of the event loop; an operation that stays alone needs no task."""
         gathering.batch.add(operation, size)
         gathering.calls.append(None)
@@ -448,7 +448,7 @@ class BatchProcessor:
         if self._gathering is gathering:
             if len(gathering.calls) == 1:
                 self._gathering = None
-                return await self._alone(operation)
+                return await self._send_alone(operation)
             self._end_gathering()
         return await self._answer(gathering, 0)
 
@@ -518,20 +518,20 @@ class BatchProcessor:
                     for call in members:
                         call.failed(error)
                 else:
-                    await self._one_after_the_other(request, calls)
+                    await self._send_per_call(request, calls)
                 return
             if len(request.spans) > 1 and outcomes.problems and _may_send_separately(request.operation, outcomes):
-                await self._one_after_the_other(request, calls)
+                await self._send_per_call(request, calls)
                 return
         for span in request.spans:
-            calls[span.of].note(span.places, outcomes, span.start)
+            calls[span.of].record(span.places, outcomes, span.start)
         for place, of, origin in request.followers:
             if place in outcomes.problems:
-                calls[of].note([origin], Outcomes(1, problems={0: outcomes.problems[place]}), 0)
+                calls[of].record([origin], Outcomes(1, problems={0: outcomes.problems[place]}), 0)
         if outcomes.defaults_put:  # of an unknown entry
-            members[0].began(outcomes.defaults_put)
+            members[0].add_defaults(outcomes.defaults_put)
 
-    async def _one_after_the_other(self, request: Request, calls: Sequence[_Call]) -> None:
+    async def _send_per_call(self, request: Request, calls: Sequence[_Call]) -> None:
         """Resend a rejected request caller by caller, so that one caller's bad entry does not affect the others."""
         problems: dict[int, Problem] = {}
         errors: dict[int, Exception] = {}
@@ -544,14 +544,14 @@ class BatchProcessor:
                 calls[span.of].failed(error)
                 errors |= dict.fromkeys(range(span.start, end), error)
             else:
-                calls[span.of].note(span.places, outcomes, 0)
-                calls[span.of].began(outcomes.defaults_put)
+                calls[span.of].record(span.places, outcomes, 0)
+                calls[span.of].add_defaults(outcomes.defaults_put)
                 problems |= {span.start + place: problem for place, problem in outcomes.problems.items()}
         for place, of, origin in request.followers:
             if place in errors:
                 calls[of].failed(errors[place])
             elif place in problems:
-                calls[of].note([origin], Outcomes(1, problems={0: problems[place]}), 0)
+                calls[of].record([origin], Outcomes(1, problems={0: problems[place]}), 0)
 
     def _ended(self, ticket: Ticket, members: Sequence[_Call], task: asyncio.Task[None]) -> None:
         ticket.release()
@@ -560,9 +560,9 @@ class BatchProcessor:
                 call.answer.cancel()
             elif (error := task.exception()) is not None:
                 call.failed(error)
-            call.answered()
+            call.count_answer()
 
-    async def _alone(self, operation: Operation[Any]) -> Outcomes:
+    async def _send_alone(self, operation: Operation[Any]) -> Outcomes:
         if self._handler.is_one_request(operation):
             ticket = self._order.take(operation.entries)
             try:

@@ -102,7 +102,7 @@ class DeclaredConditions:
         if not idempotent and operation.kind is OperationKind.UPDATE:
             self._check_repeatable(entries)
         if entries.newest is None or entries.marks is None:
-            times = entries.newest if entries.newest is not None else self._times(operation)
+            times = entries.newest if entries.newest is not None else self._read_times(operation)
             marks = entries.marks if entries.marks is not None else [DIRECT] * len(entries)
             entries = RowEntries(entries.keys, entries.values, entries.defaults, marks, times)
         return replace(operation, entries=entries, conditions=Conditions(self.newest_by, idempotent, self.idempotent))
@@ -120,10 +120,10 @@ class DeclaredConditions:
             )
         return RowEntries(keys, newest=[newest] * len(keys))
 
-    def _times(self, operation: Operation[Any]) -> list[Any]:
+    def _read_times(self, operation: Operation[Any]) -> list[Any]:
         assert self.newest_by is not None
         values: Sequence[Any] = operation.entries.values or [None] * len(operation)
-        times = [_time(value, self.newest_by) for value in values]
+        times = [_read_time(value, self.newest_by) for value in values]
         for place, time in enumerate(times):
             if time is None:
                 key, column = operation.entries.keys[place], self.newest_by
@@ -178,7 +178,7 @@ def check_conditions(table: str, function: TableFunction, operation: Operation[A
                 )
 
 
-def _time(value: Any, column: str) -> Any:
+def _read_time(value: Any, column: str) -> Any:
     if isinstance(value, Changes):
         return value.set.get(column)
     return value.get(column) if isinstance(value, Mapping) else getattr(value, column, None)
@@ -419,20 +419,22 @@ class TableWriteFunction(TableFunction, Generic[K, V, U]):
         if kind is OperationKind.PUT:
             if own.put_all is TableWriteFunction.put_all:
                 return await _send_one_by_one(self, operation, lambda key, value: self.put(key, value, *args))
-            return await self._at_once(
+            return await self._send_single_requests(
                 operation, lambda: self.put_all(list(zip(entries.keys, values, strict=True)), *args)
             )
         if kind is OperationKind.DELETE:
             if own.delete_all is TableWriteFunction.delete_all:
                 return await _send_one_by_one(self, operation, lambda key, _: self.delete(key, *args))
-            return await self._at_once(operation, lambda: self.delete_all(list(entries.keys), *args))
+            return await self._send_single_requests(operation, lambda: self.delete_all(list(entries.keys), *args))
         if own.update_all is TableWriteFunction.update_all:
             return await _send_one_by_one(self, operation, lambda key, update: self.update(key, update, *args))
-        return await self._at_once(
+        return await self._send_single_requests(
             operation, lambda: self.update_all(list(zip(entries.keys, values, strict=True)), *args)
         )
 
-    async def _at_once(self, operation: Operation[Any], request: Callable[[], Awaitable[None]]) -> Outcomes:
+    async def _send_single_requests(
+        self, operation: Operation[Any], request: Callable[[], Awaitable[None]]
+    ) -> Outcomes:
         try:
             await request()
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
@@ -499,30 +501,32 @@ class StoreFunction(TableReadFunction[K, V], TableWriteFunction[K, V, U]):
 
     async def get_all(self, keys: Sequence[K], *args: object) -> dict[K, V]:
         gets = Operation(OperationKind.GET, RowEntries(list(keys)), args)
-        return _records_found(gets, await self._sent(gets))
+        return _records_found(gets, await self._send_checked(gets))
 
     async def put(self, key: K, value: V, *args: object) -> None:
         await self.put_all([(key, value)], *args)
 
     async def put_all(self, entries: Sequence[tuple[K, V]], *args: object) -> None:
-        await self._sent(Operation(OperationKind.PUT, _rows(entries), args))
+        await self._send_checked(Operation(OperationKind.PUT, _rows(entries), args))
 
     async def put_if_absent(self, key: K, value: V, *args: object) -> bool:
-        return not (await self._sent(Operation(OperationKind.PUT_IF_ABSENT, RowEntries([key], [value]), args))).problems
+        return not (
+            await self._send_checked(Operation(OperationKind.PUT_IF_ABSENT, RowEntries([key], [value]), args))
+        ).problems
 
     async def delete(self, key: K, *args: object) -> None:
         await self.delete_all([key], *args)
 
     async def delete_all(self, keys: Sequence[K], *args: object) -> None:
-        await self._sent(Operation(OperationKind.DELETE, RowEntries(list(keys)), args))
+        await self._send_checked(Operation(OperationKind.DELETE, RowEntries(list(keys)), args))
 
     async def update(self, key: K, update: U, *args: object) -> None:
         await self.update_all([(key, update)], *args)
 
     async def update_all(self, entries: Sequence[tuple[K, U]], *args: object) -> None:
-        await self._sent(Operation(OperationKind.UPDATE, _rows(entries), args))
+        await self._send_checked(Operation(OperationKind.UPDATE, _rows(entries), args))
 
-    async def _sent(self, operation: Operation[Any]) -> Outcomes:
+    async def _send_checked(self, operation: Operation[Any]) -> Outcomes:
         check_args(self, operation)
         await self.open()
         return _raise_problems(operation, await self.send(operation))
@@ -609,7 +613,7 @@ class FunctionLayer:
         try:
             await function.open()
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
-            return _of_the_request(operation, problem_from_error(function, error, sent=False))
+            return _as_request_problem(operation, problem_from_error(function, error, sent=False))
         except asyncio.CancelledError as error:
             return Outcomes.all(len(operation), problem_from_error(function, self_cancelled_error(error), sent=False))
         try:
@@ -621,14 +625,16 @@ class FunctionLayer:
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
             # Some of it may be done, which a retry has to know.
             told = partial(problem_from_error, function)
-            return outcomes_from_missing(operation, error, told) or _of_the_request(operation, told(error))
-        return outcomes if _check_outcomes(outcomes, operation) else self._no_answer(function, operation, outcomes)
+            return outcomes_from_missing(operation, error, told) or _as_request_problem(operation, told(error))
+        return (
+            outcomes if _check_outcomes(outcomes, operation) else self._invalid_outcomes(function, operation, outcomes)
+        )
 
     async def close(self) -> None:
         for function in {id(f): f for f in (self.read_function, self.write_function) if f is not None}.values():
             await function.close()
 
-    def _no_answer(self, function: TableFunction, operation: Operation[Any], outcomes: object) -> Outcomes:
+    def _invalid_outcomes(self, function: TableFunction, operation: Operation[Any], outcomes: object) -> Outcomes:
         answer = type(outcomes).__name__
         if isinstance(outcomes, Outcomes):
             records = len(outcomes.records) if isinstance(outcomes.records, Sized) else outcomes.records
@@ -640,7 +646,7 @@ class FunctionLayer:
             "problems are given as {place: Problem(State.REFUSED, error)}.",
             table=self.table,
         )
-        return _of_the_request(operation, Problem(State.REFUSED, error))
+        return _as_request_problem(operation, Problem(State.REFUSED, error))
 
     def _function(self, operation: Operation[Any]) -> TableFunction:
         reads = operation.kind is OperationKind.GET
@@ -658,7 +664,7 @@ class FunctionLayer:
         return function
 
 
-def _of_the_request(operation: Operation[Any], problem: Problem) -> Outcomes:
+def _as_request_problem(operation: Operation[Any], problem: Problem) -> Outcomes:
     return Outcomes.all(len(operation), replace(problem, of_request=True))
 
 

@@ -73,13 +73,13 @@ class KeyLock:
             self._flushes.append((set(self._open), over))
             await over
 
-    def _over(self, ticket: Ticket) -> None:
+    def _finish(self, ticket: Ticket) -> None:
         over = [ticket]
         while over:
             ticket = over.pop()
             self._open.discard(ticket)
             if self._flushes:
-                self._flushed(ticket)
+                self._notify_flushes(ticket)
             if not self._open:
                 self._last.clear()
                 self._alone = None
@@ -95,7 +95,7 @@ class KeyLock:
                     elif other.waiting is not None and not other.waiting.done():
                         other.waiting.set_result(None)
 
-    def _flushed(self, ticket: Ticket) -> None:
+    def _notify_flushes(self, ticket: Ticket) -> None:
         for before, over in self._flushes:
             before.discard(ticket)
             if not before and not over.done():
@@ -131,7 +131,7 @@ class Ticket:
         if not self.released:
             self.released = True
             if not self.ahead:
-                self._order._over(self)
+                self._order._finish(self)
 
 
 _Line = tuple[Hashable, str]
@@ -147,22 +147,22 @@ class BlockedKeys:
     """
 
     def __init__(self) -> None:
-        self._held: WeakKeyDictionary[Ticket, dict[_Line, Problem]] = WeakKeyDictionary()
+        self._blocked: WeakKeyDictionary[Ticket, dict[_Line, Problem]] = WeakKeyDictionary()
         self._until_rerun: dict[_Line, Problem] = {}
 
     async def send(self, ticket: Ticket, operation: Operation[Any], below: Layer) -> Outcomes:
         """Send an operation whose ticket has been acquired, and return its outcomes."""
         if not operation.conditions.idempotent:
             return await below.send(operation)
-        held = self._held.pop(ticket, None) if self._held else None
+        held = self._blocked.pop(ticket, None) if self._blocked else None
         if operation.rerun and self._until_rerun:
             held = {**self._until_rerun, **(held or {})}
         outcomes = await (below.send(operation) if held is None else _send_unblocked(operation, held, below))
         if outcomes.problems and (ticket.behind or operation.rerun):
-            self._hold(ticket, operation, outcomes)
+            self._block_followers(ticket, operation, outcomes)
         return outcomes
 
-    def _hold(self, ticket: Ticket, operation: Operation[Any], outcomes: Outcomes) -> None:
+    def _block_followers(self, ticket: Ticket, operation: Operation[Any], outcomes: Outcomes) -> None:
         lines = _lines(operation)
         given_up = {lines[place]: problem for place, problem in outcomes.problems.items() if is_retryable(problem)}
         if operation.rerun:
@@ -173,7 +173,7 @@ class BlockedKeys:
             if behind not in seen:
                 seen.add(behind)
                 waiting.extend(behind.behind)
-                self._held.setdefault(behind, {}).update(given_up)
+                self._blocked.setdefault(behind, {}).update(given_up)
 
 
 def _lines(operation: Operation[Any]) -> Sequence[_Line]:

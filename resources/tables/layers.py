@@ -100,12 +100,12 @@ class TimeLimits:
     suffices.
     """
 
-    __slots__ = ("_looking", "_places", "_seconds")
+    __slots__ = ("_places", "_seconds", "_timer_running")
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._places: dict[_Deadline, None] = {}
-        self._looking = False
+        self._timer_running = False
 
     def enter(self) -> _Deadline:
         """Start the time limit of the current task."""
@@ -114,9 +114,9 @@ class TimeLimits:
         assert task is not None
         place = _Deadline(task, loop.time() + self._seconds)
         self._places[place] = None
-        if not self._looking:
-            self._looking = True
-            loop.call_at(place.due, self._look)
+        if not self._timer_running:
+            self._timer_running = True
+            loop.call_at(place.due, self._cancel_overdue)
         return place
 
     def lift(self, place: _Deadline) -> None:
@@ -129,18 +129,18 @@ class TimeLimits:
         # As in asyncio.timeout: a task that is cancelled for another reason too stays cancelled.
         return place.cancelled and place.task.uncancel() <= place.cancelling
 
-    def _look(self) -> None:
+    def _cancel_overdue(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
         while self._places:
             place = next(iter(self._places))
             if place.due > now:
-                loop.call_at(place.due, self._look)
+                loop.call_at(place.due, self._cancel_overdue)
                 return
             del self._places[place]
             place.cancelled = True
             place.task.cancel()
-        self._looking = False
+        self._timer_running = False
 
 
 class TimedAttempt(NamedTuple):

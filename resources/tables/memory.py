@@ -93,7 +93,7 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
         problems: dict[int, Problem] = {}
         begun = 0
         for place, key in enumerate(entries.keys):
-            if self._had(operation, place, key):
+            if self._was_applied(operation, place, key):
                 problems[place] = Problem(State.SKIPPED)
                 continue
             late = self._late_changes(operation, place) if self._is_late(operation, place, key) else None
@@ -103,7 +103,7 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
                 began, problem = 0, self._add_late(key, late)
             begun += began
             if problem is None or (late is not None and not late.repeatable):  # passes even without a record
-                self._remember(operation, place, key, late=late is not None)
+                self._record_applied(operation, place, key, late=late is not None)
             if problem is not None:
                 problems[place] = problem
         return Outcomes(len(entries), problems=problems, defaults_put=begun)
@@ -159,7 +159,7 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
         apply_changes(self._store.records[key], changes)
         return None
 
-    def _had(self, operation: Operation[Any], place: int, key: Hashable) -> bool:
+    def _was_applied(self, operation: Operation[Any], place: int, key: Hashable) -> bool:
         if not operation.conditions.idempotent:
             return False
         mark = _mark(operation, place)
@@ -178,7 +178,7 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
         time = self._store.records.get(key, {}).get(newest_by)
         return None if time is None else (time, "")
 
-    def _remember(self, operation: Operation[Any], place: int, key: Hashable, *, late: bool) -> None:
+    def _record_applied(self, operation: Operation[Any], place: int, key: Hashable, *, late: bool) -> None:
         conditions, entries = operation.conditions, operation.entries
         if conditions.idempotent:
             mark = _mark(operation, place)

@@ -64,7 +64,7 @@ class CreditSource(Protocol):
         ...
 
 
-_LOOK = 0.25  # seconds after which a waiting caller checks whether it has moved up
+_CHECK_SECONDS = 0.25  # seconds after which a waiting caller checks whether it has moved up
 
 
 class TokenBucket:
@@ -102,8 +102,8 @@ class TokenBucket:
             left = wait.due - self._clock.now()
             while left > 0:
                 behind = self._waits[0] is not wait
-                await self._clock.sleep(min(left, _LOOK) if behind else left)
-                left = wait.due - self._clock.now() if behind and left > _LOOK else 0.0
+                await self._clock.sleep(min(left, _CHECK_SECONDS) if behind else left)
+                left = wait.due - self._clock.now() if behind and left > _CHECK_SECONDS else 0.0
         except BaseException:
             self._give_back(wait)
             raise
@@ -150,7 +150,7 @@ class _Wait:
     due: float
 
 
-_MOST = 1e15
+_MAX_CREDITS = 1e15
 Credits = Callable[["Operation[Any]", "Outcomes | None"], float]
 
 
@@ -207,7 +207,7 @@ class RateLimit:
     def __post_init__(self) -> None:
         for what, rate in (("reads", self.reads_per_second), ("writes", self.writes_per_second)):
             number = isinstance(rate, int | float) and not isinstance(rate, bool)
-            if rate is not None and not (number and 0 < rate <= _MOST):
+            if rate is not None and not (number and 0 < rate <= _MAX_CREDITS):
                 raise ConfigurationError(
                     f"{what}_per_second is {rate!r:.60}: expected a number above 0, or None for no limit.",
                     argument=f"{what}_per_second",
@@ -297,7 +297,7 @@ class RateLayer:
         cost = self._cost(operation)
         if cost <= budget.largest or operation.count <= 1:
             return await self._attempt(operation, budget, cost)
-        return await self._in_parts(operation, budget, cost)
+        return await self._send_in_parts(operation, budget, cost)
 
     def largest(self, wanted: int) -> int:
         """The greatest request size that need not be split."""
@@ -328,12 +328,12 @@ class RateLayer:
         try:
             cost = credits(operation, answer)
         except Exception as wrong:
-            raise self._no_cost(f"raised {type(wrong).__name__}: {wrong}") from wrong
-        if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost <= _MOST:
-            raise self._no_cost(f"gave {cost!r:.60}")
+            raise self._invalid_cost_error(f"raised {type(wrong).__name__}: {wrong}") from wrong
+        if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost <= _MAX_CREDITS:
+            raise self._invalid_cost_error(f"gave {cost!r:.60}")
         return cost
 
-    def _no_cost(self, what: str) -> ConfigurationError:
+    def _invalid_cost_error(self, what: str) -> ConfigurationError:
         return ConfigurationError(
             f"table {self.table}: credits of the rate limit {what}: expected a number of credits, 0 or more.",
             "Fix the function: it gets the operation, and after a get also its outcomes.",
@@ -350,11 +350,13 @@ class RateLayer:
         self.meter.add("rate_waits", waited)
         return waited
 
-    async def _in_parts(self, operation: Operation[Any], budget: Budget, cost: float) -> Outcomes:
+    async def _send_in_parts(self, operation: Operation[Any], budget: Budget, cost: float) -> Outcomes:
         sent: list[Outcomes] = []
         held: dict[Any, Problem] = {}  # by key, the problem that blocks it
         for part, its_cost in list(self._parts(operation, budget, cost)):  # costs are computed before any is sent
-            outcomes = await (self._free_of(part, budget, held) if held else self._attempt(part, budget, its_cost))
+            outcomes = await (
+                self._send_unblocked(part, budget, held) if held else self._attempt(part, budget, its_cost)
+            )
             sent.append(outcomes)
             if outcomes.problems and operation.kind.writes:
                 keys = part.entries.keys
@@ -376,7 +378,7 @@ class RateLayer:
             else:
                 yield part, its_cost
 
-    async def _free_of(self, part: Operation[Any], budget: Budget, held: dict[Any, Problem]) -> Outcomes:
+    async def _send_unblocked(self, part: Operation[Any], budget: Budget, held: dict[Any, Problem]) -> Outcomes:
         """Send the entries whose key is not in `held`."""
         keys = part.entries.keys
         problems = {place: held[key] for place, key in enumerate(keys) if key in held}

@@ -317,7 +317,7 @@ class Demands:
             paid.append(self._waiting.popleft())
         return paid
 
-    def next_at(self, now: float) -> float | None:
+    def next_paid_at(self, now: float) -> float | None:
         """When the first demand will be paid in full; None if there is none, or a lease is needed first."""
         return self.leased.ready_at(now, self._waiting[0].missing) if self._waiting else None
 
@@ -336,12 +336,12 @@ class Demands:
         self._wished_at, self._spent, self._used_before = now, 0.0, used
         return LeaseRequest(min(MAX_AHEAD_SECONDS + KEPT_SECONDS, (target - held) / self.rate), share)
 
-    def look_at(self, now: float) -> float | None:
+    def next_event_at(self, now: float) -> float | None:
         """When there will be something to do; None until there is a demand."""
         if not self._waiting and self._spent <= _EPSILON:
             return None
         next_wish = max(now, self._wished_at + PAUSE_SECONDS)
-        ready = self.next_at(now)
+        ready = self.next_paid_at(now)
         if next_wish <= now:  # nothing to request now: the leases suffice for a while
             next_wish = now + PAUSE_SECONDS
         return next_wish if ready is None else min(ready, next_wish)
@@ -377,7 +377,7 @@ class CreditServer:
 
     def serve(self, budgets: Iterable[Budget]) -> CreditAddress:
         """Return the address from which tasks get credits of these budgets."""
-        loop = self._started()
+        loop = self._start()
 
         async def add() -> None:
             for budget in budgets:
@@ -398,13 +398,13 @@ class CreditServer:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
 
-    def _started(self) -> asyncio.AbstractEventLoop:
+    def _start(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             loop = self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=_run, args=(loop,), name="adjunct-credits", daemon=True)
             self._thread.start()
             try:
-                opening = asyncio.start_server(self._connected, self._bind, 0)
+                opening = asyncio.start_server(self._handle_connection, self._bind, 0)
                 self._server = asyncio.run_coroutine_threadsafe(opening, loop).result()
             except BaseException:
                 self.stop()
@@ -412,7 +412,7 @@ class CreditServer:
             self._port = self._server.sockets[0].getsockname()[1]
         return self._loop
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await authenticate_task(reader, writer, self._secret)
             while True:
@@ -432,7 +432,7 @@ class CreditServer:
         if not isinstance(credits, int | float) or not 0 < credits < float("inf"):
             raise HandshakeError(f"a demand of {credits!r} credits")
         if tap is None:
-            await send_message(writer, {"error": error_to_json(_unknown(message))})
+            await send_message(writer, {"error": error_to_json(_unknown_budget_error(message))})
             return
         demand, granted = tap.ask(credits)
         # A waiting task sends nothing: whatever arrives ends its demand.
@@ -454,7 +454,7 @@ class CreditServer:
         await send_message(writer, granted.result())
 
 
-def _unknown(message: dict[str, Any]) -> TableError:
+def _unknown_budget_error(message: dict[str, Any]) -> TableError:
     return TableError(
         f"budget {message.get('budget')!r} ({message.get('tag')}) is not served by this run.",
         "Declare the table, with its rate, in the application.",
@@ -484,7 +484,7 @@ class _BudgetServer:
         self._changed = asyncio.Event()
         self._leasing: asyncio.Task[None] | None = None
         self._leased_at = time.monotonic()
-        self._pump = asyncio.get_running_loop().create_task(self._pour())
+        self._pump = asyncio.get_running_loop().create_task(self._pay_demands())
 
     def ask(self, credits: float) -> tuple[Demand, asyncio.Future[dict[str, Any]]]:
         demand = self._demands.ask(credits)
@@ -498,7 +498,7 @@ class _BudgetServer:
             self._demands.withdraw(demand, time.monotonic())
             self._changed.set()
 
-    async def _pour(self) -> None:
+    async def _pay_demands(self) -> None:
         while True:
             now = time.monotonic()
             self._changed.clear()
@@ -506,7 +506,7 @@ class _BudgetServer:
                 self._waiting.pop(demand).set_result({"granted": demand.credits})
             if self._leasing is None and (wish := self._demands.wish(now)) is not None:
                 self._leasing = asyncio.create_task(self._lease(wish))
-            at = self._demands.look_at(now)
+            at = self._demands.next_event_at(now)
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if at is None else max(0.001, at - now)):
                     await self._changed.wait()
@@ -576,10 +576,10 @@ class BudgetLeases:
         got = self._value.transact(decide)
         if others:
             self._value.forget()
-        self._tell(rates - self._told)
+        self._log_other_rates(rates - self._told)
         return got
 
-    def _tell(self, rates: set[float]) -> None:
+    def _log_other_rates(self, rates: set[float]) -> None:
         """Log the other rates that runs declare for the budget at this moment, each once."""
         self._told |= rates
         for rate in sorted(rates):

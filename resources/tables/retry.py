@@ -55,13 +55,15 @@ class AttemptLayer:
         else:
             limits = self._limits.here()
             place = limits.enter()
-            within = ATTEMPT.set(TimedAttempt(limits, place, self.timeout, partial(self._late, operation, 1)))
+            within = ATTEMPT.set(
+                TimedAttempt(limits, place, self.timeout, partial(self._timeout_problem, operation, 1))
+            )
             try:
                 outcomes = await self.inner.send(operation)
             except asyncio.CancelledError:
                 if not limits.leave(place):
                     raise
-                late = self._late(operation, len(operation), operation.entries.keys[0])
+                late = self._timeout_problem(operation, len(operation), operation.entries.keys[0])
                 outcomes = Outcomes.all(len(operation), late)
             except BaseException:
                 limits.leave(place)
@@ -76,7 +78,7 @@ class AttemptLayer:
     async def close(self) -> None:
         await self.inner.close()
 
-    def _late(self, operation: Operation[Any], count: int, key: Any) -> Problem:
+    def _timeout_problem(self, operation: Operation[Any], count: int, key: Any) -> Problem:
         self.meter.add("timeouts")
         entries = "of key" if count == 1 else f"of {count} entries, the first with key"
         late = TableUnavailableError(
@@ -248,21 +250,21 @@ class RetryLayer:
             raise
         if outcomes.problems:
             self.meter.request(ended=False)
-            return await self._until_over(operation, outcomes, began)
+            return await self._retry_until_done(operation, outcomes, began)
         self.meter.request(ended=True)
         return outcomes
 
     async def close(self) -> None:
         await self.inner.close()
 
-    async def _until_over(self, operation: Operation[Any], outcomes: Outcomes, began: float) -> Outcomes:
+    async def _retry_until_done(self, operation: Operation[Any], outcomes: Outcomes, began: float) -> Outcomes:
         attempts = 1
         while True:
             # Some entries may be done: an error concerns only the others, so that the caller does not resend all.
             left = [place for place, problem in outcomes.problems.items() if not problem.is_answer]
             try:
-                left = self._left(operation, outcomes)
-                again = await self._waited(operation, outcomes, left, attempts, began) if left else None
+                left = self._entries_to_retry(operation, outcomes)
+                again = await self._wait_for_retry(operation, outcomes, left, attempts, began) if left else None
                 if again is None:
                     break
                 attempts += 1
@@ -279,7 +281,7 @@ class RetryLayer:
             self.meter.add("given_up", given_up)
         return outcomes
 
-    async def _waited(
+    async def _wait_for_retry(
         self, operation: Operation[Any], outcomes: Outcomes, left: list[int], attempts: int, began: float
     ) -> list[int] | None:
         """Wait for the next attempt; return the entries to retry, None if the policy gives up."""
@@ -298,7 +300,7 @@ class RetryLayer:
         self.meter.add("retries")
         return _add_overtakers(operation, outcomes, left)
 
-    def _left(self, operation: Operation[Any], outcomes: Outcomes) -> list[int]:
+    def _entries_to_retry(self, operation: Operation[Any], outcomes: Outcomes) -> list[int]:
         left = sorted(place for place, problem in outcomes.problems.items() if self.policy.passes(problem))
         if self.policy.unknown == "fail" and operation.kind is OperationKind.UPDATE:
             return [place for place in left if not _may_act_twice(operation, place, outcomes.problems[place])]

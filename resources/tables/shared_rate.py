@@ -84,7 +84,7 @@ class _BudgetConnection:
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
-        self._hang_up()
+        self._disconnect()
 
     async def _work(self) -> None:
         while self._waiting:
@@ -118,7 +118,7 @@ class _BudgetConnection:
         lost_at: float | None = None
         while True:
             try:
-                reader, writer = await self._connected()
+                reader, writer = await self._connect()
                 await send_message(writer, message)
                 answer: dict[str, object] = {"wait": True}
                 while "wait" in answer:
@@ -126,32 +126,32 @@ class _BudgetConnection:
                         answer = await receive_message(reader)
                     lost_at = None
             except (OSError, EOFError, TimeoutError) as error:
-                self._hang_up()
+                self._disconnect()
                 now = time.monotonic()
                 lost_at = lost_at or now
                 if now - lost_at > _RECONNECT_SECONDS:
-                    raise self._gone() from error
+                    raise self._driver_gone_error() from error
                 await asyncio.sleep(_PAUSE_SECONDS)
             except BaseException:
-                self._hang_up()  # the next demand must not get this one's answer
+                self._disconnect()  # the next demand must not get this one's answer
                 raise
             else:
                 if "error" in answer:
                     raise error_from_json(answer["error"])  # type: ignore[arg-type]
                 return
 
-    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._open is None:
             self._open = await asyncio.open_connection(self._address.host, self._address.port)
             await authenticate_driver(*self._open, self._address.secret)
         return self._open
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._open is not None:
             self._open[1].close()
             self._open = None
 
-    def _gone(self) -> TableError:
+    def _driver_gone_error(self) -> TableError:
         return TableError(
             f"budget {self._budget.name!r} ({self._budget.tag}): the run's driver, which hands out its credits at "
             f"{self._address.host}:{self._address.port}, is gone.",
@@ -180,7 +180,7 @@ class RunCredits:
         if self._server is not None:
             self._server.stop()
 
-    def paid(self, table: RemoteTable[Any, Any, Any], spark: SparkSession) -> RemoteTable[Any, Any, Any]:
+    def with_credits(self, table: RemoteTable[Any, Any, Any], spark: SparkSession) -> RemoteTable[Any, Any, Any]:
         """Return the table as this session's tasks may use it: its requests get their credits from here."""
         budgets = table.rate_limit.budgets(table.name)
         if not budgets:

@@ -466,7 +466,7 @@ def _sending_task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Ite
         import pyarrow as pa
 
         try:
-            report = asyncio.run(_Sending(write, what).all_of(batches))
+            report = asyncio.run(_Sending(write, what).send_all(batches))
         except AdjunctError as error:
             # As a result, not as an exception: the table's retries are over, and Spark would retry the task
             # and wrap the error.
@@ -488,11 +488,11 @@ class _Sending:
         self._report = TaskReport()
         self._null_keys = 0
 
-    async def all_of(self, batches: Iterator[Any]) -> dict[str, Any]:
+    async def send_all(self, batches: Iterator[Any]) -> dict[str, Any]:
         """Send all batches; return the task's report as JSON-able values."""
         report = self._report
         async with self._write.table as table:
-            await send_batches(batches, self._parts, lambda part: table.send(part.operation), self._done)
+            await send_batches(batches, self._parts, lambda part: table.send(part.operation), self._record_outcomes)
             return {
                 "metrics": table.metrics.to_document(),
                 "null_keys": self._null_keys,
@@ -506,10 +506,10 @@ class _Sending:
     def _parts(self, batch: Any) -> list[Part]:
         keyed, nulls = _drop_null_keys(batch, self._write, self._what)
         self._null_keys += nulls
-        keyed = self._without_unreadable(keyed)
+        keyed = self._drop_unreadable(keyed)
         return split_batch(keyed, self._shape, self._marks, self._what) if keyed.num_rows else []
 
-    def _without_unreadable(self, batch: Any) -> Any:
+    def _drop_unreadable(self, batch: Any) -> Any:
         """Return the rows that Python can represent; the others are rejected before they are sent."""
         import numpy as np
         import pyarrow as pa
@@ -520,7 +520,7 @@ class _Sending:
             return batch
         if write.dead_letters is None:
             row = batch.slice(found.row, 1)
-            at = _place(row, write.source)
+            at = _describe_place(row, write.source)
             place = f"the record of the key {_key_of(row, write)!r}{f' ({at})' if at else ''}"
             about = {"operator": self._what, "table": write.table.name}
             raise found.error(self._what, place, hidden=write.sensitive, **about)
@@ -528,10 +528,10 @@ class _Sending:
         for name in names:
             refused[list(unreadable_values(batch.column(name)))] = True
         for place in np.nonzero(refused)[0][: write.dead_letters + 1 - len(self._report.letters)].tolist():
-            self._report.letters.append(_letter_document(self._refused(batch.slice(place, 1), names)))
+            self._report.letters.append(_letter_document(self._rejected_row(batch.slice(place, 1), names)))
         return batch.filter(pa.array(~refused))
 
-    def _refused(self, row: Any, names: Sequence[str]) -> DeadLetter:
+    def _rejected_row(self, row: Any, names: Sequence[str]) -> DeadLetter:
         """Return the request of a row that Python can't represent, as far as possible."""
         found, write = first_unreadable(row, names), self._write
         assert found is not None
@@ -544,7 +544,7 @@ class _Sending:
             record = Changes(**update, remove=write.remove) if write.typed else update
         return DeadLetter(row, 0, kind, _key_of(row, write), record, f"{found.problem()}.")
 
-    def _done(self, part: Part, outcomes: Outcomes) -> bool:
+    def _record_outcomes(self, part: Part, outcomes: Outcomes) -> bool:
         at_most = self._write.dead_letters
         self._report.add(part, outcomes, letters=None if at_most is None else _letter_document, at_most=at_most or 0)
         return self._report.error is None
@@ -597,7 +597,7 @@ def _drop_null_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]
     kept = batch.filter(valid)
     nulls = batch.num_rows - kept.num_rows
     if nulls and write.on_null_key == "fail":
-        first = _place(batch.filter(pc.invert(valid)), write.source)
+        first = _describe_place(batch.filter(pc.invert(valid)), write.source)
         raise NullKeyError(
             f"{what}: {nulls} record(s) have no {' or no '.join(write.table.key)}, the key of table "
             f"{write.table.name}{f'; the first is {first}' if first else ''}.",
@@ -607,7 +607,7 @@ def _drop_null_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]
     return kept, nulls
 
 
-def _place(lacking: Any, source: str) -> str:
+def _describe_place(lacking: Any, source: str) -> str:
     """Describe the position of the first of these records, as far as known."""
     if not set(_PLACE) <= set(lacking.schema.names):
         return ""

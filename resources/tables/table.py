@@ -370,14 +370,14 @@ class RemoteTable(Generic[K, V, U]):
             )
         self.credit_source: CreditSource | None = None
         self._begin()
-        self._layered()  # raises if the layers can't be composed
+        self._get_layers()  # raises if the layers can't be composed
 
     def _begin(self) -> None:  # those of `_PROCESS_STATE`
         self._meter = Meter()
         self._reported = TableMetrics()
         self._layers: _Layers | None = None
 
-    def _layered(self) -> _Layers:
+    def _get_layers(self) -> _Layers:
         layers = self._layers
         if layers is None:
             layers = self._layers = self._compose()
@@ -453,7 +453,7 @@ class RemoteTable(Generic[K, V, U]):
 
     async def flush(self) -> None:
         """Send waiting operations, and return when everything requested so far is answered."""
-        layers = self._layered()
+        layers = self._get_layers()
         await layers.contract.flush(layers.batch.flush)
         if has_metrics_hooks():
             before, self._reported = self._reported, self.metrics
@@ -464,7 +464,7 @@ class RemoteTable(Generic[K, V, U]):
         await self.flush()
         if self.credit_source is not None:
             await self.credit_source.close()
-        await self._layered().top.close()
+        await self._get_layers().top.close()
 
     async def send(self, operation: Operation[K]) -> Outcomes:
         """Execute the operation under the table's declared conditions; return each entry's outcome.
@@ -484,19 +484,19 @@ class RemoteTable(Generic[K, V, U]):
         if len(self.key) > 1 and not operation.key:
             operation = replace(operation, key=self.key)
         operation = self.conditions.on(operation)
-        outcomes = await self._layered().top.send(operation)
+        outcomes = await self._get_layers().top.send(operation)
         self._count_entries(operation, outcomes)
         return outcomes
 
     async def get(self, key: K, *args: object) -> V | None:
         """The record of `key`, or None."""
-        records = (await self._done(Operation(GET, RowEntries((key,)), args))).records
+        records = (await self._send_or_raise(Operation(GET, RowEntries((key,)), args))).records
         return records[0] if records else None
 
     async def get_all(self, keys: Iterable[K], *args: object) -> dict[K, V]:
         """The records of those `keys` that have one."""
         wanted = deduplicate_keys(self.name, keys)
-        records = (await self._done(Operation(GET, RowEntries(wanted), args))).records or ()
+        records = (await self._send_or_raise(Operation(GET, RowEntries(wanted), args))).records or ()
         return {key: record for key, record in zip(wanted, records, strict=False) if record is not None}
 
     async def put(self, key: K, value: V | None, *args: object) -> None:
@@ -504,7 +504,7 @@ class RemoteTable(Generic[K, V, U]):
         if value is None:
             await self.delete(key, *args)
         else:
-            await self._done(Operation(PUT, RowEntries((key,), (value,)), args))
+            await self._send_or_raise(Operation(PUT, RowEntries((key,), (value,)), args))
 
     async def put_all(self, entries: Iterable[tuple[K, V | None]] | ArrowFrame, *args: object) -> None:
         """`put` for each entry, in order for each key; None deletes.
@@ -512,22 +512,24 @@ class RemoteTable(Generic[K, V, U]):
         Rows of an Arrow table or batch, or of a pandas or Polars frame, are records by the table's key. They become
         Python values only if the store needs them.
         """
-        await self._done(Operation(PUT, self._entries_of(entries), args))
+        await self._send_or_raise(Operation(PUT, self._entries_of(entries), args))
 
     async def delete(self, key: K, *args: object, newest: object = None) -> None:
         """Remove the record of `key`; no error if there is none.
 
         A table with `newest_by` requires `newest`, and keeps a record that is newer.
         """
-        await self._done(Operation(DELETE, self.conditions.deleted((key,), newest), args))
+        await self._send_or_raise(Operation(DELETE, self.conditions.deleted((key,), newest), args))
 
     async def delete_all(self, keys: Iterable[K], *args: object, newest: object = None) -> None:
         """`delete` for each key."""
-        await self._done(Operation(DELETE, self.conditions.deleted(list(keys), newest), args))
+        await self._send_or_raise(Operation(DELETE, self.conditions.deleted(list(keys), newest), args))
 
     async def update(self, key: K, update: U, *args: object) -> None:
         """Apply `update` to the record of `key`; RecordNotFoundError if there is none."""
-        await self._done(Operation(UPDATE, RowEntries((key,), (update,)), args, contract=UpdateContract.UPDATE_ONLY))
+        await self._send_or_raise(
+            Operation(UPDATE, RowEntries((key,), (update,)), args, contract=UpdateContract.UPDATE_ONLY)
+        )
 
     async def update_all(self, entries: Iterable[tuple[K, U]] | ArrowFrame, *args: object) -> None:
         """`update` for each entry, in order for each key. A row of a frame sets all columns but the key's.
@@ -535,7 +537,7 @@ class RemoteTable(Generic[K, V, U]):
         RecordNotFoundError names the keys without a record; all other entries are applied.
         """
         rows = self._entries_of(entries, updates=True)
-        await self._done(Operation(UPDATE, rows, args, contract=UpdateContract.UPDATE_ONLY))
+        await self._send_or_raise(Operation(UPDATE, rows, args, contract=UpdateContract.UPDATE_ONLY))
 
     def _entries_of(self, entries: Iterable[tuple[Any, Any]] | ArrowFrame, *, updates: bool = False) -> Entries[Any]:
         if isinstance(entries, ArrowFrame):
@@ -557,9 +559,9 @@ class RemoteTable(Generic[K, V, U]):
         defaults = [message.default for message in messages]
         kept = defaults if any(default is not None for default in defaults) else None
         updates = RowEntries(keys, [message.update for message in messages], kept)
-        await self._done(Operation(UPDATE, updates, args, contract=contract))
+        await self._send_or_raise(Operation(UPDATE, updates, args, contract=contract))
 
-    async def _done(self, operation: Operation[Any]) -> Outcomes:
+    async def _send_or_raise(self, operation: Operation[Any]) -> Outcomes:
         own = type(self).send is not RemoteTable.send  # a subclass's send
         outcomes = await (self.send(operation) if own else self._send(operation))
         if outcomes.problems and (error := error_from_outcomes(self.name, operation, outcomes)) is not None:

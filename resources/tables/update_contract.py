@@ -45,8 +45,8 @@ class UpdateContractLayer:
     ) -> None:
         self._below = below
         self._table = table
-        self._at_once = capabilities.updates_with_defaults
-        self._if_absent = capabilities.puts_if_absent
+        self._updates_with_defaults = capabilities.updates_with_defaults
+        self._puts_if_absent = capabilities.puts_if_absent
         self._may_overwrite = defaults_may_overwrite
         self._orders = PerLoop(KeyLock)
 
@@ -57,16 +57,16 @@ class UpdateContractLayer:
                 operation.contract is UpdateContract.UPDATE_WITH_DEFAULTS and operation.entries.defaults is not None
             )
             if begins:
-                check_defaults(self._table, self._at_once or self._if_absent, self._may_overwrite)
-        if self._at_once:
-            return await self._once(operation)
+                check_defaults(self._table, self._updates_with_defaults or self._puts_if_absent, self._may_overwrite)
+        if self._updates_with_defaults:
+            return await self._send_once(operation)
         order = self._orders.here()
         if not begins and not order.holds(operation.entries):
-            return await self._once(operation)
+            return await self._send_once(operation)
         ticket = order.take(operation.entries)
         try:
             await ticket.acquire()
-            return await (self._in_three(operation) if begins else self._once(operation))
+            return await (self._send_in_three(operation) if begins else self._send_once(operation))
         finally:
             ticket.release()
 
@@ -81,36 +81,36 @@ class UpdateContractLayer:
     async def close(self) -> None:
         await self._below.close()
 
-    async def _once(self, operation: Operation[Any]) -> Outcomes:
+    async def _send_once(self, operation: Operation[Any]) -> Outcomes:
         if operation.kind is not OperationKind.UPDATE:
             return await self._below.send(operation)
         sent = operation
         if operation.contract is UpdateContract.UPDATE_ONLY and operation.entries.defaults is not None:
             sent = operation.with_entries(operation.entries.without_defaults())
-        return self._explained(operation, await self._updated(sent))
+        return self._with_explanations(operation, await self._send_update(sent))
 
-    async def _in_three(self, operation: Operation[Any]) -> Outcomes:
+    async def _send_in_three(self, operation: Operation[Any]) -> Outcomes:
         entries, defaults = operation.entries, operation.entries.defaults
         assert defaults is not None
         bare = operation.with_entries(entries.without_defaults())
-        first = await self._updated(bare)
+        first = await self._send_update(bare)
         missing = first.places(State.MISSING)
         begun, again = plan_defaults(entries.keys, defaults, missing)
         if not begun:
-            return self._explained(operation, first)
+            return self._with_explanations(operation, first)
         puts = await self._below.send(
             replace(
                 operation,
-                kind=OperationKind.PUT_IF_ABSENT if self._if_absent else OperationKind.PUT,
+                kind=OperationKind.PUT_IF_ABSENT if self._puts_if_absent else OperationKind.PUT,
                 entries=RowEntries(list(begun), [defaults[place] for place in begun.values()]),
                 conditions=Conditions(),  # a default counts as no message
             )
         )
-        later = await self._updated(bare.with_entries(bare.entries.take(again)))
+        later = await self._send_update(bare.with_entries(bare.entries.take(again)))
         outcomes = first.with_retried(again, replace(later, defaults_put=later.defaults_put + puts.done))
-        return self._explained(operation, outcomes, dict(zip(begun, _problem_per_entry(puts), strict=True)))
+        return self._with_explanations(operation, outcomes, dict(zip(begun, _problem_per_entry(puts), strict=True)))
 
-    async def _updated(self, operation: Operation[Any]) -> Outcomes:
+    async def _send_update(self, operation: Operation[Any]) -> Outcomes:
         try:
             return await self._below.send(operation)
         except Exception as error:
@@ -119,7 +119,7 @@ class UpdateContractLayer:
                 raise
             return outcomes
 
-    def _explained(
+    def _with_explanations(
         self, operation: Operation[Any], outcomes: Outcomes, puts: dict[Hashable, Problem | None] | None = None
     ) -> Outcomes:
         """The same outcomes, with errors that say how to avoid the missing records."""

@@ -221,7 +221,7 @@ def test_a_table_is_made_once_whoever_comes_first_and_paid_by_request(new_table,
     client = dynamodb_server.client()
     table = client.describe_table(TableName=store.table)["Table"]
     assert table["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"
-    forgets = client.describe_time_to_live(TableName=store.table)["TimeToLiveDescription"]
+    forgets = client.describe_time_to_get_client(TableName=store.table)["TimeToLiveDescription"]
     assert forgets == {"TimeToLiveStatus": "ENABLED", "AttributeName": "adjunct_expires"}
 
 
@@ -312,7 +312,7 @@ def test_a_counter_that_begins_at_nothing_is_one_request(new_table):
 
     async def counted():
         await store.open()
-        live = await store._live()
+        live = await store._get_client()
         live.client.meta.events.register("before-call.dynamodb", lambda model, **_: sent.append(model.name))
         outcomes = await store.send(
             update(*((f"k{n % 3}", Changes(add={"total": 1})) for n in range(6)), default={"total": 0, "seen": None})
@@ -531,7 +531,7 @@ def troubled(store: DynamoDbTable, answer, *operations: Operation) -> list[Outco
     from dataclasses import replace
 
     async def all_of_them():
-        live = await store._live()
+        live = await store._get_client()
         pauses: list[float] = []
         store._open.here().live = replace(live, client=Troubled(live.client, answer), pause=pauses.append)
         outcomes = [await store.send(operation) for operation in operations]
@@ -717,7 +717,7 @@ def test_a_cancelled_request_sends_no_more_of_its_entries(new_table):
         return send(**request)
 
     async def given_up():
-        live = await store._live()
+        live = await store._get_client()
         from dataclasses import replace
 
         store._open.here().live = replace(live, client=Troubled(live.client, slow))
@@ -735,7 +735,7 @@ def test_a_cancelled_request_sends_no_more_of_its_entries(new_table):
 
 def test_boto3_does_not_repeat_by_itself(new_table):
     async def settings():
-        live = await new_table()._live()
+        live = await new_table()._get_client()
         return SimpleNamespace(
             retries=live.client.meta.config.retries, pool=live.client.meta.config.max_pool_connections
         )
