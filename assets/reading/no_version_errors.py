@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def is_delivered(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
-    """Whether versions of this bounded dataset are delivered and nothing else explains why none is served."""
+    """Whether this dataset's versions are delivered, and none was withdrawn."""
     withdrawn = manifest is not None and any(ref.state == "withdrawn" for ref in manifest.listed)
     return not _follows_changes(spec, manifest) and not withdrawn and not _is_computed(spec, manifest)
 
@@ -23,7 +23,7 @@ def is_delivered(spec: AdjunctDataset | None, manifest: DatasetManifest | None) 
 def query_not_run_error(
     name: str, spec: AdjunctDataset | None, manifest: DatasetManifest | None
 ) -> NoSealedVersionError | None:
-    """Return the error for a dataset that a query computes, which waits for nobody's delivery; None for any other."""
+    """Return the error for a dataset that a query computes; None for any other."""
     if not _is_computed(spec, manifest):
         return None
     by_name = _is_partitioned(spec, manifest)
@@ -38,7 +38,7 @@ def query_not_run_error(
 def not_delivered_error(
     name: str, spec: AdjunctDataset | None, manifest: DatasetManifest | None, waiting: str | None = None
 ) -> NoSealedVersionError:
-    """Return the error for any other dataset; `waiting` is what is known of the next version's delivery."""
+    """Return the error for a dataset that is not computed; `waiting` describes what the next version waits for."""
     return NoSealedVersionError(
         f"dataset {name!r} has no version to read yet: {_describe_cause(spec, manifest, waiting)}.",
         "Deliver what is missing and advance the dataset (materialise its asset, or adjunct run).",
@@ -49,13 +49,13 @@ def not_delivered_error(
 def no_complete_version_error(
     spec: AdjunctDataset, manifest: DatasetManifest | None, awaiting: Awaiting
 ) -> NoSealedVersionError:
-    """Return the error for a declared dataset of which no version is delivered whole; it waits for this."""
+    """Return the error for a declared dataset without a complete version, which waits for `awaiting`."""
     waiting = describe_waiting(awaiting, manifest) if is_delivered(spec, manifest) else None
     return query_not_run_error(spec.name, spec, manifest) or not_delivered_error(spec.name, spec, manifest, waiting)
 
 
 def describe_waiting(awaiting: Awaiting | None, manifest: DatasetManifest | None, others: Sequence[str] = ()) -> str:
-    """Return what the next version waits for; None stands for one that is delivered whole.
+    """Return a description of what the next version waits for; with None it is completely delivered.
 
     `others` are the markers that the other members of its version set wait for.
     """
@@ -65,7 +65,7 @@ def describe_waiting(awaiting: Awaiting | None, manifest: DatasetManifest | None
             if others
             else ""
         )
-        return f"one is delivered whole and not sealed yet{lacks}"
+        return f"one is completely delivered and not sealed yet{lacks}"
     version = f"version {awaiting.version!r}" if awaiting.version else "the first version"
     begun = manifest.awaited if manifest is not None else None
     since = f" since {begun.since:%Y-%m-%d %H:%M} UTC" if begun else ""
@@ -89,21 +89,21 @@ def _describe_cause(spec: AdjunctDataset | None, manifest: DatasetManifest | Non
 
 
 def _follows_changes(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
-    """Whether it follows a change stream, and has no versions that are delivered."""
+    """Whether the dataset follows a change stream."""
     if manifest is not None:
         return manifest.versions_are_commits
     return spec is not None and spec.follows_changes
 
 
 def _is_computed(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
-    """Whether the versions are answers to a query."""
+    """Whether a query computes the versions."""
     if spec is not None:
         return isinstance(spec.input, QuerySource)
     return manifest is not None and manifest.declaration.computed
 
 
 def _is_partitioned(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
-    """Whether versions are partitions."""
+    """Whether versions are partitions of the asset."""
     if spec is not None:
         return spec.versions is not None
     return manifest is not None and manifest.declaration.order == "name"
@@ -117,8 +117,8 @@ def _describe_query_cause(manifest: DatasetManifest | None, by_name: bool) -> st
     if rejected:
         return f"version {rejected[-1].name!r} was rejected ({rejected[-1].reason})"
     if by_name:
-        return "it is computed by a query for each of its partitions, and none has been asked for"
-    return "it is computed by a query, which has not been asked yet"
+        return "a query computes each of its partitions, and none has been materialised"
+    return "a query computes it, and has not run yet"
 
 
 def _describe_partitions(spec: AdjunctDataset | None, by_name: bool) -> str:

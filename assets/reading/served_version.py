@@ -1,4 +1,4 @@
-"""The version that an open dataset reads: the one that is served, until it moves on, or a chosen one for good."""
+"""The version that an open dataset reads, its lease, and the switch to another version."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class VersionInUse:
-    """One version that is read, by how many calls, and the lease that keeps it from being discarded."""
+    """A version, how many calls read it, and the lease that keeps it from being discarded."""
 
     reader: VersionReader
     lease: Lease | None = None
@@ -46,20 +46,20 @@ class VersionInUse:
 
     @property
     def leased(self) -> bool:
-        """Whether a lease is held on it, and not lost."""
+        """Whether it has a lease that is not lost."""
         return self.lease is not None and not self.lease.lost
 
 
 class LeasedVersion:
-    """One version at a time. Whoever changes it holds `moving`; calls that run keep the one that they entered.
+    """The current version and its lease. Switching needs the lock `moving`; running calls keep their version.
 
-    A lease is given back when its version has been replaced and the last call has left it.
+    A lease is released when its version has been replaced and the last call has left it.
     """
 
     def __init__(
         self, lake: Lake, name: str, first: VersionReader | AdjunctError, *, leases: bool, holder: str
     ) -> None:
-        """Begin with `first`, or with the error that calls raise while there is nothing to read."""
+        """Start with `first`: a version, or the error that calls raise while there is none."""
         self._lake, self._name = lake, name
         self.leases, self._holder = leases, holder
         self._held: VersionInUse | None = None if isinstance(first, AdjunctError) else VersionInUse(first)
@@ -69,11 +69,11 @@ class LeasedVersion:
 
     @property
     def held(self) -> VersionInUse | None:
-        """The version that the next call enters; None where there is none any more."""
+        """The version that the next call enters, or None."""
         return self._held
 
     def require(self) -> VersionInUse:
-        """Return the version that the next call enters, or raise why there is none."""
+        """Return the version that the next call enters, or raise the error that says why there is none."""
         held, ended = self._held, self._ended
         if held is None:
             assert ended is not None
@@ -81,9 +81,9 @@ class LeasedVersion:
         return held
 
     def enter(self, *, leased: bool) -> VersionInUse:
-        """Return the version for a call, which leaves it in the end; with a lease on it if that is asked for.
+        """Return the version for a call, which must leave it; `leased` takes a lease first.
 
-        Raises VersionDiscardedError where it was discarded before it could be leased.
+        Raises VersionDiscardedError where the version was discarded before it could be leased.
         """
         leased = leased and self.leases
         while True:
@@ -105,22 +105,22 @@ class LeasedVersion:
             _release_lease(held)
 
     def move_to(self, reader: VersionReader) -> None:
-        """Let calls that begin from now on read this version; it is leased first if the one before was."""
+        """Switch later calls to this version, leased if the previous one was."""
         with self.moving:
             leased = self._held is not None and self._held.lease is not None
             self._replace(VersionInUse(reader, self._acquire(reader.version) if leased else None), None)
 
     def end(self, why: AdjunctError) -> None:
-        """Let calls that begin from now on raise this error."""
+        """Make later calls raise this error."""
         with self.moving:
             self._replace(None, why)
 
     def lease_all(self, versions: Sequence[str]) -> Lease | None:
-        """Return a lease on these versions; None without leases. Raises VersionDiscardedError."""
+        """Return a lease on these versions, None with leases off. Raises VersionDiscardedError."""
         return self._acquire(*versions) if self.leases else None
 
     def drop(self) -> None:
-        """Let go of the version, waiting for nothing: nobody is left who could enter it. What was lent stays leased."""
+        """Release the version without waiting, when no reference to the dataset is left. Lent versions stay leased."""
         held, self._held = self._held, None
         if held is not None and not held.users and held.lease is not None:
             held.lease.release_later()
@@ -138,8 +138,8 @@ class LeasedVersion:
         except ConfigurationError as error:
             raise DatasetError(
                 f"dataset {self._name!r}: a reader could not write its lease: {error.problem}",
-                f"Allow it to write below datasets/{self._name}/leases, or open with lease=False: versions may then "
-                "be discarded while they are read.",
+                f"Grant write access to datasets/{self._name}/leases, or open with lease=False: versions may then be "
+                "discarded while they are read.",
                 dataset=self._name,
             ) from error
 
@@ -157,10 +157,9 @@ _log = logging.getLogger("adjunct.serving")
 
 
 class ServedVersion:
-    """Gives each call one whole version, and another one where that is damaged or was discarded.
+    """Gives each call one whole version, and switches where that is damaged or was discarded.
 
-    `fixed` is the version that is read for good; None for the one that is served. See `Dataset` for what users are
-    told of leases and damage.
+    `fixed` is a version to read permanently; None reads the served one. `Dataset` documents leases and damage.
     """
 
     def __init__(
@@ -175,7 +174,7 @@ class ServedVersion:
         self._stored = stored
         self._on_damage: OnDamage = on_damage
         self.damaged: dict[str, ManifestMismatchError] = {}
-        self._avoided: str | None = None  # the version served, while an earlier one is read because of its damage
+        self._avoided: str | None = None  # the served version, while an earlier one is read because it is damaged
         self._answered = self._closed = False
         self._lent: list[VersionInUse] = []
         self._over_time: dict[tuple[str, ...], Lease] = {}
@@ -188,34 +187,34 @@ class ServedVersion:
             self._commit, manifest = stored.newest()
             first = stored.reader_of(manifest) or stored.not_served_error(manifest)
         self._holding = LeasedVersion(stored.log.lake, stored.name, first, leases=leases, holder=holder)
-        # A dataset that is never closed gives its lease back with the last object that reads it. Not at the end of the
-        # process: nothing is renewed then, and the lease expires.
+        # A dataset that is never closed releases its lease when it is garbage collected. Not at the end of the process:
+        # nothing renews the lease then, so it expires.
         weakref.finalize(self, self._holding.drop).atexit = False
 
     @property
     def held(self) -> VersionInUse | None:
-        """The version that the next call reads, with its lease; None where there is none."""
+        """The version that the next call reads, with its lease, or None."""
         return self._holding.held
 
     @property
     def reader(self) -> VersionReader:
-        """The version that the next call reads, or what it would raise."""
+        """The version that the next call reads; raises what that call would raise."""
         return self._holding.require().reader
 
     @property
     def lent(self) -> list[VersionReader]:
-        """The versions that somebody may read until `close`."""
+        """The versions that were lent until `close`."""
         return [held.reader for held in self._lent]
 
     @property
     def moving(self) -> RLock:
-        """Held by whoever changes what is read."""
+        """The lock for switching versions."""
         return self._holding.moving
 
     # -- calls
 
     def answer(self, read: Callable[[VersionReader], T]) -> T:
-        """Return what `read` makes of the version, begun again where another one takes its place.
+        """Return `read(version)`, retried where another version replaces a damaged one.
 
         From the second answer on the version is leased before it is read.
         """
@@ -231,9 +230,9 @@ class ServedVersion:
                 self.leave(held)
 
     def lend(self, read: Callable[[VersionReader], T]) -> T:
-        """Return what `read` makes of the version for somebody who reads its files later: it stays held until `close`.
+        """Return `read(version)` for a caller that reads the files later; the version stays leased until `close`.
 
-        Without leases it is only looked whether the version is still there.
+        Without leases, only check that the version is still retained.
         """
         while True:
             held = self.enter(leased=True)
@@ -256,9 +255,9 @@ class ServedVersion:
                 return answer
 
     def lend_over_time(self) -> VersionReader | VersionsOverTime:
-        """Return what reads the dataset over time, all held until `close`: its table, or the versions of it.
+        """Return the reader of a table with history, or of all versions that state their time, leased until `close`.
 
-        Versions are held before one of them is opened.
+        All versions are leased before one of them is opened.
         """
         for tried in range(_TRIES):
             versions = self._stored.require_manifest().versions_over_time
@@ -270,13 +269,13 @@ class ServedVersion:
                     if lease is not None:
                         self._over_time[versions] = lease
                 return self._stored.over_time(versions)
-            except VersionDiscardedError:  # in between: those that are left are read
+            except VersionDiscardedError:  # discarded meanwhile: retry with the remaining versions
                 if tried + 1 == _TRIES:
                     raise
         raise AssertionError("unreachable")
 
     def enter(self, *, leased: bool) -> VersionInUse:
-        """Return the version for a call, which leaves it in the end."""
+        """Return the version for a call, which must leave it."""
         while True:
             try:
                 return self._holding.enter(leased=leased)
@@ -289,13 +288,13 @@ class ServedVersion:
         self._holding.leave(held)
 
     def raise_if_discarded(self, version: str) -> None:
-        """Raise VersionDiscardedError where this version was discarded, which is why a file of it is missing."""
+        """Raise VersionDiscardedError if this version was discarded, which explains a missing file."""
         self._stored.require_manifest().check_kept(version)
 
     # -- moving on
 
     def refresh(self) -> bool:
-        """Move on to the version that is served now; return whether it is another one."""
+        """Move on to the version served now; return whether it is a different one."""
         with self._holding.moving:
             if self._closed:
                 raise self._closed_error()
@@ -321,7 +320,7 @@ class ServedVersion:
             raise AssertionError("unreachable")
 
     def close(self) -> None:
-        """Let go of all versions once running calls have ended. Calls fail from now on."""
+        """Release all versions once running calls have ended. Later calls raise an error."""
         with self._holding.moving:
             self._closed = True
             self._holding.end(self._closed_error())
@@ -333,7 +332,7 @@ class ServedVersion:
             lease.release()
 
     def _keep_until_close(self, held: VersionInUse) -> None:
-        """Let this call go on until the dataset is closed; one call a version is enough."""
+        """Keep this call's version until `close`; one call for each version is enough."""
         with self._holding.moving:
             known = self._closed or any(other is held for other in self._lent)
             if not known:
@@ -353,15 +352,15 @@ class ServedVersion:
         return commit, served
 
     def _may_have_moved_since(self, commit: Commit) -> bool:
-        """Whether CURRENT may be another than when it was read."""
+        """Whether CURRENT may have changed since it was read."""
         if redirect_target(commit) is not None:
-            return True  # about to join a version set: the pointer that will count is not known yet
+            return True  # about to join a version set, whose pointer is not known yet
         pointer = f"{commit.manifest_key.rpartition('/manifests/')[0]}/CURRENT"
         current = self._stored.log.lake.store.head(pointer)
         return current is None or current.etag != commit.etag
 
     def _read_or_end(self, read: Callable[[], T]) -> T:
-        """Return what is read; a DatasetError means that there is nothing to serve, until a refresh finds something."""
+        """Return `read()`; a DatasetError also ends the current version until a refresh finds one."""
         try:
             return read()
         except DatasetError as error:
@@ -369,7 +368,7 @@ class ServedVersion:
             raise
 
     def _move_to_served(self, served: VersionReader) -> bool:
-        """Move to the version that is served unless it is read already, or avoided; return whether it moved."""
+        """Switch to the served version unless it is current or found damaged; return whether it switched."""
         held = self._holding.held
         if held is not None and (served.version == held.reader.version or self._keeps_replacement(held, served)):
             return False
@@ -380,13 +379,13 @@ class ServedVersion:
     # -- damage
 
     def replace_damaged(self, held: VersionInUse, error: ManifestMismatchError) -> None:
-        """Move to a version that takes the place of this one, which has a missing or damaged file, or raise."""
+        """Switch from this version, which has a missing or damaged file, to a replacement, or raise the error."""
         with self._holding.moving:
             if held is not self._holding.held:
-                return  # another call has moved on already
+                return  # another call has switched already
             manifest, version = self._stored.require_manifest(), held.reader.version
             if self._fixed is not None:
-                manifest.check_kept(version)  # which says so, where that is why a file is missing
+                manifest.check_kept(version)  # raises if that is why a file is missing
                 raise error
             served = self._stored.reader_of(manifest)
             if manifest.ref(version) is None and served is not None and served.version != version:
@@ -402,14 +401,14 @@ class ServedVersion:
             self._avoided = served.version if served is not None and served.version != other.version else None
 
     def _keeps_replacement(self, held: VersionInUse, served: VersionReader) -> bool:
-        """Whether the version served is the one that was found damaged, and what is read instead may still be."""
+        """Whether the served version was found damaged and its replacement is still sealed."""
         if served.version != self._avoided:
             return False
         ref = self._stored.require_manifest().ref(held.reader.version)
         return ref is not None and ref.state == "sealed"
 
     def _replacement(self, manifest: DatasetManifest, damaged: str) -> VersionReader | None:
-        """Return what to read instead of a damaged version: what is served now, else the version before it."""
+        """Return the replacement of a damaged version: the served one, else the one before; None without one."""
         served = self._stored.reader_of(manifest)
         if served is not None and served.version not in self.damaged:
             return served
@@ -423,13 +422,12 @@ _LONGEST_STOP = 10.0
 
 
 class Watch:
-    """Calls what `refresh()` gives every `interval` seconds, once started until stopped; a `with` does both.
+    """Refreshes a dataset every `interval` seconds from `start` until `stop`; a `with` does both.
 
-    `Dataset.watch` gives one that is started. Where `refresh()` gives None the reader is gone, and the watch ends.
-
-    A refresh that fails leaves the reader at its version and is tried again: `error` holds what it raised until one
-    succeeds, `failing_since` when that began, and the log says so once. Whatever is not an AdjunctError ends the
-    watch: `running` is False then.
+    `Dataset.watch` returns a started one. `refresh()` returns the function to call, or None when the reader is gone,
+    which ends the watch. A failed refresh leaves the reader at its version and is retried: until one succeeds, `error`
+    holds the exception and `failing_since` the time of the first failure, and the log reports it once. Any exception
+    but an AdjunctError ends the watch: `running` is then False.
     """
 
     def __init__(self, name: str, refresh: Callable[[], Callable[[], object] | None], interval: float) -> None:
@@ -449,17 +447,17 @@ class Watch:
 
     @property
     def running(self) -> bool:
-        """Whether refreshes go on."""
+        """Whether the watch is refreshing."""
         return self._thread.is_alive() and not self._stopped.is_set()
 
     def start(self) -> Self:
-        """Begin to refresh, once. Not done when it is made: what is refused then must have begun nothing."""
+        """Start refreshing. Separate from the constructor, which may raise."""
         if self._thread.ident is None:
             self._thread.start()
         return self
 
     def stop(self) -> None:
-        """End the watch; a refresh that waits for its store is not waited for beyond 10 s."""
+        """Stop the watch, waiting at most 10 s for a running refresh."""
         self._stopped.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_LONGEST_STOP)
@@ -488,10 +486,10 @@ class Watch:
                 self.error = self.failing_since = None
                 self.refreshed_at = utc_now()
             finally:
-                del refresh  # or this thread would keep the reader while it waits
+                del refresh  # else this thread would keep the reader alive while it waits
 
     def _record_failure(self, error: Exception) -> None:
         if self.error is None or str(self.error) != str(error):
-            _log.warning("dataset %s: can't look for a new version, the one held is read on: %s", self._name, error)
+            _log.warning("dataset %s: can't check for a new version, and keeps the current one: %s", self._name, error)
         self.error = error
         self.failing_since = self.failing_since or utc_now()

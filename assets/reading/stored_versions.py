@@ -1,7 +1,7 @@
-"""A dataset's manifest, and a reader of any of its versions, as they are stored: nothing is held.
+"""Finds stored versions of a dataset by id, name or time, and opens readers of them.
 
-A reader from here takes no lease. Whoever may meet a discard holds the version while it reads, as an open `Dataset`
-or a batch does, or says what was discarded where a file is missing.
+These readers take no lease. Callers that may race with a discard lease the version, as an open `Dataset` and a batch
+do, or report it as discarded where a file is missing.
 """
 
 from __future__ import annotations
@@ -65,10 +65,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.system import StreamSystem
 
-# Which stored version somebody means: by id, by the beginning of one, by name, or as it was served at a time.
-#
-# Of what was served at a time or after a commit, also whether it can still be read.
-
 
 AsOf: TypeAlias = datetime | int | str
 """A time with its zone, or a commit by its number or id."""
@@ -77,12 +73,11 @@ AsOf: TypeAlias = datetime | int | str
 def resolve_version(
     log: DatasetLog, current: Commit, manifest: DatasetManifest, version: str | None, as_of: AsOf | None = None
 ) -> SealedVersion:
-    """Return any retained version by its id, or the newest of a name, or what was served `as_of` a time or commit.
+    """Return a retained version by id or name (its newest), or the version served `as_of` a time or commit.
 
-    One of the two is given. `manifest` is that of the `current` commit. Times are those of the commits, by the clocks
-    of those who made them. Raises DatasetError for a version or commit that is not there or withdrawn,
-    NoSealedVersionError where nothing was served yet, and VersionDiscardedError for a version of an unbounded dataset
-    that can't be read any more.
+    Exactly one of the two is given. `manifest` is that of the `current` commit. Commit times are by their writers'
+    clocks. Raises DatasetError for an unknown or withdrawn version or commit, NoSealedVersionError where nothing was
+    served yet, and VersionDiscardedError for a discarded version of an unbounded dataset.
     """
     _validate_request(log.name, version, as_of)
     if version is not None and manifest.version is not None and manifest.version.id == version:
@@ -94,34 +89,34 @@ def resolve_version(
     served = next((then.version for commit, then in log.history() if _matches_commit(commit, as_of)), None)
     if served is None:
         raise NoSealedVersionError(
-            f"dataset {log.name!r}: nothing was served {_describe_as_of(as_of)}, as far back as its history goes.",
+            f"dataset {log.name!r}: its history has no version served {_describe_as_of(as_of)}.",
             f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}.",
             dataset=log.name,
         )
-    require_readable_version(manifest, served.id)  # which says so, where it was withdrawn or is not retained
+    require_readable_version(manifest, served.id)  # raises if it was withdrawn or is not retained
     return served
 
 
 def _validate_request(dataset: str, version: str | None, as_of: AsOf | None) -> None:
     if (version is None) == (as_of is None):
-        asked = "at no version and as of nothing" if version is None else f"at version {version!r} and as of {as_of}"
+        asked = "neither version nor as_of" if version is None else f"both version {version!r} and as_of {as_of}"
         raise ConfigurationError(
-            f"dataset {dataset!r} is to be read {asked}.",
-            "Give version= or as_of=, one of them.",
+            f"dataset {dataset!r}: {asked} is given, expected one of the two.",
+            "Give version= or as_of=.",
             argument="as_of",
             dataset=dataset,
         )
     if isinstance(as_of, datetime) and as_of.tzinfo is None:
         raise ConfigurationError(
-            f"dataset {dataset!r} is to be read as of {as_of}, a time without its zone.",
-            "Give one: tzinfo=UTC.",
+            f"dataset {dataset!r}: as_of is {as_of}, expected a time with its zone.",
+            "Give it one, such as tzinfo=UTC.",
             argument="as_of",
             dataset=dataset,
         )
 
 
 def _matches_commit(commit: Commit, as_of: AsOf | None) -> bool:
-    """Whether it is the commit that is asked for, or, newest first, one that was there at that time."""
+    """Whether the commit has this number or id, or was made at or before this time."""
     return commit.created_at <= as_of if isinstance(as_of, datetime) else as_of in (commit.number, commit.id)
 
 
@@ -134,17 +129,17 @@ def _resolve_in_table(
 ) -> SealedVersion:
     if as_of is not None:
         return _CommitHistory(log, current, manifest).served(as_of)
-    assert version is not None, "one of them is given"
+    assert version is not None, "as_of is None"
     if version_number(version):
         manifest.check_kept(version)
     return _CommitHistory(log, current, manifest).begun(version) or read_committed_version(log, manifest, version)
 
 
 def read_batch_version(log: DatasetLog, manifest: DatasetManifest, version: str) -> SealedVersion:
-    """Return the version of this id that a batch was begun with.
+    """Return the version with this id that a batch began with.
 
-    Also one that was withdrawn since, or that an erasure has rewritten, which is kept as it was until that batch
-    has ended: a part of its output may be written already, and the batch could never end with another version.
+    That includes a version that was withdrawn since, or that an erasure has rewritten. The original is kept until the
+    batch has ended, because a part of the output may be written already.
     """
     if manifest.version is not None and manifest.version.id == version:
         return manifest.version
@@ -162,7 +157,7 @@ def read_batch_version(log: DatasetLog, manifest: DatasetManifest, version: str)
 
 
 def read_committed_version(log: DatasetLog, manifest: UnboundedManifest, version: str) -> SealedVersion:
-    """Return an unbounded dataset's version by its id, whose number is that of the commit that holds it."""
+    """Return an unbounded dataset's version by its id, which contains the number of its commit."""
     number, dash, commit_id = version.removeprefix("v").partition("-")
     sealed = None
     if dash and number.isdecimal() and commit_id:
@@ -183,7 +178,7 @@ def read_committed_version(log: DatasetLog, manifest: UnboundedManifest, version
 
 @dataclass
 class _CommitHistory:
-    """The commits of an unbounded dataset that can be read: listed once, and looked into where they are asked for.
+    """The readable commits of an unbounded dataset, listed once and read on demand.
 
     `manifest` is that of the `current` commit.
     """
@@ -198,7 +193,7 @@ class _CommitHistory:
 
     @cached_property
     def keys(self) -> dict[int, list[str]]:
-        """The manifests that are there, by the number of their commit."""
+        """The keys of the stored manifests, by commit number."""
         keys: dict[int, list[str]] = {}
         for item in self.log.lake.store.list(f"{self.log.prefix}/manifests/"):
             number = int(item.key.rsplit("/", 1)[1].partition("-")[0])
@@ -207,12 +202,12 @@ class _CommitHistory:
 
     @cached_property
     def numbers(self) -> list[int]:
-        """The numbers of the commits that can be read, in order."""
+        """The numbers of the readable commits, in order."""
         bounds = self.manifest.retained_from, self.current.number
         return [number for number in sorted(self.keys) if bounds[0] <= number <= bounds[1]]
 
     def served(self, as_of: AsOf) -> SealedVersion:
-        """Return what was served then; raises as `resolve_version`."""
+        """Return the version served then; raises what `resolve_version` raises."""
         then = self.before(as_of) if isinstance(as_of, datetime) else self.by_commit(as_of)
         if then is None or then.version is None:
             self.refuse(_describe_as_of(as_of))
@@ -220,7 +215,7 @@ class _CommitHistory:
         return then.version
 
     def begun(self, version: str) -> SealedVersion | None:
-        """Return the version whose id begins so, with its whole number at least, which is that of a commit."""
+        """Return the version whose id starts with `version`, which contains at least the whole number, or None."""
         number = version_number(version) if ID_PREFIX.fullmatch(version) else 0
         if not self.manifest.retained_from <= number <= self.current.number:
             return None
@@ -230,7 +225,7 @@ class _CommitHistory:
         return None
 
     def at(self, number: int) -> Commit:
-        """Return a commit by its number. An attempt that lost may have left a manifest of the same number."""
+        """Return a commit by its number. A lost attempt may have left a manifest with the same number."""
         if number not in self.read:
             keys = self.keys[number]
             if len(keys) > 1:
@@ -239,8 +234,8 @@ class _CommitHistory:
                 self.read[number] = self.log.log.read(keys[0])
             except ObjectNotFoundError as error:
                 raise VersionDiscardedError(
-                    f"dataset {self.log.name!r}: commit {number} was discarded just now.",
-                    "Ask again for what is left.",
+                    f"dataset {self.log.name!r}: commit {number} was discarded during this read.",
+                    "Retry to read what is left.",
                     dataset=self.log.name,
                 ) from error
         return self.read[number]
@@ -253,7 +248,7 @@ class _CommitHistory:
         return self.manifest_at(self.numbers[place - 1]) if place else None
 
     def by_commit(self, asked: int | str) -> DatasetManifest | None:
-        """Return the manifest of a commit that is readable. Raises DatasetError for one that never was."""
+        """Return the manifest of a commit; None if it is not retained. Raises DatasetError for an unknown commit."""
         if isinstance(asked, str):
             ours = (
                 candidate
@@ -275,7 +270,7 @@ class _CommitHistory:
         return self.manifest_at(number)
 
     def refuse(self, asked: str) -> NoReturn:
-        """Say that nothing can be read as of what was asked for, and what the oldest is that can be."""
+        """Raise the error that nothing is readable as of this time or commit, naming the oldest readable one."""
         name = self.log.name
         place = bisect_left(self.numbers, True, key=lambda number: self.manifest_at(number).version is not None)
         if place == len(self.numbers):
@@ -285,11 +280,11 @@ class _CommitHistory:
                 dataset=name,
             )
         commit = self.at(self.numbers[place])
-        oldest = f"the oldest that can be read was committed at {commit.created_at:%Y-%m-%d %H:%M:%S} UTC, as number "
+        oldest = f"the oldest readable version was committed at {commit.created_at:%Y-%m-%d %H:%M:%S} UTC, as number "
         oldest += f"{commit.number}"
         if self.manifest.retained_from > 1:
             raise VersionDiscardedError(
-                f"dataset {name!r}: what was served {asked} has been discarded; {oldest}.",
+                f"dataset {name!r}: the version served {asked} has been discarded; {oldest}.",
                 f"See adjunct dataset history {name}. A longer grace keeps more: discard=DiscardPolicy(grace=…).",
                 dataset=name,
             )
@@ -303,26 +298,26 @@ def _is_manifest_of(key: str, commit_id: str) -> bool:
 
 
 def list_datasets(lake: Lake) -> list[str]:
-    """Return the names of all datasets that have a commit, sorted; not members of a set that never advanced.
+    """Return the sorted names of all datasets that have a commit; without set members that never advanced.
 
-    Manifests are not looked into: a dataset whose commit can't be read is listed, and says so when it is opened.
+    Manifests are not read, so a dataset with an unreadable commit is listed and raises when it is opened.
     """
     names = [item.key.rsplit("/", 1)[-1] for item in lake.store.list(f"{NAMES}/")]
     return sorted(name for name in names if _has_commit(lake, name))
 
 
 def dataset_not_found_error(lake: Lake, name: str) -> DatasetNotFoundError:
-    """Return the error that says which datasets there are instead."""
+    """Return the error for an unknown dataset, listing the existing ones."""
     known = ", ".join(list_datasets(lake)) or "none"
     return DatasetNotFoundError(
         f"there is no dataset {name!r} in {lake.url}; there are: {known}.",
-        "Check the name and the lake, or advance the dataset a first time.",
+        "Check the name and the lake, or advance the dataset once to create it.",
         dataset=name,
     )
 
 
 def _has_commit(lake: Lake, name: str) -> bool:
-    """Whether a dataset has a manifest, of its own or in its version set, whatever is in it."""
+    """Whether a dataset has a manifest, of its own or in its version set."""
     try:
         own = DatasetLog(lake, name).log.current()
         set_name = redirect_target(own) if own is not None else None
@@ -339,10 +334,10 @@ _HIDDEN = {"format", "version", "delivered", "known", "next_generation", "next_n
 
 
 class VersionOperations(ABC):
-    """The part of a dataset that reads and writes its log. Every call reads the pointer anew.
+    """The operations of a dataset that read and write its log. Every call reads the current pointer.
 
-    What changes something is one commit, and for a member of a version set one of the whole set. It needs a `reason`
-    and who did it (`by`), which the history keeps.
+    Each change is one commit; for a member of a version set, a commit of the whole set. The history keeps its `reason`
+    and who made it (`by`).
     """
 
     @property
@@ -357,13 +352,13 @@ class VersionOperations(ABC):
     # -- what is known
 
     def versions(self) -> tuple[VersionRef, ...]:
-        """Return all retained versions of a bounded dataset, in the order in which they were made."""
+        """Return all retained versions of a bounded dataset in the order of their creation."""
         return self._newest().listed
 
     def history(self, limit: int | None = 100) -> list[HistoryEntry]:
-        """Return the newest commits, newest first: what was done to which version, by whom, when and why.
+        """Return the newest commits, newest first: the action, its version, author, time and reason.
 
-        Each says what was served after it, and whether that can still be read.
+        Each entry names the version served after it, and whether that is still readable.
         """
         commits = list(self._log.history(limit))
         now = commits[0][1] if commits else None
@@ -382,7 +377,7 @@ class VersionOperations(ABC):
         ]
 
     def describe(self) -> dict[str, Any]:
-        """Return what the dataset is and holds, as JSON-able values. Raises DatasetNotFoundError."""
+        """Return a description of the dataset as JSON-able values. Raises DatasetNotFoundError."""
         manifest = self._newest()
         described = {name: value for name, value in manifest_to_body(manifest).items() if name not in _HIDDEN}
         version = manifest.version
@@ -400,39 +395,38 @@ class VersionOperations(ABC):
     # -- what operators do
 
     def pin(self, version: str, *, reason: str, by: str, expires_at: datetime | None = None) -> BoundedManifest:
-        """Serve this version, by id or name, whatever seals meanwhile, until `unpin` or expiry."""
+        """Serve this version, by id or name, until `unpin` or expiry, even if newer ones are sealed."""
         return pin_version(self._log, version, reason=reason, by=by, expires_at=expires_at)
 
     def unpin(self, *, reason: str, by: str) -> BoundedManifest:
-        """Serve again what the last switch chose."""
+        """Serve the version that the last switch chose again."""
         return unpin_version(self._log, reason=reason, by=by)
 
     def rollback(self, to: str | None = None, *, reason: str, by: str) -> BoundedManifest:
-        """Serve an earlier version, by id or name (None: the one before), until the next one seals."""
+        """Serve an earlier version, by id or name (None: the one before), until the next one is sealed."""
         return roll_back(self._log, to, reason=reason, by=by)
 
     def withdraw(self, version: str, *, reason: str, by: str) -> BoundedManifest:
-        """Never serve this version, by id or name, again; what was served before it takes its place."""
+        """Never serve this version, by id or name, again; the version before it is served instead."""
         return withdraw_version(self._log, version, reason=reason, by=by)
 
     def force(self, version: str, *, reason: str, by: str, make_current: bool = False) -> BoundedManifest:
-        """Publish a rejected version, by id or name, after all; one that is older than what is served beside it.
+        """Publish a rejected version, by id or name; one older than the served version is sealed but not served.
 
-        `make_current` serves it all the same, as `rollback` to it does later.
+        `make_current` serves it all the same, as a later `rollback` to it does.
         """
         return force_version(self._log, version, reason=reason, by=by, make_current=make_current)
 
     def drop(self, version: str, *, reason: str, by: str) -> BoundedManifest:
-        """Forget a rejected or withdrawn version, by id or name; the next discard deletes its files."""
+        """Remove a rejected or withdrawn version, by id or name; the next discard deletes its files."""
         return drop_version(self._log, version, reason=reason, by=by)
 
 
 class StoredVersions(VersionOperations):
-    """The versions of one dataset. Every call reads the pointer anew; readers stay at their version.
+    """The stored versions of one dataset. Every call reads the current pointer; readers stay at their version.
 
-    `spec` is the declaration, or only the name of a dataset that exists: what is stored is enough to read it. A
-    declaration that differs from the stored one is refused when a manifest is read. Readers keep what they decode in
-    `cache`.
+    `spec` is the declaration, which must match the stored one when a manifest is read, or only the name of an existing
+    dataset. Readers share `cache`.
     """
 
     def __init__(self, lake: Lake, spec: AdjunctDataset | str, cache: FileCache | None = None) -> None:
@@ -461,17 +455,17 @@ class StoredVersions(VersionOperations):
         return commit, manifest
 
     def current(self) -> VersionReader | None:
-        """Return the version that is served now, or None while there is none."""
+        """Return a reader of the served version, None if there is none."""
         return self.reader_of(self.manifest())
 
     def reader_of(self, manifest: DatasetManifest | None) -> VersionReader | None:
-        """Return the version that a manifest of this dataset serves."""
+        """Return a reader of the version that a manifest of this dataset serves, or None."""
         return None if manifest is None or manifest.version is None else self._reader(manifest.version)
 
     def require_current(self, systems: Mapping[str, StreamSystem] | None = None) -> VersionReader:
-        """Return the version that is served now, or raise NoSealedVersionError saying what it waits for.
+        """Return a reader of the served version, or raise NoSealedVersionError saying what the next one waits for.
 
-        With the stream `systems` and a declaration, the error names the partitions without a marker.
+        With `systems` and a declaration, the error names the partitions without a marker.
         """
         manifest = self.manifest()
         if manifest is not None and manifest.version is not None:
@@ -481,7 +475,7 @@ class StoredVersions(VersionOperations):
     def not_served_error(
         self, manifest: DatasetManifest | None, systems: Mapping[str, StreamSystem] | None = None
     ) -> NoSealedVersionError:
-        """Return the error that says what a dataset without a version to read waits for; see `require_current`."""
+        """Return the error that says what the first version waits for; see `require_current`."""
         if computed := query_not_run_error(self.name, self.spec, manifest):
             return computed
         waiting = None
@@ -494,7 +488,7 @@ class StoredVersions(VersionOperations):
         return not_delivered_error(self.name, self.spec, manifest, waiting)
 
     def awaiting(self, systems: Mapping[str, StreamSystem], manifest: DatasetManifest | None) -> Awaiting | None:
-        """Return what a bounded dataset's next version waits for, None if one has been delivered whole.
+        """Return what a bounded dataset's next version waits for, None if one is completely delivered.
 
         `manifest` is the dataset's. Builds and commits nothing. Needs the declaration, not only the name.
         """
@@ -508,23 +502,22 @@ class StoredVersions(VersionOperations):
         return offered if isinstance(offered, Awaiting) else None
 
     def version(self, version: str | None = None, *, as_of: AsOf | None = None) -> VersionReader:
-        """Return a retained version: by its id, the newest of a name, or what was served `as_of` then.
+        """Return a reader of a retained version: by id, the newest of a name, or the one served `as_of` then.
 
-        A withdrawn one is refused. `as_of` is a time with its zone, which stands for the newest commit at or before it,
-        by the clocks of those who committed; or a commit, by its number or id. Raises NoSealedVersionError where
-        nothing was served then, and VersionDiscardedError (DatasetError for a bounded dataset), naming what is
-        retained, where it can't be read any more.
+        `as_of` is a time with its zone (the newest commit at or before it, by its writer's clock), or a commit's number
+        or id. Raises DatasetError for a withdrawn version, NoSealedVersionError where nothing was served then, and
+        VersionDiscardedError (DatasetError for a bounded dataset), naming what is retained, for a discarded one.
         """
         current, manifest = self.newest()
         sealed = resolve_version(self.log, current, manifest, version, as_of)
         return VersionReader(self._lake.store, self.name, sealed, self._cache)
 
     def over_time(self, versions: Sequence[str] | None = None) -> VersionReader | VersionsOverTime:
-        """Return what reads the dataset over time: its table with history, or the versions that say their time.
+        """Return a reader of the table with history, or of the versions that state their time.
 
-        `versions` are ids, as `version` and `versions` of what this returned: an open batch meets exactly what it met
-        first. None: the version served, or all that are retained, sealed and not withdrawn. Raises DatasetError
-        where no version states its time, and as `version_of_batch`.
+        `versions` are the ids of an earlier result, so that a retried batch reads the same. With None they are the
+        served version, or all that are retained, sealed and not withdrawn. Raises DatasetError where no version states
+        its time, and what `version_of_batch` raises.
         """
         manifest = self.require_manifest()
         retained = manifest.versions_over_time
@@ -535,13 +528,13 @@ class StoredVersions(VersionOperations):
         return VersionsOverTime(self._lake.store, self.name, sealed)
 
     def version_of_batch(self, version: str) -> VersionReader:
-        """Return the version of this id that an open batch was begun with, also one that was withdrawn since."""
+        """Return a reader of the version that an open batch began with, even if it was withdrawn since."""
         return self._reader(read_batch_version(self.log, self.require_manifest(), version))
 
     def diff(self, old: str, new: str, *, sample: int = 20) -> VersionDiff:
-        """Return what differs between two versions, by id or name: counts, and up to `sample` keys of each kind.
+        """Return the differences between two versions, by id or name: counts, and up to `sample` keys of each kind.
 
-        Raises VersionDiscardedError where one is discarded meanwhile: a `Lease` on both keeps that from happening.
+        Raises VersionDiscardedError where one is discarded meanwhile; a `Lease` on both prevents that.
         """
         from dagster_adjunct.assets.reading.diff import diff_versions
 
@@ -569,7 +562,7 @@ class StoredVersions(VersionOperations):
         return VersionReader(self._lake.store, self.name, version, self._cache)
 
     def _check(self, manifest: DatasetManifest, spec: AdjunctDataset) -> None:
-        """Compare what a specification says by itself; the stream's types and partitions stay as stored."""
+        """Compare the declaration with the stored one, except for the stream's types and partitions."""
         declared = manifest.declaration.model_copy(
             update={
                 "kind": spec.kind,
@@ -583,7 +576,7 @@ class StoredVersions(VersionOperations):
 
 
 def open_stored_versions(lake: Lake, name: str) -> StoredVersions:
-    """Return the versions of a dataset that exists. Raises DatasetNotFoundError."""
+    """Return the versions of an existing dataset. Raises DatasetNotFoundError."""
     stored = StoredVersions(lake, name)
     stored.require_manifest()
     return stored

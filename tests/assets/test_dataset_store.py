@@ -72,10 +72,10 @@ QUERY = QuerySource("SELECT …", Schema.of(tailnum="string", seats="int"))
 @pytest.mark.parametrize(
     ("versions", "named"),
     [
-        (None, ["which has not been asked yet", "Materialise its asset", "dataset advance fleet MODULE:APP."]),
+        (None, ["has not run yet", "Materialise its asset", "dataset advance fleet MODULE:APP."]),
         (VersionPartitions("day", start="2026-01-01"), ["2026-01-01 is the first", "--partition NAME"]),
-        (VersionPartitions("name", names=("q1", "q2")), ["none has been asked for", "its asset (q1, q2"]),
-        (VersionPartitions("name"), ["none has been asked for", "Materialise a partition of its asset"]),
+        (VersionPartitions("name", names=("q1", "q2")), ["none has been materialised", "its asset (q1, q2"]),
+        (VersionPartitions("name"), ["none has been materialised", "Materialise a partition of its asset"]),
     ],
 )
 def test_what_a_query_computes_waits_for_somebody_who_asks_for_it(world: World, versions, named: list[str]) -> None:

@@ -118,7 +118,7 @@ def test_what_was_discarded_is_said_with_the_oldest_that_is_left(quick: World) -
     report = compact_dataset(quick.lake, spec.name, IN_PROCESS, by="test", level="major")
     discard(quick.lake, spec.name, DiscardPolicy(keep=1, grace=timedelta(0)), by="test")
     store, oldest = StoredVersions(quick.lake, spec.name), commits(quick, spec.name)[str(report.version)]
-    left = rf"has been discarded; the oldest that can be read was committed at .* UTC, as number {oldest.number}\."
+    left = rf"has been discarded; the oldest readable version was committed at .* UTC, as number {oldest.number}\."
     for version, _ in history:
         for asked in (made[version].created_at, made[version].number):
             with pytest.raises(VersionDiscardedError, match=left):
