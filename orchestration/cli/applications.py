@@ -1,4 +1,4 @@
-"""`adjunct app …`: what is changed of an application as a whole."""
+"""`adjunct app …`: commands that change a whole application."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dagster_adjunct.orchestration.cli.output import lake_url, output_options, s
 
 @click.group()
 def app() -> None:
-    """Applications as a whole."""
+    """Manage applications."""
 
 
 @app.command()
@@ -20,9 +20,9 @@ def app() -> None:
 @lake_url
 @output_options
 def rename(old: str, new: str, reason: str, by: str | None, lake_url: str | None, json_output: bool) -> None:
-    """Let application OLD go on as NEW: its checkpoint, history, startpoints and local tables are those of NEW then.
+    """Rename application OLD to NEW, with its checkpoint, history, startpoints and local tables.
 
-    Its outputs go on to know it by the old name. Then deploy the code that calls it NEW.
+    Its outputs still know it by the old name. Deploy the code that calls it NEW afterwards.
     """
     from dagster_adjunct.orchestration.maintenance.rename import rename_application
     from dagster_adjunct.resources.objects.lake import open_lake

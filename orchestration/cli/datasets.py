@@ -1,4 +1,4 @@
-"""`adjunct dataset …`: what datasets the lake has, and what is in them."""
+"""`adjunct dataset …`: list, show, query, repartition and delete datasets."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_adjunct.orchestration.cli import maintenance as followed
-from dagster_adjunct.orchestration.cli import versions as version_changes
+from dagster_adjunct.orchestration.cli import maintenance, versions
 from dagster_adjunct.orchestration.cli.maintenance import advance
 from dagster_adjunct.orchestration.cli.options import (
     deletion_command,
@@ -41,15 +40,15 @@ if TYPE_CHECKING:
 
 @click.group()
 def dataset() -> None:
-    """Adjunct datasets of the lake."""
+    """Manage datasets of the lake."""
 
 
 for command in (
     advance,
-    *followed.COMMANDS,
-    *version_changes.COMMANDS,
-    *version_changes.CHANGE_COMMANDS,
-    *followed.UPKEEP_COMMANDS,
+    *maintenance.COMMANDS,
+    *versions.COMMANDS,
+    *versions.CHANGE_COMMANDS,
+    *maintenance.UPKEEP_COMMANDS,
 ):
     dataset.add_command(command)
 
@@ -58,7 +57,7 @@ for command in (
 @lake_url
 @output_options
 def show_datasets(lake_url: str | None, json_output: bool) -> None:
-    """List the datasets with the version that each serves."""
+    """List the datasets and the version that each serves."""
     from dagster_adjunct.assets.reading.stored_versions import list_datasets, open_stored_versions
     from dagster_adjunct.resources.objects.lake import open_lake
 
@@ -88,7 +87,7 @@ def show_datasets(lake_url: str | None, json_output: bool) -> None:
 
 
 _as_of = click.option(
-    "--as-of", metavar="TIME", help="What was served then: an ISO time with its zone, or a commit's number or id."
+    "--as-of", metavar="TIME", help="Read what was served then: an ISO time with its zone, or a commit number or id."
 )
 
 
@@ -99,7 +98,7 @@ _as_of = click.option(
 @lake_url
 @output_options
 def show_dataset(name: str, version: str | None, as_of: str | None, lake_url: str | None, json_output: bool) -> None:
-    """Show a dataset: declaration, current version, retained versions, offsets. With VERSION: that version."""
+    """Show a dataset: declaration, current version, retained versions, offsets. With VERSION, show that version."""
     from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
     from dagster_adjunct.assets.versions.manifest import as_follower
     from dagster_adjunct.resources.objects.lake import open_lake
@@ -107,13 +106,13 @@ def show_dataset(name: str, version: str | None, as_of: str | None, lake_url: st
     lake = open_lake(lake_url, create=False)
     store = open_stored_versions(lake, name)
     if version is not None or as_of is not None:
-        version_changes.show_version(store, _open(lake, name, version, as_of).version, json_output=json_output)
+        versions.show_version(store, _open(lake, name, version, as_of).version, json_output=json_output)
         return
     facts = store.describe()
     manifest = store.require_manifest()
     table = as_follower(manifest)
     if table is not None:
-        facts["lag"] = followed.lag_facts(lake, table)
+        facts["lag"] = maintenance.lag_facts(lake, table)
     if json_output:
         show_json(facts)
         return
@@ -131,25 +130,25 @@ def show_dataset(name: str, version: str | None, as_of: str | None, lake_url: st
     for lost in manifest.lost[-3:]:
         show_line(f"{lost.at:%Y-%m-%d %H:%M} UTC: {lost.summary()}.")
     if facts.get("lag"):
-        followed.show_lag(facts["lag"])
+        maintenance.show_lag(facts["lag"])
     if facts.get("versions"):
-        version_changes.show_versions(store)
+        versions.show_versions(store)
     show_table("schema", ["column", "type"], [[field["name"], field["type"]] for field in schema])
 
 
 @dataset.command("get")
 @click.argument("name")
 @click.argument("key", nargs=-1, required=True)
-@click.option("--version", "version", metavar="VERSION", help="An id or name instead of the version that is served.")
+@click.option("--version", "version", metavar="VERSION", help="A version id or name. Default: the served version.")
 @_as_of
 @lake_url
 @output_options
 def get_dataset_entries(
     name: str, key: tuple[str, ...], version: str | None, as_of: str | None, lake_url: str | None, json_output: bool
 ) -> None:
-    """Look entries up: one KEY an entry; with a key of several columns, that many KEYs an entry, in its order.
+    """Look up entries by key: one KEY per entry, or one per key column in order.
 
-    The exit code is 6 where one of them is not there.
+    Exits with 6 if an entry does not exist.
     """
     from dagster_adjunct.assets.reading.key_lookup import key_from_text
     from dagster_adjunct.resources.objects.lake import open_lake
@@ -172,11 +171,11 @@ def get_dataset_entries(
 
 @dataset.command("items")
 @click.argument("name")
-@click.option("--prefix", multiple=True, help="What the key begins with; several times: its leading values.")
-@click.option("--from", "start", multiple=True, metavar="KEY", help="The first key, or its leading values.")
-@click.option("--to", "end", multiple=True, metavar="KEY", help="The key to stop before, or its leading values.")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many entries.")
-@click.option("--version", "version", metavar="VERSION", help="An id or name instead of the version that is served.")
+@click.option("--prefix", multiple=True, help="What keys begin with; repeat it for several key columns.")
+@click.option("--from", "start", multiple=True, metavar="KEY", help="The first key, or its leading values (inclusive).")
+@click.option("--to", "end", multiple=True, metavar="KEY", help="The end key, or its leading values (exclusive).")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of entries.")
+@click.option("--version", "version", metavar="VERSION", help="A version id or name. Default: the served version.")
 @_as_of
 @lake_url
 @output_options
@@ -191,18 +190,18 @@ def list_entries(
     lake_url: str | None,
     json_output: bool,
 ) -> None:
-    """List entries in the order of their keys: all, those that begin with a prefix, or a range."""
+    """List entries in key order: all of them, a prefix, or a range."""
     from dagster_adjunct.resources.objects.lake import open_lake
 
     with _open(open_lake(lake_url, create=False), name, version, as_of) as opened:
         fields = [opened.schema.field(column) for column in opened.sealed.key]
         if prefix and (start or end):
             raise ConfigurationError(
-                "both --prefix and a range are given.", "Give --prefix, or --from and --to.", setting="--prefix"
+                "--prefix and a range are both given.", "Give --prefix, or --from and --to.", setting="--prefix"
             )
         leading: Any = parse_leading_values(name, fields, prefix)
         if len(prefix) == 1 and isinstance(leading[0], str):
-            leading = leading[0]  # a text that the first column begins with, not the whole of it
+            leading = leading[0]  # a prefix of the first column's text
         in_order = opened.items(
             leading if prefix else None,
             start=parse_leading_values(name, fields, start) if start else None,
@@ -217,16 +216,16 @@ def list_entries(
 
 
 def _open(lake: Lake, name: str, version: str | None, as_of: str | None) -> Dataset:
-    """Return the dataset at the version that is meant, the one served where nothing is said; nothing is written."""
+    """Open the dataset at the given version or time, by default the served version, without taking a lease."""
     from dagster_adjunct.assets.reading.dataset import open_dataset
 
     if version is not None and as_of is not None:
-        raise ConfigurationError("both a version and --as-of are given.", "Give one of them.", setting="--as-of")
+        raise ConfigurationError("a version and --as-of are both given.", "Give only one of them.", setting="--as-of")
     return open_dataset(lake, name, version=version, as_of=None if as_of is None else _parse_as_of(as_of), lease=False)
 
 
 def _parse_as_of(as_of: str) -> datetime | int | str:
-    """Return a commit's number, a time, or what else may be a commit's id."""
+    """Parse a commit number or a time; any other text is a commit id."""
     if as_of.isdecimal():
         return int(as_of)
     try:
@@ -250,22 +249,22 @@ def _load_repartition() -> Callable[..., RebucketReport]:
 
 def _repartition_details(report: RebucketReport) -> list[str]:
     return [
-        *(f"the old copy stays for now: {pending}" for pending in report.pending),
-        *(f"refused now, because of {reader}" for reader in report.holding),
+        *(f"the old copy is kept for now: {pending}" for pending in report.pending),
+        *(f"prevented by {reader}" for reader in report.holding),
     ]
 
 
 dataset.add_command(
     repartition_command(
         "Rewrite a dataset into another number of partitions, in one commit.\n\n"
-        "Every retained version of a bounded dataset, the served table of an unbounded one.",
+        "Rewrites every retained version of a bounded dataset, or the served table of an unbounded one.",
         _load_repartition,
         _repartition_details,
     )
 )
 dataset.add_command(
     deletion_command(
-        "Delete a dataset and all its versions for good. Refused while something reads it; repeat it if interrupted.",
+        "Delete a dataset and all its versions permanently. Rejected while it is read; repeat it if interrupted.",
         _load_delete,
     )
 )

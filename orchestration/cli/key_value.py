@@ -1,4 +1,4 @@
-"""`adjunct kv get`, `put`, `remove` and `iterate`: the entries of a key-value table."""
+"""`adjunct kv …`: key-value tables, their scopes and their entries."""
 
 from __future__ import annotations
 
@@ -43,25 +43,31 @@ family_option = click.option("--family", metavar="FAMILY", help="The family of t
 
 
 def type_options(command: C) -> C:
-    """Add how keys and values are read, which is how they were written."""
-    key = click.option("--key-type", type=click.Choice(TYPES), default="text", show_default=True, help="What keys are.")
+    """Add --key-type and --value-type, which must be those that the entries were written with."""
+    key = click.option(
+        "--key-type", type=click.Choice(TYPES), default="text", show_default=True, help="Type of the keys."
+    )
     value = click.option(
-        "--value-type", type=click.Choice(TYPES), default="text", show_default=True, help="What values are."
+        "--value-type", type=click.Choice(TYPES), default="text", show_default=True, help="Type of the values."
     )
     return key(value(command))
 
 
 def backend_options(command: C) -> C:
-    """Add where a table is to lie, where that is not the lake's default."""
+    """Add the options that choose a table's backend instead of the lake's default."""
     options = [
-        click.option("--sqlite", metavar="FILE", help="In this SQLite file."),
-        click.option("--postgres", metavar="VARIABLE", help="In PostgreSQL: the environment variable with its DSN."),
+        click.option("--sqlite", metavar="FILE", help="Store it in this SQLite file."),
+        click.option(
+            "--postgres",
+            metavar="VARIABLE",
+            help="Store it in PostgreSQL; names the environment variable with its DSN.",
+        ),
         click.option("--schema", metavar="NAME", help="With --postgres: the schema."),
-        click.option("--dynamodb", is_flag=True, help="In DynamoDB; credentials come from boto3's own chain."),
+        click.option("--dynamodb", is_flag=True, help="Store it in DynamoDB; credentials come from boto3."),
         click.option("--region", metavar="NAME", help="With --dynamodb: the region."),
-        click.option("--endpoint-url", metavar="URL", help="With --dynamodb: another server."),
-        click.option("--prefix", metavar="TEXT", help="With --dynamodb: what its tables' names begin with."),
-        click.option("--objects", is_flag=True, help="In objects of the lake."),
+        click.option("--endpoint-url", metavar="URL", help="With --dynamodb: the endpoint URL."),
+        click.option("--prefix", metavar="TEXT", help="With --dynamodb: prefix of its table names."),
+        click.option("--objects", is_flag=True, help="Store it in objects of the lake."),
     ]
     for option in reversed(options):
         command = option(command)
@@ -80,7 +86,7 @@ def backend_from_options(
     prefix: str | None,
     objects: bool,
 ) -> SegmentBackend | None:
-    """Return the backend that options name, None for the lake's default. Raises ConfigurationError for two of them."""
+    """Return the chosen backend, None for the lake's default. Raises ConfigurationError if two are chosen."""
     from dagster_adjunct.resources import key_value_backends as _registered  # noqa: F401
     from dagster_adjunct.resources.key_value.segment import backend_from
     from dagster_adjunct.resources.key_value.table_backends import IN_OBJECTS, backend_in
@@ -90,14 +96,14 @@ def backend_from_options(
     chosen = [name for name, value in given.items() if value]
     if len(chosen) > 1:
         raise ConfigurationError(
-            f"{' and '.join(chosen)} name more than one backend.", "Give one of them.", setting=chosen[1]
+            f"{' and '.join(chosen)} name more than one backend.", "Give only one of them.", setting=chosen[1]
         )
     belongs = {"--postgres": {"--schema"}, "--dynamodb": {"--region", "--endpoint-url", "--prefix"}}
     taken = belongs.get(chosen[0], set()) if chosen else set()
     for name, value in detail.items():
         if value is not None and name not in taken:
             owner = next(owner for owner, names in belongs.items() if name in names)
-            raise ConfigurationError(f"{name} belongs to {owner}, which is not given.", f"Add {owner}.", setting=name)
+            raise ConfigurationError(f"{name} needs {owner}.", f"Add {owner}.", setting=name)
     if not chosen:
         return None
     if objects:
@@ -111,19 +117,19 @@ def backend_from_options(
 
 
 def split_table_name(table: str) -> tuple[str, str]:
-    """Return the scope and the name of a table that was typed as SCOPE/TABLE."""
+    """Split SCOPE/TABLE into the scope and the table name."""
     scope, slash, name = table.partition("/")
     if not slash:
         raise ConfigurationError(
-            f"{table!r} names no scope: expected SCOPE/TABLE.",
-            "adjunct kv scope list shows scopes, and adjunct kv list SCOPE their tables.",
+            f"{table!r} has no scope: expected SCOPE/TABLE.",
+            "List scopes with adjunct kv scope list, and their tables with adjunct kv list SCOPE.",
             argument="table",
         )
     return scope, name
 
 
 def open_manager(lake_url: str | None, *, create: bool = False) -> KeyValueTableManager:
-    """Return the manager of a lake's tables; one that is not there is made where `create` says so."""
+    """Return the manager of a lake's tables; `create` creates a lake that does not exist."""
     from dagster_adjunct.resources import key_value_backends as _registered  # noqa: F401
     from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
     from dagster_adjunct.resources.objects.lake import open_lake
@@ -134,7 +140,7 @@ def open_manager(lake_url: str | None, *, create: bool = False) -> KeyValueTable
 def open_key_value_table(
     lake_url: str | None, table: str, key_type: str, value_type: str
 ) -> BlockingKeyValueTable[Any, Any]:
-    """Return a table with the serializers of these types."""
+    """Open a table with the serializers of these types."""
     from dagster_adjunct.resources.key_value.serializers import serializer_named
     from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable
 
@@ -146,7 +152,7 @@ def open_key_value_table(
 
 
 def parse_value(kind: str, text: str, what: str) -> Any:
-    """Return what was typed as a value of this type; bytes are typed in base64."""
+    """Parse a command-line value of this type; bytes are given in base64."""
     try:
         if kind == "int":
             return int(text)
@@ -157,20 +163,20 @@ def parse_value(kind: str, text: str, what: str) -> Any:
         expected = {"int": "a whole number", "json": "JSON", "bytes": "base64"}[kind]
         raise ConfigurationError(
             f"{what} {text!r:.80} is not {expected}: {error}.",
-            f"Write {expected}, or choose another type.",
+            f"Give {expected}, or choose another type (--key-type, --value-type).",
             setting=what,
         ) from error
 
 
 def to_json_value(kind: str, value: Any) -> Any:
-    """Return a key or a value as JSON has it; bytes as base64."""
+    """Convert a key or a value to JSON, with bytes as base64."""
     return base64.b64encode(value).decode() if kind == "bytes" else value
 
 
 def entry_to_json(
     key: TableKey[Any], entry: TableEntry[Any, Any] | None, key_type: str, value_type: str
 ) -> dict[str, Any]:
-    """Return an entry, or a key alone, as it is printed."""
+    """Convert an entry, or a key alone, to JSON."""
     facts: dict[str, Any] = {"family": key.family, "key": to_json_value(key_type, key.key)}
     if entry is not None:
         facts["value"] = to_json_value(value_type, entry.value)
@@ -179,7 +185,7 @@ def entry_to_json(
 
 @contextmanager
 def report_failed_keys(key_type: str) -> Iterator[None]:
-    """Leave for --json which keys of a write have failed, should its conditions not hold."""
+    """With --json, report which keys failed if a conditional write fails."""
     from dagster_adjunct.resources.errors import ConditionsNotMetError
 
     try:
@@ -200,20 +206,20 @@ def report_failed_keys(key_type: str) -> Iterator[None]:
 
 
 def format_cell(kind: str, value: Any) -> str:
-    """Return a shown key or value as a cell of a table: JSON as JSON, everything else as it is."""
+    """Format a key or value for a table cell."""
     return json.dumps(value, ensure_ascii=False) if kind == "json" else str(value)
 
 
 def parse_version(text: str) -> KeyVersion:
-    """Return the version that was typed as commands print them."""
+    """Parse a version in the format that commands print."""
     from dagster_adjunct.resources.key_value.segment import KeyVersion
 
     try:
         stored = bytes.fromhex(text)
     except ValueError as error:
         raise ConfigurationError(
-            f"--version {text!r:.80} is no version: expected 32 hexadecimal digits.",
-            "Give what get, put or iterate have printed.",
+            f"--version {text!r:.80} is not a version: expected 32 hexadecimal digits.",
+            "Give a version that get, put or iterate printed.",
             setting="--version",
         ) from error
     return KeyVersion.from_bytes(stored)
@@ -238,7 +244,7 @@ def get_entries(
     lake_url: str | None,
     json_output: bool,
 ) -> None:
-    """Look entries up by their keys, with their versions. The exit code is 6 where one of them is not there."""
+    """Look up entries by key, with their versions. Exits with 6 if a key does not exist."""
     wanted = [parse_value(key_type, key, "key") for key in keys]
     with open_key_value_table(lake_url, table, key_type, value_type) as reading:
         read = reading.get_all(wanted, family=family)
@@ -259,8 +265,8 @@ def get_entries(
 @click.argument("key", metavar="KEY")
 @click.argument("value", metavar="VALUE")
 @family_option
-@click.option("--if-absent", is_flag=True, help="Only where the key is not there.")
-@click.option("--version", metavar="VERSION", help="Only where the key has this version.")
+@click.option("--if-absent", is_flag=True, help="Only if the key does not exist.")
+@click.option("--version", metavar="VERSION", help="Only if the key has this version.")
 @type_options
 @lake_url
 @output_options
@@ -279,7 +285,7 @@ def put_entry(
     """Write an entry, and print its new version."""
     if if_absent and version is not None:
         raise ConfigurationError(
-            "--if-absent and --version can't both hold.", "Give one of them.", setting="--if-absent"
+            "--if-absent and --version can't both hold.", "Give only one of them.", setting="--if-absent"
         )
     name, content = parse_value(key_type, key, "key"), parse_value(value_type, value, "value")
     with open_key_value_table(lake_url, table, key_type, value_type) as writing, report_failed_keys(key_type):
@@ -299,7 +305,7 @@ def put_entry(
 @table_name
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 @family_option
-@click.option("--version", metavar="VERSION", help="Only where the key has this version.")
+@click.option("--version", metavar="VERSION", help="Only if the key has this version.")
 @type_options
 @lake_url
 @output_options
@@ -313,11 +319,11 @@ def remove_entries(
     lake_url: str | None,
     json_output: bool,
 ) -> None:
-    """Remove entries: whatever is there, or one that has a version. Several of one family go together."""
+    """Remove entries, or one entry of a given version. Several keys of one family are removed atomically."""
     if len(keys) > 1 and (version is not None or family is None):
         raise ConfigurationError(
             f"{len(keys)} keys with {'--version' if version is not None else 'no --family'}: expected one key.",
-            "Keys of one family, given by --family, are removed together; a version belongs to one key.",
+            "Give one key, or several keys of one --family without --version.",
             setting="--family" if version is None else "--version",
         )
     wanted = [parse_value(key_type, key, "key") for key in keys]
@@ -329,23 +335,25 @@ def remove_entries(
     if json_output:
         show_json({"table": table, "family": family, "removed": [to_json_value(key_type, key) for key in wanted]})
     else:
-        show_line(f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} not there any more.")
+        show_line(f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} removed.")
 
 
 @click.command("iterate")
 @table_name
-@click.option("--family", metavar="FAMILY", help="The entries of this family, by key. Default: all of the table.")
+@click.option("--family", metavar="FAMILY", help="Only entries of this family, in key order. Default: the whole table.")
 @click.option(
     "--prefix",
     metavar="TEXT",
-    help="With --family: keys that begin so (of text; of JSON as it is stored; of bytes in base64).",
+    help="With --family: keys with this prefix (JSON as stored; bytes in base64).",
 )
-@click.option("--start", metavar="KEY", help="With --family: from this key on.")
-@click.option("--end", metavar="KEY", help="With --family: up to this key, which is not in it.")
-@click.option("--keys-only", is_flag=True, help="Without values.")
-@click.option("--page-size", type=click.IntRange(1), default=_PAGE, show_default=True, help="How many at most.")
-@click.option("--state", metavar="STATE", help="Go on where the page ended that printed this.")
-@click.option("--all", "whole", is_flag=True, help="All pages to the end.")
+@click.option("--start", metavar="KEY", help="With --family: the first key (inclusive).")
+@click.option("--end", metavar="KEY", help="With --family: the end key (exclusive).")
+@click.option("--keys-only", is_flag=True, help="Omit values.")
+@click.option(
+    "--page-size", type=click.IntRange(1), default=_PAGE, show_default=True, help="Maximum number of entries."
+)
+@click.option("--state", metavar="STATE", help="Continue after the page that printed this state.")
+@click.option("--all", "whole", is_flag=True, help="Print all remaining pages.")
 @type_options
 @lake_url
 @output_options
@@ -364,7 +372,7 @@ def iterate_entries(
     lake_url: str | None,
     json_output: bool,
 ) -> None:
-    """Print a page of entries, and the state from which the same command goes on."""
+    """Print a page of entries, and the state from which the same command continues."""
     within: dict[str, Any] = {
         "prefix": prefix.encode()
         if prefix and key_type == "json"
@@ -375,7 +383,7 @@ def iterate_entries(
     bounds = [f"--{name}" for name, bound in within.items() if bound is not None]
     if family is None and bounds:
         raise ConfigurationError(
-            f"{bounds[0]} is given without --family: only the keys of a family are in order.",
+            f"{bounds[0]} needs --family: only the keys within a family are ordered.",
             "Add --family.",
             setting=bounds[0],
         )
@@ -389,7 +397,7 @@ def iterate_entries(
                 return (reading.all_keys if keys_only else reading.all_entries)(page_size=most, state=behind)
             return (reading.keys if keys_only else reading.entries)(family, **within, page_size=most, state=behind)
 
-        # A page of a table ends with its partition. What is shown does not: most partitions may hold next to nothing.
+        # A table's page ends with its partition; a printed page spans partitions, which may be nearly empty.
         while not ended and (whole or len(entries) < page_size):
             page = next(pages(page_size if whole else page_size - len(entries)), None)
             ended = page is None
@@ -408,11 +416,11 @@ def iterate_entries(
     if entries:
         _show_entries(_title(table, family), entries, keys_only, key_type, value_type)
     if not entries:
-        show_line("There is nothing there." if state is None else "There is nothing more.")
+        show_line("No entries." if state is None else "No more entries.")
     elif ended:
-        show_line("That is all.")
+        show_line("End of entries.")
     else:
-        show_line(f"Go on with --state {at}")
+        show_line(f"Continue with --state {at}")
 
 
 def _show_entries(
@@ -442,24 +450,24 @@ def _parse_state(text: str) -> IteratorState:
         return IteratorState.from_bytes(base64.b64decode(text, altchars=b"-_", validate=True))
     except (ValueError, binascii.Error) as error:
         raise ConfigurationError(
-            f"--state {text!r:.80} is no state: {error}.", "Give what iterate has printed.", setting="--state"
+            f"--state {text!r:.80} is not a state: {error}.", "Give a state that iterate printed.", setting="--state"
         ) from error
 
 
 _LIMIT_OPTIONS = [
-    click.option("--longest-key", type=int, metavar="BYTES", help="What a serialised key may have at most."),
-    click.option("--longest-value", type=int, metavar="BYTES", help="What a serialised value may have at most."),
+    click.option("--longest-key", type=int, metavar="BYTES", help="Maximum size of a serialized key."),
+    click.option("--longest-value", type=int, metavar="BYTES", help="Maximum size of a serialized value."),
 ]
 
 
 @click.group()
 def kv() -> None:
-    """Key-value tables: entries with versions, conditional and atomic writes."""
+    """Manage key-value tables: entries with versions, conditional and atomic writes."""
 
 
 @kv.group()
 def scope() -> None:
-    """Scopes, which hold key-value tables."""
+    """Manage scopes, which hold key-value tables."""
 
 
 @scope.command("create")
@@ -467,20 +475,18 @@ def scope() -> None:
 @lake_url
 @output_options
 def create_scope(scope: str, lake_url: str | None, json_output: bool) -> None:
-    """Make a scope."""
+    """Create a scope."""
     made = open_manager(lake_url, create=True).create_scope(scope)
-    _report(
-        {"scope": scope, "created": made}, f"scope {scope} {'created' if made else 'is there already'}.", json_output
-    )
+    _report({"scope": scope, "created": made}, f"scope {scope} {'created' if made else 'exists already'}.", json_output)
 
 
 @scope.command("list")
-@click.option("--after", metavar="SCOPE", help="Go on behind this one.")
-@click.option("--limit", type=click.IntRange(1), help="How many at most.")
+@click.option("--after", metavar="SCOPE", help="Start after this name.")
+@click.option("--limit", type=click.IntRange(1), help="Maximum number.")
 @lake_url
 @output_options
 def list_scopes(after: str | None, limit: int | None, lake_url: str | None, json_output: bool) -> None:
-    """List the scopes in the order of their names."""
+    """List the scopes, ordered by name."""
     scopes = open_manager(lake_url).list_scopes(after=after, limit=limit)
     if json_output:
         show_json(list(scopes))
@@ -493,17 +499,19 @@ def list_scopes(after: str | None, limit: int | None, lake_url: str | None, json
 @lake_url
 @output_options
 def delete_scope(scope: str, lake_url: str | None, json_output: bool) -> None:
-    """Delete a scope that holds no tables any more."""
+    """Delete an empty scope."""
     gone = open_manager(lake_url).delete_scope(scope)
-    _report({"scope": scope, "deleted": gone}, f"scope {scope} {'deleted' if gone else 'is not there'}.", json_output)
+    _report({"scope": scope, "deleted": gone}, f"scope {scope} {'deleted' if gone else 'does not exist'}.", json_output)
 
 
 @kv.command()
 @table_name
-@click.option("--partitions", type=click.IntRange(1), required=True, help="How many, for ever.")
+@click.option(
+    "--partitions", type=click.IntRange(1), required=True, help="Number of partitions; it can't be changed later."
+)
 @_LIMIT_OPTIONS[0]
 @_LIMIT_OPTIONS[1]
-@click.option("--create-scope", is_flag=True, help="Make the scope where it is not there.")
+@click.option("--create-scope", is_flag=True, help="Create the scope if it does not exist.")
 @backend_options
 @lake_url
 @output_options
@@ -517,9 +525,9 @@ def create(
     json_output: bool,
     **backend: Any,
 ) -> None:
-    """Make a table; one that is there already must be configured alike.
+    """Create a table; an existing one must have the same configuration.
 
-    Without an option that says where it lies, that is SQLite beside a local lake, and objects of any other lake.
+    By default it is stored in SQLite next to a local lake, and in objects of any other lake.
     """
     from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
     from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration
@@ -532,17 +540,17 @@ def create(
         manager.create_scope(names[0])
     made = manager.create(*names, configuration)
     facts = {"table": table, "created": made, **_facts(manager.describe(*names))}
-    _report(facts, f"key-value table {table} {'created' if made else 'is there already'}.", json_output)
+    _report(facts, f"key-value table {table} {'created' if made else 'exists already'}.", json_output)
 
 
 @kv.command("list")
 @click.argument("scope", metavar="SCOPE")
-@click.option("--after", metavar="TABLE", help="Go on behind this one.")
-@click.option("--limit", type=click.IntRange(1), help="How many at most.")
+@click.option("--after", metavar="TABLE", help="Start after this name.")
+@click.option("--limit", type=click.IntRange(1), help="Maximum number.")
 @lake_url
 @output_options
 def list_tables(scope: str, after: str | None, limit: int | None, lake_url: str | None, json_output: bool) -> None:
-    """List the tables of a scope in the order of their names."""
+    """List the tables of a scope, ordered by name."""
     tables = [_facts(table) for table in open_manager(lake_url).list(scope, after=after, limit=limit)]
     if json_output:
         show_json(tables)
@@ -556,7 +564,7 @@ def list_tables(scope: str, after: str | None, limit: int | None, lake_url: str 
 @lake_url
 @output_options
 def show_key_value_table(table: str, lake_url: str | None, json_output: bool) -> None:
-    """Show how a table is configured, how far it is, and where its partitions live."""
+    """Show a table's configuration and state, and where its partitions are stored."""
     manager, names = open_manager(lake_url), split_table_name(table)
     facts = _facts(manager.describe(*names))
     segments = [asdict(segment) for segment in manager.segments(*names)]
@@ -576,14 +584,14 @@ def show_key_value_table(table: str, lake_url: str | None, json_output: bool) ->
 def update(
     table: str, longest_key: int | None, longest_value: int | None, lake_url: str | None, json_output: bool
 ) -> None:
-    """Give a table these limits, and none where an option is left out. Its partitions never change."""
+    """Set a table's limits; an omitted option removes its limit. Partitions can't be changed."""
     from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration
 
     manager, names = open_manager(lake_url), split_table_name(table)
     partitions = manager.get_configuration(*names).partitions
     changed = manager.update(*names, KeyValueTableConfiguration(partitions, longest_key, longest_value))
     facts = {"table": table, "updated": changed, **_facts(manager.describe(*names))}
-    _report(facts, f"key-value table {table} {'updated' if changed else 'is so already'}.", json_output)
+    _report(facts, f"key-value table {table} {'updated' if changed else 'has these limits already'}.", json_output)
 
 
 @kv.command()
@@ -591,7 +599,7 @@ def update(
 @lake_url
 @output_options
 def seal(table: str, lake_url: str | None, json_output: bool) -> None:
-    """Refuse all writes to a table from now on, for ever; reads go on."""
+    """Make a table read-only, permanently."""
     sealed = open_manager(lake_url).seal(*split_table_name(table))
     sentence = f"key-value table {table} {'sealed' if sealed else 'is sealed already'}."
     _report({"table": table, "sealed": sealed}, sentence, json_output)
@@ -599,21 +607,19 @@ def seal(table: str, lake_url: str | None, json_output: bool) -> None:
 
 @kv.command()
 @table_name
-@click.option(
-    "--unregister", is_flag=True, help="Only the lake's entry: the backend is not asked, and keeps the table."
-)
+@click.option("--unregister", is_flag=True, help="Only remove the lake's entry; the backend keeps the table's data.")
 @click.option("--yes", is_flag=True, help="Do not ask before.")
 @lake_url
 @output_options
 def delete(table: str, unregister: bool, yes: bool, lake_url: str | None, json_output: bool) -> None:
-    """Delete a table with all that it holds, for good."""
+    """Delete a table and all its entries permanently."""
     manager, names = open_manager(lake_url), split_table_name(table)
     if not yes:
-        what = "what the lake knows of it" if unregister else "all that it holds"
-        click.confirm(f"Delete key-value table {table} and {what} for good?", abort=True, err=True)
+        what = "the lake's entry for key-value table" if unregister else "key-value table"
+        click.confirm(f"Delete {what} {table} permanently?", abort=True, err=True)
     gone = manager.forget(*names) if unregister else manager.delete(*names)
     done = "forgotten" if unregister else "deleted"
-    sentence = f"key-value table {table} {done if gone else 'is not there'}."
+    sentence = f"key-value table {table} {done if gone else 'does not exist'}."
     _report({"table": table, done: gone}, sentence, json_output)
 
 
@@ -629,7 +635,7 @@ def _report(facts: dict[str, Any], line: str, json_output: bool) -> None:
 
 
 def _facts(table: TableInfo) -> dict[str, Any]:
-    """Return what is known of a table, its configuration beside everything else."""
+    """Return a table's description with its configuration merged in."""
     facts = asdict(table)
     configuration = facts.pop("configuration") or {"partitions": None, "longest_key": None, "longest_value": None}
     return {**facts, **configuration}

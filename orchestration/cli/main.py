@@ -1,4 +1,4 @@
-"""The root command, and those about applications: run, demo, ui."""
+"""The root command `adjunct`, and its subcommands run, demo and ui."""
 
 from __future__ import annotations
 
@@ -62,11 +62,19 @@ root.add_command(applications.app)
 @root.command()
 @click.argument("reference", metavar="MODULE:APP")
 @lake_url
-@click.option("--master", help="Spark master, such as local[4] or spark://host:7077. Default: all cores here.")
-@click.option("--max-batches", type=click.IntRange(1), help="Stop after so many batches.")
-@click.option("--wait", metavar="TIME", default="5m", show_default=True, help="Wait for another run, or not: 0m.")
-@click.option("--take-over", is_flag=True, help="Take over at once from another run, also where it is alive.")
-@click.option("--adopt", is_flag=True, help="Write to outputs that another application has written, in a first run.")
+@click.option(
+    "--master", help="Spark master, such as local[4] or spark://host:7077. Default: all cores of this machine."
+)
+@click.option("--max-batches", type=click.IntRange(1), help="Stop after this many batches.")
+@click.option(
+    "--wait",
+    metavar="TIME",
+    default="5m",
+    show_default=True,
+    help="How long to wait for another run to end; 0m does not wait.",
+)
+@click.option("--take-over", is_flag=True, help="Take over from another run at once, even if it is alive.")
+@click.option("--adopt", is_flag=True, help="Let a first run write to outputs that another application has written.")
 @output_options
 def run(
     reference: str,
@@ -80,22 +88,22 @@ def run(
 ) -> None:
     """Bring the datasets of an application up to date and run its step until it has caught up.
 
-    The exit code is 3 where a dataset has refused a version; batches went on with the one served before.
+    Exits with 3 if a dataset rejected a version; batches then use the version served before.
     """
     from dagster_adjunct.orchestration.application.graph import describe_partitions, is_advanced_by_partition
     from dagster_adjunct.orchestration.planner.catalog import systems_for
     from dagster_adjunct.orchestration.step.run import run_application, session_scope
     from dagster_adjunct.resources.objects.lake import open_lake
 
-    def say(event: StepEvent | AdvanceReport) -> None:
-        # For whom it waits is a warning in the log, which is on stderr: with --json, too.
+    def print_event(event: StepEvent | AdvanceReport) -> None:
+        # Waiting for a lease is logged as a warning on stderr, with --json too.
         if not json_output and getattr(event, "what", "") != "lease":
             show_line(event.summary())
 
-    patience = parse_duration(wait)
-    if patience is None:
+    max_wait = parse_duration(wait)
+    if max_wait is None:
         raise ConfigurationError(
-            f"--wait {wait!r} is no duration.", "Write for example 5m or 1h; 0m does not wait.", setting="--wait"
+            f"--wait {wait!r} is not a duration.", "Give for example 5m or 1h; 0m does not wait.", setting="--wait"
         )
     app = load_application(reference)
     lake = open_lake(lake_url)
@@ -110,10 +118,10 @@ def run(
             app,
             spark,
             run=run_id,
-            on_event=say,
+            on_event=print_event,
             on_stage=stage_printer(json_output),
             max_batches=max_batches,
-            wait=patience,
+            wait=max_wait,
             take_over=take_over,
             adopt=adopt,
         )
@@ -122,8 +130,8 @@ def run(
     else:
         for name, counters in report.step.counters.items():
             show_table(name, ["counter", "value"], list(counters.items()))
-        where = "caught up" if report.step.caught_up else "stopped at the limit"
-        console.print(f"{report.step.batches} batches, {where}.")
+        end = "caught up" if report.step.caught_up else "stopped at the limit"
+        console.print(f"{report.step.batches} batches, {end}.")
         for note in (describe_partitions(dataset) for dataset in app.datasets if is_advanced_by_partition(dataset)):
             show_line(note)
     fail_if_rejected(report.datasets)
@@ -132,21 +140,21 @@ def run(
 def _advance_only(
     lake: Lake, reference: str, app: Application, spark: Callable[[], SparkSession], run: str, *, json_output: bool
 ) -> None:
-    """Run an application of which nothing but its datasets is declared: there is no batch after them."""
+    """Advance the datasets of an application that declares nothing else, so it has no batches."""
 
-    def say(report: AdvanceReport) -> None:
+    def print_report(report: AdvanceReport) -> None:
         if not json_output:
             show_line(report.summary())
 
-    shown = stage_printer(json_output)
-    reports, partitioned = advance_all(lake, app, spark, by=run, on_report=say, on_stage=shown)
+    on_stage = stage_printer(json_output)
+    reports, partitioned = advance_all(lake, app, spark, by=run, on_report=print_report, on_stage=on_stage)
     if json_output:
         show_json({"datasets": [report.to_json() for report in reports], "step": None})
     else:
         for name in partitioned:
             command = f"adjunct dataset advance {name} {reference} --partition VERSION"
-            show_line(f"dataset {name}: made by partitions; {command}")
-        show_line(f"Application {app.name} has datasets only: there are no batches to run.")
+            show_line(f"dataset {name}: its versions are partitions, built by: {command}")
+        show_line(f"Application {app.name} declares only datasets: there are no batches to run.")
     fail_if_rejected(reports)
 
 
@@ -190,7 +198,7 @@ def ui(port: int, lake_url: str | None) -> None:
 
 
 def require_free_port(port: int) -> None:
-    """Refuse a port that something listens on, before the daemon starts: it would run on without its webserver."""
+    """Raise ConfigurationError if the port is in use, since the daemon would run on without a webserver."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -198,13 +206,13 @@ def require_free_port(port: int) -> None:
         except OSError as error:
             raise ConfigurationError(
                 f"port {port} of 127.0.0.1 can't be used: {error.strerror}.",
-                f"Stop what listens there (another adjunct ui?), or choose another port: adjunct ui --port {port + 1}.",
+                f"Stop what uses it (another adjunct ui?), or use another port: adjunct ui --port {port + 1}.",
                 setting="--port",
             ) from error
 
 
 def main() -> None:
-    """Entry point: run, and leave with an exit code."""
+    """Run the command line and exit with its code."""
     sys.exit(run_command(lambda: root(standalone_mode=False)))
 
 

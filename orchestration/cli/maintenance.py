@@ -1,4 +1,4 @@
-"""`adjunct dataset expire, verify, erase`: what keeps datasets small, whole and lawful."""
+"""`adjunct dataset advance, compact, expire, erase, …`: keep datasets up to date, small and intact."""
 
 from __future__ import annotations
 
@@ -40,13 +40,15 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.resources.objects.lake import Lake
 
+_MASTER = "Spark master, such as local[4] or spark://host:7077. Default: all cores of this machine."
+
 
 @click.command()
 @click.argument("name")
 @click.argument("reference", metavar="MODULE:APP")
-@click.option("--partition", metavar="VERSION", help="Build the version of this name, where versions are partitions.")
-@click.option("--make-current", is_flag=True, help="With --partition: serve it, also where a later one is served.")
-@click.option("--master", help="Spark master, such as local[4] or spark://host:7077. Default: all cores here.")
+@click.option("--partition", metavar="VERSION", help="Build the version of this name, if versions are partitions.")
+@click.option("--make-current", is_flag=True, help="With --partition: serve it even if a newer version is served.")
+@click.option("--master", help=_MASTER)
 @click.option("--by", help="Who does it. Default: the user of this machine.")
 @lake_url
 @output_options
@@ -60,10 +62,9 @@ def advance(
     lake_url: str | None,
     json_output: bool,
 ) -> None:
-    """Bring the dataset NAME that an application declares up to date, and with it all of its version set.
+    """Bring dataset NAME of an application, and its version set, up to date.
 
-    Startpoints that the application has for the dataset's stream are applied first. The exit code is 3 where a version
-    was refused.
+    Startpoints for the dataset's stream are applied first. Exits with 3 if a version was rejected.
     """
     from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
     from dagster_adjunct.assets.writing.generation import Runtime
@@ -73,28 +74,27 @@ def advance(
 
     if make_current and partition is None:
         raise ConfigurationError(
-            "--make-current is given without --partition.",
-            "Give the partition's name, or roll back to its version.",
+            "--make-current needs --partition.",
+            "Add --partition, or use adjunct dataset rollback to serve an earlier version.",
             setting="--make-current",
         )
     app = load_application(reference)
-    unit = advance_group(app, name)
+    group = advance_group(app, name)
     lake = open_lake(lake_url)
     person = resolve_user(by)
-    systems = open_dataset_systems(unit, lake)
+    systems = open_dataset_systems(group, lake)
     with session_scope(master=master, lake_url=lake.url, on_start=line_printer(json_output)) as spark:
         if partition is None:
-            shown = stage_printer(json_output)
             runtime = Runtime(lake, systems_for(app, lake), session_factory(spark), by=person)
-            applied = apply_startpoints(runtime, app, only={member.name for member in unit})
+            applied = apply_startpoints(runtime, app, only={member.name for member in group})
             applied.raise_failed()
             reports = list(applied.reports)
-            reports += advance_unit(replace(runtime, systems=systems), unit, on_stage=shown)
+            reports += advance_unit(replace(runtime, systems=systems), group, on_stage=stage_printer(json_output))
         else:
-            _reject_partition(unit)
+            _reject_partition(group)
             reports = [
                 advance_dataset(
-                    lake, systems, unit[0], spark, by=person, partition=partition, make_current=make_current
+                    lake, systems, group[0], spark, by=person, partition=partition, make_current=make_current
                 )
             ]
     if json_output:
@@ -106,7 +106,7 @@ def advance(
 
 
 def has_datasets_only(app: Application) -> bool:
-    """Whether an application declares datasets and nothing that a batch would read or write."""
+    """Whether an application declares datasets but no inputs, outputs or tables."""
     return bool(app.datasets) and not (app.inputs or app.outputs or app.tables)
 
 
@@ -119,7 +119,7 @@ def advance_all(
     on_report: Callable[[AdvanceReport], None],
     on_stage: OnStage = ignore_stage,
 ) -> tuple[list[AdvanceReport], list[str]]:
-    """Bring the datasets of an application up to date; their reports, and the names of those made by partitions."""
+    """Bring an application's datasets up to date; return their reports, and the names of those built by partition."""
     from dagster_adjunct.assets.writing.generation import Runtime
     from dagster_adjunct.orchestration.application.graph import is_advanced_by_partition
     from dagster_adjunct.orchestration.planner.catalog import systems_for
@@ -133,17 +133,17 @@ def advance_all(
 
 
 def stage_printer(json_output: bool) -> OnStage:
-    """Return what prints a line for each stage of a dataset that takes a while, and nothing with --json."""
+    """Return a callback that prints a line for each notable stage of a dataset, or nothing with --json."""
     return ignore_stage if json_output else lambda event: show_line(event.summary()) if event.is_notable else None
 
 
 def line_printer(json_output: bool) -> Callable[[str], None]:
-    """Return what prints a line, and nothing with --json."""
+    """Return a callback that prints a line, or nothing with --json."""
     return (lambda text: None) if json_output else show_line
 
 
 def advance_group(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
-    """Return what advances together with the dataset of this name."""
+    """Return the datasets that advance together with the one of this name."""
     from dagster_adjunct.orchestration.application.graph import group_datasets
 
     datasets = {dataset.name: dataset for dataset in app.datasets}
@@ -159,20 +159,20 @@ def advance_group(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
     return group_datasets(in_set or [wanted], f"application {app.name!r}")[0]
 
 
-def _reject_partition(unit: Sequence[AdjunctDataset]) -> None:
-    """Refuse a partition of what has none; of a bounded dataset alone that is checked where it advances."""
-    dataset = unit[0]
-    if len(unit) > 1 or dataset.follows_changes:
-        what = f"a member of the version set {dataset.version_set!r}" if len(unit) > 1 else f"{dataset.kind}"
+def _reject_partition(group: Sequence[AdjunctDataset]) -> None:
+    """Raise ConfigurationError for a partition of a version set or a change stream.
+
+    For a single bounded dataset this is checked when it advances.
+    """
+    dataset = group[0]
+    if len(group) > 1 or dataset.follows_changes:
+        what = f"a member of the version set {dataset.version_set!r}" if len(group) > 1 else f"{dataset.kind}"
         raise ConfigurationError(
-            f"dataset {dataset.name!r} is {what} and has no version partitions, and --partition is given.",
-            "Leave --partition out: what has been delivered is published.",
+            f"dataset {dataset.name!r} is {what} and has no version partitions.",
+            "Omit --partition: everything that has been delivered is published.",
             setting="--partition",
             dataset=dataset.name,
         )
-
-
-_MASTER = "Spark master, such as local[4] or spark://host:7077. Default: all cores here."
 
 
 @click.command()
@@ -180,7 +180,7 @@ _MASTER = "Spark master, such as local[4] or spark://host:7077. Default: all cor
 @lake_url
 @output_options
 def lag(name: str, lake_url: str | None, json_output: bool) -> None:
-    """Show how far an unbounded dataset is behind its stream, by partition, and how far its bootstrap is."""
+    """Show how far an unbounded dataset is behind its stream, by partition, and its bootstrap progress."""
     from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
     from dagster_adjunct.assets.versions.manifest import as_follower
     from dagster_adjunct.resources.objects.lake import open_lake
@@ -200,22 +200,22 @@ def lag(name: str, lake_url: str | None, json_output: bool) -> None:
 def _no_lag_error(name: str, owner: str | None) -> ConfigurationError:
     if owner is not None:
         return ConfigurationError(
-            f"dataset {name!r} is a local table of application {owner!r}: it follows no stream.",
-            f"See how far the application is: adjunct checkpoint show {owner}.",
+            f"dataset {name!r} is a local table of application {owner!r}, which follows no stream.",
+            f"See the application's position instead: adjunct checkpoint show {owner}.",
             dataset=name,
         )
     return ConfigurationError(
-        f"dataset {name!r} is bounded: it arrives in versions and follows no stream.",
+        f"dataset {name!r} is bounded and has no lag: it is delivered in versions.",
         f"See what its next version waits for: adjunct dataset show {name}.",
         dataset=name,
     )
 
 
 def lag_facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
-    """Return how far a table is behind its stream, as JSON-able values, or why that can't be seen."""
+    """Return how far a table is behind its stream as JSON-able values, or why that is unknown."""
     try:
         return _lag_to_json(lake, manifest)
-    except AdjunctError as error:  # its stream may be gone, or known to its application's module only
+    except AdjunctError as error:  # its stream may be deleted, or registered only by the application's module
         return {"unknown": str(error)}
 
 
@@ -239,7 +239,7 @@ def _lag_to_json(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
 def show_lag(facts: Mapping[str, Any]) -> None:
     """Print how far a table is behind its stream."""
     if "unknown" in facts:
-        show_line(f"How far it is behind its stream can't be seen: {facts['unknown']}")
+        show_line(f"The lag is unknown: {facts['unknown']}")
         return
     bootstrap = facts["bootstrap"]
     show_facts("bootstrap", {name: value for name, value in bootstrap.items() if value not in ({}, "")})
@@ -257,7 +257,7 @@ def _format_lag(seconds: float | None) -> str:
 
 @click.command()
 @click.argument("name")
-@click.option("--level", type=click.Choice(["minor", "major"]), help="Default: what its policy finds due.")
+@click.option("--level", type=click.Choice(["minor", "major"]), help="Default: what its compaction policy finds due.")
 @click.option("--master", help=_MASTER)
 @click.option("--by", help="Who does it. Default: the user of this machine.")
 @lake_url
@@ -267,16 +267,16 @@ def compact(
 ) -> None:
     """Merge the deltas of an unbounded dataset into one (minor), or with its base into a new one (major).
 
-    Safe beside readers and writers; for cron.
+    Safe while readers and writers work; for cron.
     """
     from dagster_adjunct.assets.unbounded.compaction import compact_dataset
     from dagster_adjunct.orchestration.step.run import session_scope
     from dagster_adjunct.resources.objects.lake import open_lake
 
     lake, person = open_lake(lake_url, create=False), resolve_user(by)
-    asked = cast(Literal["minor", "major"] | None, level)
+    chosen = cast(Literal["minor", "major"] | None, level)
     with session_scope(master=master, lake_url=lake.url, on_start=line_printer(json_output)) as spark:
-        report = compact_dataset(lake, name, spark, by=person, level=asked)
+        report = compact_dataset(lake, name, spark, by=person, level=chosen)
     show_report(report, json_output=json_output)
 
 
@@ -296,7 +296,7 @@ def rebuild(
     lake_url: str | None,
     json_output: bool,
 ) -> None:
-    """Build an unbounded dataset anew from its stream's oldest offset, or its bulk snapshot; readers keep the old."""
+    """Rebuild an unbounded dataset from the start of its stream or its bulk snapshot; readers keep the old one."""
     from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
     from dagster_adjunct.orchestration.planner.catalog import open_dataset_systems
     from dagster_adjunct.orchestration.step.run import session_scope
@@ -304,10 +304,10 @@ def rebuild(
 
     spec = advance_group(load_application(reference), name)[0]
     lake = open_lake(lake_url, create=False)
-    shown = stage_printer(json_output)
+    on_stage = stage_printer(json_output)
     with session_scope(master=master, lake_url=lake.url, on_start=line_printer(json_output)) as spark:
         report = rebuild_dataset(
-            lake, open_dataset_systems([spec], lake), spec, spark, reason=reason, by=resolve_user(by), on_stage=shown
+            lake, open_dataset_systems([spec], lake), spec, spark, reason=reason, by=resolve_user(by), on_stage=on_stage
         )
     show_report(report, json_output=json_output)
 
@@ -317,9 +317,11 @@ COMMANDS = (lag, compact, rebuild)
 
 @click.command()
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--keep", help='Keep the newest so many versions, or "all". Default: as each dataset declares.')
-@click.option("--grace", help="Delete nothing younger, such as 90m or 7d. Default: as each dataset declares.")
-@click.option("--dry-run", is_flag=True, help="Only list what would go, and why.")
+@click.option("--keep", help='Number of newest versions to keep, or "all". Default: as each dataset declares.')
+@click.option(
+    "--grace", help="Keep everything younger than this, such as 90m or 7d. Default: as each dataset declares."
+)
+@click.option("--dry-run", is_flag=True, help="Only list what would be deleted, and why.")
 @click.option("--by", help="Who does it. Default: the user of this machine.")
 @lake_url
 @output_options
@@ -346,14 +348,14 @@ def expire(
     unknown = [name for name in names if name not in there]
     if unknown:
         raise ConfigurationError(
-            f"there is no dataset {unknown[0]!r} to expire versions of; there are: {', '.join(there) or 'none'}.",
+            f"there is no dataset {unknown[0]!r}; the lake has: {', '.join(there) or 'none'}.",
             "Check the name and the lake.",
             dataset=unknown[0],
         )
     span = None if grace is None else parse_duration(grace)
     if grace is not None and span is None:
         raise ConfigurationError(
-            f"--grace {grace!r} is no duration.", "Write for example 90m, 24h or 7d.", setting="--grace"
+            f"--grace {grace!r} is not a duration.", "Give for example 90m, 24h or 7d.", setting="--grace"
         )
     person, kept = resolve_user(by), None if keep is None else _parse_keep(keep)
     reports, errors = [], []
@@ -377,13 +379,13 @@ def expire(
 @click.command()
 @click.argument("name")
 @click.argument("version", required=False)
-@click.option("--deep", is_flag=True, help="Also check rows, columns, and the order and bucket of every key.")
+@click.option("--deep", is_flag=True, help="Also check rows, columns, key order and buckets.")
 @lake_url
 @output_options
 def verify(name: str, version: str | None, deep: bool, lake_url: str | None, json_output: bool) -> None:
-    """Check by checksum that every object of a version (default: all that are sealed) is as it was written.
+    """Compare every object of a version (default: all sealed versions) with its checksum.
 
-    Ends with exit code 1 when one is not.
+    Exits with 1 if one is damaged or missing.
     """
     from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
     from dagster_adjunct.assets.reading.verify import verify_version
@@ -397,7 +399,7 @@ def verify(name: str, version: str | None, deep: bool, lake_url: str | None, jso
         views = [store.require_current()]
     else:
         sealed = [ref.id for ref in store.versions() if ref.state == "sealed"]
-        views = [store.version(ref) for ref in sealed] or [store.require_current()]  # which says why there is none
+        views = [store.version(ref) for ref in sealed] or [store.require_current()]  # raises an error if there is none
     reports = []
     for view in views:
         report = verify_version(view, deep=deep)
@@ -407,7 +409,7 @@ def verify(name: str, version: str | None, deep: bool, lake_url: str | None, jso
         except VersionDiscardedError:
             if version is not None:
                 raise
-            continue  # discarded meanwhile, which is no damage
+            continue  # discarded meanwhile, not damaged
         reports.append(report)
     if json_output:
         show_json([report.to_json() for report in reports])
@@ -426,7 +428,7 @@ def verify(name: str, version: str | None, deep: bool, lake_url: str | None, jso
 @click.option(
     "--keys-from",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A CSV file without header that holds the keys, one a line, instead of KEYs.",
+    help="Read the keys from a CSV file without header, one per line.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask before.")
 @audit_options
@@ -442,10 +444,10 @@ def erase(
     lake_url: str | None,
     json_output: bool,
 ) -> None:
-    """Erase entries for good from everything that a dataset stores, and search it to prove that they are gone.
+    """Erase entries permanently from everything that a dataset stores, and verify it by a search.
 
-    One KEY an entry; with a key of several columns, that many KEYs an entry. Ends with exit code 1 while something
-    still holds a key: repeat it then.
+    Give one KEY per entry, or one per key column in order. Exits with 1 while something still holds a key: repeat it
+    then.
     """
     from dagster_adjunct.assets.reading.key_lookup import key_from_text
     from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
@@ -468,12 +470,12 @@ def erase(
     texts = read_keys(name, declared.key, keys_from) if keys_from else split_keys(name, declared.key, key)
     keys = [key_from_text(f"dataset {name!r}", fields, values) for values in texts]
     if not yes:
-        asked = f"Erase {len(keys)} key(s) from {manifest.stored_description} of {name}, for good?"
-        click.confirm(asked, abort=True, err=True)
+        question = f"Erase {len(keys)} key(s) from {manifest.stored_description} of {name} permanently?"
+        click.confirm(question, abort=True, err=True)
     report = forget(lake, name, keys, reason=reason, by=person, roots=partial(_versions_in_open_batches, lake, name))
     show_report(report, json_output=json_output)
     if not json_output:
-        show_line(f"Not erased, because it is not the dataset's: {'; '.join(report.not_erased)}.")
+        show_line(f"Not erased, because the dataset does not own it: {'; '.join(report.not_erased)}.")
     if not report.complete:
         raise click.exceptions.Exit(1)
 
@@ -483,14 +485,14 @@ def _parse_keep(text: str) -> int | None:
         return None
     if not text.isdecimal() or int(text) < 1:
         raise ConfigurationError(
-            f"--keep {text!r} is no number of versions.", 'Give 1 or more, or "all".', setting="--keep"
+            f"--keep {text!r} is not a number of versions.", 'Give 1 or more, or "all".', setting="--keep"
         )
     return int(text)
 
 
 def _show_expired(report: DiscardReport) -> None:
     show_line(f"{report.summary()}.")
-    outcomes = (("goes", (*report.discarded, *report.garbage)), ("spared", report.spared), ("stays", report.kept))
+    outcomes = (("deleted", (*report.discarded, *report.garbage)), ("spared", report.spared), ("kept", report.kept))
     rows = [[outcome, item.what, item.name, item.reason] for outcome, items in outcomes for item in items]
     if rows:
         show_table(report.dataset, ["", "what", "name", "why"], rows)
@@ -500,7 +502,7 @@ UPKEEP_COMMANDS = (expire, verify, erase)
 
 
 def _versions_in_open_batches(lake: Lake, dataset: str) -> dict[str, str]:
-    """Return which versions of a dataset open batches will read again, and why."""
+    """Return the versions of a dataset that open batches will read again, and why."""
     from dagster_adjunct.orchestration.maintenance.discard import versions_in_open_batches
 
     return versions_in_open_batches(lake).get(dataset, {})

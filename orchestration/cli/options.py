@@ -1,4 +1,4 @@
-"""Options that several commands share: who does it and why, durations, and times that are still to come."""
+"""Options and arguments that several commands share: audit fields, durations, expiry times and keys."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def audit_options(command: C) -> C:
-    """Add what every change needs: why, and by whom."""
-    why = click.option("--reason", required=True, help="Why; it is kept with the change.")
-    who = click.option("--by", help="Who does it. Default: the user of this machine.")
-    return why(who(command))
+    """Add --reason and --by, which every change records."""
+    reason = click.option("--reason", required=True, help="Why; recorded with the change.")
+    by = click.option("--by", help="Who does it. Default: the user of this machine.")
+    return reason(by(command))
 
 
 def resolve_user(by: str | None) -> str:
-    """Return who does it: as given, or the user of the operating system. Raises ConfigurationError for nobody."""
+    """Return `by`, or else the user of the operating system. Raises ConfigurationError if neither is known."""
     if by is None:
         try:
             by = getpass.getuser()
         except (KeyError, OSError, ImportError) as error:
             raise ConfigurationError(
-                "this machine does not say who you are.", "Pass --by NAME.", setting="--by"
+                "the operating system does not tell the current user's name.", "Pass --by NAME.", setting="--by"
             ) from error
     if not by.strip():
-        raise ConfigurationError("--by is empty.", "Name who does it, or leave --by out.", setting="--by")
+        raise ConfigurationError("--by is empty.", "Give a name, or omit --by.", setting="--by")
     return by.strip()
 
 
 def parse_duration(text: str) -> timedelta | None:
-    """Return what 90m, 2h, 7d or 1w says, None for another text."""
+    """Return the duration that 90m, 2h, 7d or 1w stands for, None for any other text."""
     written = _DURATION.fullmatch(text.strip())
     return timedelta(**{_UNITS[written[2]]: int(written[1])}) if written else None
 
 
 def parse_expiry(text: str | None, now: datetime) -> datetime | None:
-    """Return when a pin ends: an ISO time with its zone, or a duration from now such as 90m, 2h, 7d, 1w."""
+    """Return when a pin ends, given an ISO time with its zone or a duration from now such as 90m, 2h, 7d, 1w."""
     if text is None:
         return None
     span = parse_duration(text)
@@ -67,30 +67,30 @@ def parse_expiry(text: str | None, now: datetime) -> datetime | None:
     if moment is None:
         raise ConfigurationError(
             f"--expires {text!r} is neither a duration nor a time with its zone.",
-            "Write for example 2h, 7d, or 2026-01-31T18:00Z.",
+            "Give for example 2h, 7d, or 2026-01-31T18:00Z.",
             setting="--expires",
         )
     moment = require_zone("--expires", text, moment)
     if moment <= now:
-        raise ConfigurationError(f"--expires {text} has passed already.", "Give a later time.", setting="--expires")
+        raise ConfigurationError(f"--expires {text} is in the past.", "Give a later time.", setting="--expires")
     return moment.astimezone(UTC)
 
 
 if TYPE_CHECKING:
-    # Given the lake, the name and how to go about it.
+    # Takes the lake, the name and keyword options.
     Deletion = Callable[..., DeletionReport]
 
 
 def deletion_command(
     text: str, deletion: Callable[[], Deletion], *, name_of: Callable[[str], str] = str
 ) -> click.Command:
-    """Return the command that deletes what is named; `deletion` is looked up when it runs, which keeps --help quick."""
+    """Return a `delete` command; `deletion` loads the function when the command runs, which keeps --help fast."""
 
     @click.command("delete", help=text)
     @click.argument("name")
-    @click.option("--force", is_flag=True, help="Also where readers find out only at their next look.")
-    @click.option("--dry-run", is_flag=True, help="Only show what would go, and who reads it.")
-    @click.option("--yes", is_flag=True, help="Do not ask before.")
+    @click.option("--force", is_flag=True, help="Delete even if readers find out only at their next read.")
+    @click.option("--dry-run", is_flag=True, help="Only show what would be deleted, and who reads it.")
+    @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
     @audit_options
     @lake_url
     @output_options
@@ -110,7 +110,7 @@ def deletion_command(
         act = partial(deletion(), lake, name_of(name), reason=reason, by=resolve_user(by), force=force)
         if not dry_run and not yes:
             planned = act(dry_run=True)
-            click.confirm(f"{planned.summary()}. Delete it for good?", abort=True, err=True)
+            click.confirm(f"{planned.summary()}. Delete it permanently?", abort=True, err=True)
         report = act(dry_run=dry_run)
         show_report(report, _reader_lines(report), json_output=json_output)
 
@@ -118,19 +118,19 @@ def deletion_command(
 
 
 def _reader_lines(report: DeletionReport) -> list[str]:
-    verb = "refused without --force" if report.dry_run else "forced"
+    verdict = "needs --force" if report.dry_run else "forced"
     return [
-        *(f"refused, because {reader}" for reader in report.holding),
-        *(f"{verb}, because {reader}" for reader in report.told),
+        *(f"prevented: {reader}" for reader in report.holding),
+        *(f"{verdict}: {reader}" for reader in report.told),
     ]
 
 
 def split_keys(dataset: str, columns: Sequence[str], values: Sequence[str]) -> list[list[str]]:
-    """Return the keys that a command line gives one after the other, each as one text a key column."""
+    """Split command-line values into keys, one text per key column."""
     width = len(columns)
     if len(values) % width:
         raise ConfigurationError(
-            f"dataset {dataset!r} has a key of {width} columns ({', '.join(columns)}), and {len(values)} values were "
+            f"dataset {dataset!r} has a key of {width} columns ({', '.join(columns)}), but {len(values)} values were "
             "given.",
             f"Give {width} values for each entry.",
             dataset=dataset,
@@ -139,22 +139,22 @@ def split_keys(dataset: str, columns: Sequence[str], values: Sequence[str]) -> l
 
 
 def read_keys(dataset: str, columns: Sequence[str], file: Path) -> list[list[str]]:
-    """Return the keys in a CSV file without header: one a line, one field a key column; empty lines count nothing."""
+    """Return the keys in a CSV file without header, one per line, one field per key column; empty lines are skipped."""
     with file.open(newline="", encoding="utf-8") as lines:
         rows = [row for row in csv.reader(lines) if row]
     wrong = next((number for number, row in enumerate(rows, 1) if len(row) != len(columns)), None)
     if wrong is not None:
         raise ConfigurationError(
-            f"{file}: key {wrong} has {len(rows[wrong - 1])} fields, and the key of dataset {dataset!r} is "
+            f"{file}: key {wrong} has {len(rows[wrong - 1])} fields, but the key of dataset {dataset!r} is "
             f"({', '.join(columns)}).",
-            "Write one key a line, its columns separated by commas, without a header.",
+            "Write one key per line, its columns separated by commas, without a header.",
             dataset=dataset,
         )
     return rows
 
 
 def parse_leading_values(dataset: str, fields: Sequence[Field], texts: Sequence[str]) -> tuple[Any, ...]:
-    """Return texts as values of the leading key columns."""
+    """Convert texts to values of the leading key columns."""
     known = fields[: len(texts)] if len(texts) <= len(fields) else fields
     return key_from_text(f"dataset {dataset!r}", known, list(texts))
 
@@ -167,15 +167,16 @@ def repartition_command(
     name_of: Callable[[str], str] = str,
     options: Iterable[click.Parameter] = (),
 ) -> click.Command:
-    """Return the command that rewrites what is named; `options` are its own, and reach the rewriting by their names.
+    """Return a `repartition` command; `options` are extra options, passed on as keyword arguments.
 
-    `rewriting` is looked up when it runs, which keeps --help quick. `details` has the lines beneath the summary.
+    `rewriting` loads the function when the command runs, which keeps --help fast. `details` returns the lines below
+    the summary.
     """
 
     @click.command("repartition", help=text)
     @click.argument("name")
-    @click.option("--partitions", required=True, type=click.IntRange(1), help="How many it is to have.")
-    @click.option("--dry-run", is_flag=True, help="Only show what would be done, and who refuses it.")
+    @click.option("--partitions", required=True, type=click.IntRange(1), help="The new number of partitions.")
+    @click.option("--dry-run", is_flag=True, help="Only show what would be done, and what prevents it.")
     @audit_options
     @lake_url
     @output_options

@@ -1,4 +1,4 @@
-"""What the commands print: tables for people, one JSON document for programs, one paragraph for errors."""
+"""Output of the commands: tables for people, one JSON document for programs, one paragraph for errors."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 _ID = re.compile(r"v(\d{6,})-([0-9a-f]{8,})")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d)?(\.\d+)?(Z|\+00:00)")
-# A time that somebody asked for, within a text: shorter without losing anything.
+# A time within a text, which is shortened without losing precision.
 _TIME_IN_TEXT = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d(?:(?!:00\+00:00):\d\d(?:\.\d+)?)?)(?::00)?\+00:00")
-# Columns that hold sentences: they go beneath the table where they do not fit beside the rest.
+# Columns that hold sentences: they are printed below the table if they do not fit into it.
 SENTENCE_COLUMNS = ("what happens", "error", "message", "why", "reason", "by")
 
 
 def shorten_cells(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Return rows whose version ids are as short as they stay different, and whose times end with the minute."""
+    """Shorten version ids as far as they stay distinct, and times to minutes."""
     ids = {cell for row in rows for cell in row if isinstance(cell, str) and _ID.fullmatch(cell)}
     short = short_ids(ids)
 
@@ -48,7 +48,7 @@ def shorten_cells(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
 
 
 def short_ids(ids: set[str]) -> dict[str, str]:
-    """Return each id's number, with as many digits of the rest as tell it from the others of that number."""
+    """Return each id's number, with as many digits of its suffix as are needed to stay distinct."""
     short = {}
     for version in ids:
         number, rest = version.split("-")
@@ -59,23 +59,23 @@ def short_ids(ids: set[str]) -> dict[str, str]:
 
 
 def format_minutes(value: str | datetime) -> str:
-    """Return a stored time (ISO, UTC) as people read it; other texts as they are."""
+    """Format a stored time (ISO, UTC) to minutes; other texts stay as they are, with their times shortened."""
     text = value.isoformat() if isinstance(value, datetime) else value
     time = _TIME.fullmatch(text)
     return f"{time[1]} {time[2]}" if time else _TIME_IN_TEXT.sub(r"\1Z", text)
 
 
 def format_seconds(value: Any) -> Any:
-    """Return a stored time (UTC) to the second, with its zone; anything else as it is."""
+    """Format a stored time (UTC) to seconds, with its zone; anything else stays as it is."""
     text = value.isoformat() if isinstance(value, datetime) else value
     time = _TIME.fullmatch(text) if isinstance(text, str) else None
     return f"{time[1]} {time[2]}{time[3] or ''} UTC" if time else value
 
 
 def format_value(value: Any, *, own: bool = False) -> str:
-    """Return any value as text: what is none, yes and no, thousands, lists and mappings as words.
+    """Format any value as text: "-" for None, yes and no, thousands separators, lists and mappings as words.
 
-    With `own` it is a user's, and a number or a bool is written as it is: a whole number may be a year.
+    With `own` it is user data, and numbers and booleans are not formatted: a whole number may be a year.
     """
     if value is None:
         return "-"
@@ -96,7 +96,7 @@ def format_value(value: Any, *, own: bool = False) -> str:
 
 
 def columns_below(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Return which columns of sentences go beneath the table, so that the others need no second line in `width`."""
+    """Return the sentence columns to print below the table, so that the others fit into `width` without wrapping."""
     moved: list[str] = []
     for name in SENTENCE_COLUMNS:
         if natural_width([c for c in columns if c not in moved], columns, rows) <= width:
@@ -107,7 +107,7 @@ def columns_below(columns: Sequence[str], rows: Sequence[Sequence[str]], width: 
 
 
 def natural_width(shown: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    """Return how wide a table of these columns is when no cell is folded: three more for each, and one."""
+    """Return the width of a table of these columns if no cell wraps."""
     wide = [max([len(name), *(len(row[columns.index(name)]) for row in rows)]) for name in shown]
     return sum(wide) + 3 * len(shown) + 1
 
@@ -133,12 +133,12 @@ def _ask_json(context: click.Context, parameter: click.Parameter, value: bool) -
 
 
 def output_options(command: F) -> F:
-    """Add --json, which has all of what is found, and --wide, which keeps tables from being fitted to the terminal."""
+    """Add --json, which prints everything, and --wide, which does not fit tables to the terminal."""
     wide = click.option(
-        "--wide", is_flag=True, expose_value=False, callback=_widen, help="Whole ids, times and texts in tables."
+        "--wide", is_flag=True, expose_value=False, callback=_widen, help="Print full ids, times and texts in tables."
     )
     asked = click.option(
-        "--json", "json_output", is_flag=True, callback=_ask_json, help="Print one JSON document; also of an error."
+        "--json", "json_output", is_flag=True, callback=_ask_json, help="Print one JSON document, also for an error."
     )
     return asked(wide(command))
 
@@ -152,15 +152,15 @@ lake_url = click.option(
 
 
 REJECTED = 3
-"""The exit code of a command that has refused a version: what was served stays, and nothing else is wrong."""
+"""Exit code if a dataset rejected a version and everything else succeeded."""
 NOT_FOUND = 6
-"""The exit code of a look-up by key of which a key is not there."""
+"""Exit code of a lookup if a key does not exist."""
 CONDITIONS_NOT_MET = 5
-"""The exit code of a write to a key-value table whose condition does not hold: nothing was written."""
+"""Exit code of a conditional write whose condition does not hold: nothing was written."""
 
 
 class Commands(click.Group):
-    """The root command: with --json, an error is a JSON document, too, unless the command has printed one before."""
+    """The root command. With --json it prints errors as JSON too, unless the command already printed a document."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -174,7 +174,7 @@ class Commands(click.Group):
 
 
 def show_with_error(**facts: Any) -> None:
-    """Have facts printed, with --json, beside the error that the running command ends with."""
+    """Add facts to the JSON document of the error that the running command ends with."""
     click.get_current_context().meta[_OF_ERROR] = facts
 
 
@@ -186,31 +186,31 @@ def _error_facts(error: Exception) -> dict[str, str]:
 
 
 def fail_if_rejected(reports: Iterable[AdvanceReport]) -> None:
-    """End the command with an exit code of its own where a dataset has refused a version."""
+    """Exit with REJECTED if a dataset rejected a version."""
     if any(report.rejected for report in reports):
         raise click.exceptions.Exit(REJECTED)
 
 
 def fail_if_missing(answers: Iterable[object]) -> None:
-    """End the command with an exit code of its own where a key that was looked up is not there."""
+    """Exit with NOT_FOUND if a key that was looked up does not exist."""
     if any(answer is None for answer in answers):
         raise click.exceptions.Exit(NOT_FOUND)
 
 
 def require_zone(option: str, text: str, moment: datetime) -> datetime:
-    """Return a time that an option gave, or refuse one without its zone, which could mean any of a day's."""
+    """Return the time of an option. Raises ConfigurationError if it has no time zone."""
     if moment.tzinfo is None:
         written = text if ":" in text else f"{text}T00:00"
         raise ConfigurationError(
-            f"{option} {text} names no zone.",
-            f"Write {written}Z for UTC, or the offset of its zone: {written}+01:00.",
+            f"{option} {text} has no time zone.",
+            f"Give {written}Z for UTC, or an offset: {written}+01:00.",
             setting=option,
         )
     return moment
 
 
 def show_json(value: Any) -> None:
-    """Print a value as one JSON document; times as ISO text, decimals as text, bytes as hex."""
+    """Print a value as one JSON document, with times in ISO format, decimals as text and bytes as hex."""
     context = click.get_current_context(silent=True)
     if context is not None:
         context.meta[_SHOWN] = True
@@ -218,12 +218,12 @@ def show_json(value: Any) -> None:
 
 
 def show_line(text: str) -> None:
-    """Print a line as it is, however wide the terminal."""
+    """Print a line without wrapping it."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class Report(Protocol):
-    """What a command did, or would do."""
+    """A report of what a command did, or would do."""
 
     def summary(self) -> str: ...
 
@@ -231,7 +231,7 @@ class Report(Protocol):
 
 
 def show_report(report: Report, details: Iterable[str] = (), *, json_output: bool) -> None:
-    """Print a report as one JSON document, or else its summary, and details indented beneath it."""
+    """Print a report as one JSON document, or its summary with details indented below it."""
     if json_output:
         show_json(report.to_json())
         return
@@ -241,14 +241,14 @@ def show_report(report: Report, details: Iterable[str] = (), *, json_output: boo
 
 
 def show_items(title: str, columns: Sequence[str], items: Sequence[Mapping[str, Any]]) -> None:
-    """Print these columns of each item as a table."""
+    """Print these fields of each item as a table."""
     show_table(title, columns, [[item[column] for column in columns] for item in items])
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, own: bool = False) -> None:
-    """Print rows as a table; numbers align right. With `own`, the values are a user's, and shown as they are.
+    """Print rows as a table with numbers aligned right. With `own`, values are user data and printed as they are.
 
-    Else version ids are shortened to what is unique, times to minutes, and sentences that do not fit stand beneath.
+    Otherwise version ids and times are shortened, and sentences that do not fit are printed below the table.
     """
     context = click.get_current_context(silent=True)
     wide = context is not None and bool(context.meta.get(_WIDE))
@@ -276,7 +276,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
 
 
 def show_facts(title: str, facts: Mapping[str, Any], *, own: bool = False) -> None:
-    """Print names and values, one a line; times of ours to the second, values of a user (`own`) as they are."""
+    """Print names and values, one per line, with times to the second; user data (`own`) is printed as it is."""
     console.print(title, style="italic", markup=False, highlight=False)
     table = Table(show_header=False)
     table.add_column(style="bold")
@@ -287,7 +287,7 @@ def show_facts(title: str, facts: Mapping[str, Any], *, own: bool = False) -> No
 
 
 def show_record(title: str, record: Mapping[str, Any] | None, missing: str) -> None:
-    """Print a user's own values as they are, or that there are none."""
+    """Print a record of user data, or `missing` if there is none."""
     if record is None:
         show_facts(title, {"": missing})
         return
@@ -295,10 +295,7 @@ def show_record(title: str, record: Mapping[str, Any] | None, missing: str) -> N
 
 
 def run_command(command: Callable[[], Any]) -> int:
-    """Run a command; return its exit code, with every error as a readable sentence on stderr.
-
-    With ADJUNCT_DEBUG set the traceback follows.
-    """
+    """Run a command and return its exit code; print errors on stderr, with a traceback if ADJUNCT_DEBUG is set."""
     try:
         ended = command()
         return ended if isinstance(ended, int) else 0  # click returns the code of an Exit, outside its standalone mode
@@ -308,9 +305,9 @@ def run_command(command: Callable[[], Any]) -> int:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        _errors.print("Stopped. What was committed stays; the same command goes on from there.")
+        _errors.print("Stopped. Committed results are kept; run the same command again to continue.")
         return 130
-    except Exception as error:  # noqa: BLE001 - the last line of defence: nothing bare reaches the user
+    except Exception as error:  # noqa: BLE001 - users must not see a bare traceback
         ours = error if isinstance(error, AdjunctError) else _wrapped_error(error)
         if ours is not None:
             place = ours.facts.get("declared_at")
@@ -322,7 +319,7 @@ def run_command(command: Callable[[], Any]) -> int:
                 _errors.print(note, markup=False, highlight=False)
             return _exit_code(CONDITIONS_NOT_MET if isinstance(ours, ConditionsNotMetError) else 1)
         _errors.print(Text.assemble((type(error).__name__, "bold red"), f": {_first_lines(error)}"))
-        _errors.print("This is not an error that Adjunct expected; set ADJUNCT_DEBUG=1 for the traceback.")
+        _errors.print("This error is unexpected; set ADJUNCT_DEBUG=1 for the traceback.")
         return _exit_code(2)
 
 
@@ -333,7 +330,7 @@ def _exit_code(code: int) -> int:
 
 
 def _wrapped_error(error: Exception) -> AdjunctError | None:
-    """Return the error of ours that a Spark task raised and Spark reports in its own words."""
+    """Return the AdjunctError that a Spark task raised, if Spark's error contains one."""
     from dagster_adjunct.resources.spark.errors import find_adjunct_error
 
     return find_adjunct_error(error)
@@ -352,11 +349,11 @@ def _to_jsonable(value: Any) -> Any:
         return str(value)
     if isinstance(value, bytes):
         return value.hex()
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+    raise TypeError(f"{type(value).__name__} can't be converted to JSON")
 
 
 def times_to_json(lake: Lake, app: Application | None, last: Checkpoint) -> dict[str, Any]:
-    """Return watermarks and the size of state as JSON-able values; nothing where no input declares event times."""
+    """Return watermarks and state sizes as JSON-able values; empty if no input declares event times."""
     from dagster_adjunct.orchestration.step.progress import (
         find_holding_partitions,
         measure_input_times,
@@ -365,21 +362,21 @@ def times_to_json(lake: Lake, app: Application | None, last: Checkpoint) -> dict
 
     if not last.times.partitions:
         return {}
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "state": {name: asdict(size) for name, size in measure_state_sizes(lake, last.versions).items()}
     }
     if app is None:
-        return told
+        return facts
     waited = find_holding_partitions(app, last.times, lake.now())
     return {
-        **told,
+        **facts,
         "watermarks": [of_input.to_json() for of_input in measure_input_times(app, last.times, lake.now())],
         "waiting_for": {name: None if ssp is None else str(ssp) for name, ssp in waited.items()},
     }
 
 
 def show_times(lake: Lake, app: Application | None, last: Checkpoint) -> None:
-    """Show watermarks by source partition and by operator, and the size of state; nothing where there is none."""
+    """Print watermarks by partition and operator, and state sizes, if any input declares event times."""
     from dagster_adjunct.orchestration.step.progress import (
         find_holding_partitions,
         format_time,

@@ -1,4 +1,4 @@
-"""The command that proves an application and shows its plan."""
+"""`adjunct plan`: validate an application and show its plan."""
 
 from __future__ import annotations
 
@@ -22,24 +22,22 @@ if TYPE_CHECKING:
 
 FORMATS = ("text", "json", "mermaid")
 DIFFERS = 4
-"""The exit code of a comparison that has found something, so that it is not taken for a failure."""
+"""Exit code of a comparison that found differences, distinct from a failure."""
 
 
 @click.command("plan")
 @click.argument("reference", metavar="MODULE:APP")
 @lake_url
-@click.option(
-    "--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="How it is shown."
-)
-@click.option("--output", metavar="FILE", type=click.Path(path_type=Path), help="Write it to this file.")
+@click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="Output format.")
+@click.option("--output", metavar="FILE", type=click.Path(path_type=Path), help="Write the plan to this file.")
 @click.option(
     "--against",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Show what differs from the plan that --format json has written to this file.",
+    help="Show the differences from a plan that --format json wrote to this file.",
 )
-@click.option("--verify", is_flag=True, help="Ask Spark what it would do, over no records, and compare.")
-@click.option("--master", help="Spark master for --verify. Default: all cores here.")
+@click.option("--verify", is_flag=True, help="Ask Spark for its physical plan, over no records, and compare.")
+@click.option("--master", help="Spark master for --verify. Default: all cores of this machine.")
 @output_options
 def show_plan(
     reference: str,
@@ -51,12 +49,12 @@ def show_plan(
     master: str | None,
     json_output: bool,
 ) -> None:
-    """Prove an application's partition counts and show its plan; reads no data and starts no Spark.
+    """Validate an application's partition counts and show its plan, without reading data or starting Spark.
 
-    Its SQL is read by Spark's own parser, in a JVM of a second or two, unless there is no Java.
+    Spark's own parser checks the SQL, in a JVM that takes a second or two, if Java is installed.
 
-    With --against, the exit code is 4 where the plan differs, and with --verify where Spark would do otherwise: it is
-    started for that, and reads no data.
+    Exits with 4 if the plan differs (--against) or Spark would do something else (--verify, which starts Spark but
+    reads no data).
     """
     from dagster_adjunct.orchestration.planner.catalog import plan_application, systems_for
     from dagster_adjunct.orchestration.planner.sql_syntax import check_syntax
@@ -66,23 +64,23 @@ def show_plan(
     form = "json" if json_output else form
     if against is not None and form not in ("text", "json"):
         raise ConfigurationError(
-            f"--against tells differences in words, which have no form {form}.",
+            f"--against can't be combined with --format {form}.",
             "Choose --format text or json.",
             setting="--format",
         )
     if verify and (against is not None or form not in ("text", "json")):
         raise ConfigurationError(
-            "--verify tells what Spark would do as text or JSON, of the plan as it is now.",
-            "Leave --against out, and choose --format text or json.",
+            "--verify can't be combined with --against or --format mermaid.",
+            "Omit --against, and choose --format text or json.",
             setting="--verify",
         )
     app = load_application(reference)
     lake = open_lake(lake_url)
     planned = plan_application(app, systems_for(app, lake))
-    told = describe_other_writers(lake, app)
+    lake_notes = describe_other_writers(lake, app)
     if against is None:
-        planned = replace(planned, notes=(*planned.notes, *told))
-    if not verify:  # else Spark itself reads it all
+        planned = replace(planned, notes=(*planned.notes, *lake_notes))
+    if not verify:  # with --verify Spark parses all SQL itself
         check_syntax(app)
     if verify:
         proof = verify_with_spark(app, lake, planned, master)
@@ -99,22 +97,22 @@ def show_plan(
         emit_text(render_plan(planned, form), output, f"The plan of {planned.application}")
         return
     older = read_plan_document(against)
-    # What the lake says of the application is no difference between its plans, of which a stored one says it, too.
-    older["notes"] = [note for note in older.get("notes", ()) if note not in told]
+    # A stored plan contains the notes of its lake too; these are no difference between plans.
+    older["notes"] = [note for note in older.get("notes", ()) if note not in lake_notes]
     lines = describe_differences(older, planned.to_json())
     if form == "json":
-        found = {"against": str(against), "differences": lines, "notes": told}
+        found = {"against": str(against), "differences": lines, "notes": lake_notes}
         text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
     else:
-        text = "".join(f"{line}\n" for line in lines) or f"The plan is the one of {against}.\n"
-        text += "".join(f"Note: {note}\n" for note in told)
-    emit_text(text, output, f"What is other than in {against}")
+        text = "".join(f"{line}\n" for line in lines) or f"The plan equals the one in {against}.\n"
+        text += "".join(f"Note: {note}\n" for note in lake_notes)
+    emit_text(text, output, f"The comparison with {against}")
     if lines:
         raise click.exceptions.Exit(DIFFERS)
 
 
 def verify_with_spark(app: Application, lake: Lake, planned: ExecutionPlan, master: str | None) -> PhysicalProof:
-    """Return what Spark would do with the application; a session is started for that."""
+    """Return what Spark would do with the application, in a session started for that."""
     from dagster_adjunct.assets.writing.generation import Runtime
     from dagster_adjunct.orchestration.planner.catalog import systems_for
     from dagster_adjunct.orchestration.step.run import session_scope
@@ -126,16 +124,18 @@ def verify_with_spark(app: Application, lake: Lake, planned: ExecutionPlan, mast
 
 
 def read_plan_document(path: Path) -> dict[str, Any]:
-    """Return the document of a plan in a file, as it was written.
+    """Return the plan document stored in a file.
 
-    Raises ConfigurationError where the file can't be read as JSON, MalformedDocumentError where it is no plan.
+    Raises ConfigurationError if the file can't be read as JSON, MalformedDocumentError if it is not a plan.
     """
     from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        problem = f"can't be read: {error.strerror}" if isinstance(error, OSError) else f"is no JSON document: {error}"
+        problem = (
+            f"can't be read: {error.strerror}" if isinstance(error, OSError) else f"is not a JSON document: {error}"
+        )
         raise ConfigurationError(
             f"--against {path} {problem}.",
             "Write the plan to compare with: adjunct plan MODULE:APP --format json --output FILE.",
@@ -146,7 +146,7 @@ def read_plan_document(path: Path) -> dict[str, Any]:
 
 
 def emit_text(text: str, output: Path | None, what: str) -> None:
-    """Print a text, or write it to a file and say so."""
+    """Print a text, or write it to a file and print where."""
     if output is None:
         click.echo(text, nl=False)
         return
@@ -155,19 +155,19 @@ def emit_text(text: str, output: Path | None, what: str) -> None:
 
 
 def render_plan(planned: ExecutionPlan, form: str) -> str:
-    """Return a plan in one of the formats, as text that ends with a line's end."""
+    """Return a plan in one of the formats, as text that ends with a newline."""
     if form == "json":
         return json.dumps(planned.to_json(), indent=2, ensure_ascii=False) + "\n"
     return planned.to_mermaid() if form == "mermaid" else planned.render()
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file, in place of one that is there. Raises ConfigurationError where that can't be done."""
+    """Write or overwrite a file. Raises ConfigurationError if that fails."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(
             f"--output {path} can't be written: {error.strerror}.",
-            "Name a file in a folder that is there.",
+            "Name a writable file in an existing folder.",
             setting="--output",
         ) from error

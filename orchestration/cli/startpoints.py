@@ -1,4 +1,4 @@
-"""`adjunct startpoint …`: ask that partitions are read from somewhere else, see what was asked for, take it back."""
+"""`adjunct checkpoint …` shows where applications continue; `adjunct startpoint …` requests other positions."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.startpoint import Startpoint
     from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
-_SHOWN = 8
+_MAX_LINES = 8
 
 
 @click.group()
 def checkpoint() -> None:
-    """Where applications go on in their input streams."""
+    """Show where applications continue in their input streams."""
 
 
 @checkpoint.command("show")
@@ -47,10 +47,10 @@ def checkpoint() -> None:
 @lake_url
 @output_options
 def show_checkpoint(name: str, lake_url: str | None, json_output: bool) -> None:
-    """Show the next offset of each input partition, its epoch, and a batch that is open.
+    """Show the next offset and epoch of each input partition, and an open batch.
 
-    Where inputs say when their records happened, also how far they and the operators have come in time, and how much
-    state there is. With MODULE:APP, also how far the streams have come, and which partitions hold back or are idle.
+    For inputs with event times, also show watermarks of inputs and operators, and the size of state. With MODULE:APP,
+    also show where the streams end, and which partitions hold watermarks back or are idle.
     """
     from dagster_adjunct.orchestration.batch_log.checkpoints import CheckpointManager
     from dagster_adjunct.resources.objects.lake import open_lake
@@ -73,27 +73,29 @@ def show_checkpoint(name: str, lake_url: str | None, json_output: bool) -> None:
         [str(ssp), offset, last.epochs.get(ssp, 0), *ends.get(ssp, ("-", "-") if ends else ())]
         for ssp, offset in last.offsets.items()
     ]
-    show_table("goes on at", columns, rows)
+    show_table("next offsets", columns, rows)
     show_times(lake, app, last)
     for ssp, start in last.resolved.items():
         show_line(
-            f"{ssp}: the next batch begins at {start.position}, offset {start.offset}, instead "
+            f"{ssp}: the next batch begins at {start.position} instead, offset {start.offset} "
             f"({start.by}: {start.reason})."
         )
     if last.open is not None:
-        show_line(f"Open: {_describe_batch(last.open)}. The next run repeats it as written, if none is in it.")
+        show_line(f"Open: {_describe_batch(last.open)}. The next run retries it, unless a run is at work on it.")
 
 
 @checkpoint.command("history")
 @click.argument("name")
 @click.argument("partition", required=False)
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="The newest so many changes.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=20, show_default=True, help="Maximum number of changes, newest first."
+)
 @lake_url
 @output_options
 def show_checkpoint_history(
     name: str, partition: str | None, limit: int, lake_url: str | None, json_output: bool
 ) -> None:
-    """Show the newest changes to where application NAME goes on: who moved what, when, from where to where."""
+    """Show the newest changes of application NAME's offsets: who moved what, when, from where to where."""
     from dagster_adjunct.orchestration.batch_log.checkpoints import CheckpointManager
     from dagster_adjunct.resources.objects.lake import open_lake
     from dagster_adjunct.resources.streams.system import SystemStreamPartition
@@ -105,8 +107,8 @@ def show_checkpoint_history(
         if ssp is None:
             raise _no_checkpoint_error(lake, name)
         raise ConfigurationError(
-            f"application {name!r} never read {ssp}.",
-            f"See what it reads: adjunct checkpoint show {name}.",
+            f"application {name!r} has never read {ssp}.",
+            f"See the partitions that it reads: adjunct checkpoint show {name}.",
             application=name,
         )
     if json_output:
@@ -121,7 +123,7 @@ def show_checkpoint_history(
 
 @checkpoint.command("abandon")
 @click.argument("name")
-@click.option("--skip", is_flag=True, help="Count its ranges as read: what no output has yet is passed over.")
+@click.option("--skip", is_flag=True, help="Count its records as read: outputs that lack their results never get them.")
 @click.option("--yes", is_flag=True, help="Do not ask before.")
 @audit_options
 @lake_url
@@ -129,9 +131,9 @@ def show_checkpoint_history(
 def abandon_batch(
     name: str, skip: bool, yes: bool, reason: str, by: str | None, lake_url: str | None, json_output: bool
 ) -> None:
-    """Give up the open batch of application NAME, which every run would repeat as it is written, without end.
+    """Abandon the open batch of application NAME, so that runs no longer retry it.
 
-    For a batch that can't end. Its records are read again in another batch; with --skip they are passed over.
+    For a batch that can't succeed. Its records are read again in another batch; with --skip they are skipped.
     """
     from dagster_adjunct.orchestration.batch_log.checkpoints import CheckpointManager
     from dagster_adjunct.resources.objects.lake import open_lake
@@ -148,21 +150,21 @@ def abandon_batch(
     if json_output:
         show_json({"application": name, "skipped": skip, "batch": intent.model_dump(mode="json")})
         return
-    after = "passes over its records" if skip else "reads its records again, in another batch"
+    after = "skips its records" if skip else "reads its records again, in another batch"
     show_line(f"Batch {intent.batch} of {name} is {'skipped' if skip else 'abandoned'}; the next run {after}.")
 
 
 def explain_abandon(intent: Intent, *, skip: bool) -> None:
-    """Say what it means to give this batch up."""
+    """Print what abandoning this batch means."""
     console.print(f"{_describe_batch(intent)}:", markup=False, highlight=False)
     for line in _range_lines(intent):
         show_line(f"  {line}")
-    show_line("If a run is in it, that run ends with CommitConflictError, and nothing of it counts here.")
+    show_line("A run that is at work on it fails with CommitConflictError, and its results do not count.")
     if skip:
-        show_line("Its records count as read: what outputs and tables do not have of them already, they never get.")
+        show_line("Its records count as read: outputs and tables that do not have their results yet never get them.")
     else:
         show_line(
-            "Its records are read again in another batch: an output that has taken them in already gets them twice."
+            "Its records are read again in another batch: an output that already has their results gets them twice."
         )
 
 
@@ -211,8 +213,10 @@ def _move_lines(change: CheckpointChange, ssp: SystemStreamPartition | None) -> 
 
 
 def _truncate_lines(lines: list[str], ssp: SystemStreamPartition | None) -> list[str]:
-    """Return the lines, unless there are many for partitions that nobody named."""
-    return lines if ssp or len(lines) <= _SHOWN + 1 else [*lines[:_SHOWN], f"and {len(lines) - _SHOWN} more"]
+    """Return the lines, shortened if there are many and no partition was named."""
+    return (
+        lines if ssp or len(lines) <= _MAX_LINES + 1 else [*lines[:_MAX_LINES], f"and {len(lines) - _MAX_LINES} more"]
+    )
 
 
 def _or_none(offset: str | None) -> str:
@@ -220,7 +224,7 @@ def _or_none(offset: str | None) -> str:
 
 
 def _stream_ends(lake: Lake, app: Application, last: Checkpoint) -> dict[SystemStreamPartition, tuple[str, Any]]:
-    """Return the end of each partition of the inputs, and how many offsets the checkpoint is behind it."""
+    """Return the end of each input partition, and how many offsets the checkpoint is behind it."""
     from dagster_adjunct.orchestration.planner.catalog import systems_for
 
     systems = systems_for(app, lake)
@@ -240,47 +244,49 @@ def _no_checkpoint_error(lake: Lake, application: str) -> ConfigurationError:
     known = describe_similar_names(application, list_applications(lake))
     return ConfigurationError(
         f"application {application!r} has no checkpoint in {lake.url}; {known}.",
-        "Check the name and the lake; a first run stores one.",
+        "Check the name and the lake; an application's first run stores a checkpoint.",
         application=application,
     )
 
 
-_TASKS_SHOWN = 3
-_TIME = "The first record at or after it: ISO 8601 with its zone, a date (UTC), or ms since 1970."
+_MAX_TASKS = 3
+_TIME = "Start at the first record at or after this time: ISO 8601 with its zone, a date (UTC), or ms since 1970."
 
 
 @click.group()
 def startpoint() -> None:
-    """Requests to read partitions from somewhere else than their checkpoint."""
+    """Request that partitions are read from another position than their checkpoint."""
 
 
 @startpoint.command("set")
 @click.argument("reference", metavar="MODULE:APP")
 @click.argument("partitions", metavar="PARTITION...", nargs=-1, required=True)
-@click.option("--oldest", is_flag=True, help="Start at the first record that can still be read.")
+@click.option("--oldest", is_flag=True, help="Start at the oldest record that can still be read.")
 @click.option("--upcoming", is_flag=True, help="Start at the next record that will arrive.")
 @click.option("--timestamp", metavar="T", help=_TIME)
-@click.option("--offset", metavar="N", help="Start at this offset, as the stream's system writes offsets.")
-@click.option("--until-timestamp", metavar="T", help="A bounded replay, which ends before this time.")
-@click.option("--until-offset", metavar="N", help="A bounded replay, which ends before this offset.")
-@click.option("--until-upcoming", is_flag=True, help="A bounded replay, which ends where the stream ends at its start.")
+@click.option("--offset", metavar="N", help="Start at this offset, in the format of the stream system.")
+@click.option("--until-timestamp", metavar="T", help="Replay records before this time (a bounded replay).")
+@click.option("--until-offset", metavar="N", help="Replay records before this offset (a bounded replay).")
+@click.option(
+    "--until-upcoming", is_flag=True, help="Replay records up to the current end of the stream (a bounded replay)."
+)
 @click.option(
     "--versions",
     type=click.Choice(JOIN_VERSIONS),
-    help="What a bounded replay meets in datasets: what was valid at each record's time, what is served now, or what "
-    "the batches met that read the records first. As-of where joins are as-of, else current.",
+    help="Which dataset versions a bounded replay reads: those valid at each record's time, the served ones, or those "
+    "that were read the first time. Default: as-of for as-of joins, else current.",
 )
-@click.option("--task", help="For this task alone, such as 'Partition 3', or 'dataset NAME'.")
+@click.option("--task", help="Only for this task, such as 'Partition 3' or 'dataset NAME'.")
 @click.option(
     "--on-unresolved",
     type=click.Choice(["fail", "checkpoint"]),
     default="fail",
     show_default=True,
-    help="Where it has no offset when a run starts: fail, or go on from the checkpoint.",
+    help="If the position has no offset when a run starts: fail, or continue at the checkpoint.",
 )
-@click.option("--force", is_flag=True, help="Of a dataset's own stream: also where its table gets older, or has gaps.")
-@click.option("--replace", is_flag=True, help="A replay may take the place of a startpoint, and the other way round.")
-@click.option("--dry-run", is_flag=True, help="Only say what would happen, and write nothing.")
+@click.option("--force", is_flag=True, help="For a dataset's stream: accept that its table gets older or incomplete.")
+@click.option("--replace", is_flag=True, help="Let a replay replace a startpoint, or a startpoint a replay.")
+@click.option("--dry-run", is_flag=True, help="Only show what would happen.")
 @audit_options
 @lake_url
 @output_options
@@ -305,10 +311,9 @@ def set_startpoint(
     lake_url: str | None,
     json_output: bool,
 ) -> None:
-    """Ask that PARTITIONs (lake.flights.3, lake.flights.0-3,7, or lake.flights for all) are read from there on.
+    """Set where the next run reads PARTITIONs from: lake.flights.3, lake.flights.0-3,7, or lake.flights for all.
 
-    The next run of the application begins there, once. With an --until… option it reads that part again beside its
-    position, which stays.
+    It applies once. With an --until… option the run replays that part in addition, and the checkpoint does not move.
     """
     position = _parse_start({"oldest": oldest, "upcoming": upcoming, "timestamp": timestamp, "offset": offset})
     until = _parse_end({"upcoming": until_upcoming, "timestamp": until_timestamp, "offset": until_offset})
@@ -330,7 +335,7 @@ def set_startpoint(
             f"{_format_duration(app.startpoints_expire_after)}."
         )
     else:
-        show_line("Nothing is written (--dry-run).")
+        show_line("Dry run: nothing was written.")
 
 
 @startpoint.command("list")
@@ -338,32 +343,27 @@ def set_startpoint(
 @lake_url
 @output_options
 def list_requests(reference: str, lake_url: str | None, json_output: bool) -> None:
-    """List what waits, what was handed to tasks, the bounded replays under way, and what was applied last.
-
-    And what has expired, and what this version can't read.
-    """
+    """List startpoints: waiting, handed to tasks, applied, expired and unreadable ones, and running bounded replays."""
     startpoints = _startpoints(reference, lake_url)
     facts = startpoints.list()
     if json_output:
         show_json({**facts, "switched_off": not startpoints.app.startpoints})
         return
     if not startpoints.app.startpoints:
-        show_line(
-            f"Startpoints of {startpoints.app.name} are switched off (startpoints=False): runs leave these alone."
-        )
+        show_line(f"Startpoints of {startpoints.app.name} are switched off (startpoints=False): runs ignore these.")
     for what, (title, always) in _TABLES.items():
         if facts[what]:
             columns = (*always, *(["versions"] if any(fact.get("versions") for fact in facts[what]) else []))
             show_table(title, columns, [[fact[name.replace(" ", "_")] for name in columns] for fact in facts[what]])
     if not any(facts.values()):
-        show_line(f"Application {startpoints.app.name}: no startpoint waits, and none was ever applied.")
+        show_line(f"Application {startpoints.app.name}: no startpoint waits, and none was applied.")
 
 
 @startpoint.command("clear")
 @click.argument("reference", metavar="MODULE:APP")
 @click.argument("partitions", metavar="[PARTITION]...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="At every partition, also of streams that are gone.")
-@click.option("--task", help="Only what is for this task, or was handed to it. Replays go on then.")
+@click.option("--all", "everything", is_flag=True, help="All partitions, including those of deleted streams.")
+@click.option("--task", help="Only startpoints for this task. Replays continue then.")
 @audit_options
 @lake_url
 @output_options
@@ -377,11 +377,11 @@ def clear_requests(
     lake_url: str | None,
     json_output: bool,
 ) -> None:
-    """Take back what was asked for at PARTITIONs and is not applied, and stop bounded replays there."""
+    """Remove startpoints of PARTITIONs that are not applied yet, and stop bounded replays there."""
     if everything == bool(partitions):
         raise ConfigurationError(
-            f"{'PARTITIONs and --all are both given' if everything else 'nothing is named'}: what is to be taken back?",
-            "Name partitions, as in lake.flights.3, or give --all.",
+            f"{'PARTITIONs and --all are both given' if everything else 'neither PARTITIONs nor --all are given'}.",
+            "Give partitions, such as lake.flights.3, or --all.",
             setting="--all",
         )
     startpoints, why = _startpoints(reference, lake_url), {"by": resolve_user(by), "reason": reason}
@@ -397,11 +397,11 @@ def clear_requests(
             f"{replay.next}, {replay.until} not reached"
         )
     for text in done.left:
-        show_line(f"left: {text}")
+        show_line(f"not removed: {text}")
     for unread in done.unreadable:
-        show_line(f"taken back unread: {unread.summary()}")
+        show_line(f"removed unread: {unread.summary()}")
     if not (done.startpoints or done.replays or done.left or done.unreadable):
-        show_line(f"Application {startpoints.app.name}: nothing is asked for.")
+        show_line(f"Application {startpoints.app.name}: nothing to remove.")
 
 
 _TABLES = {
@@ -412,14 +412,14 @@ _TABLES = {
     ),
     "handed": ("handed to tasks", ("partition", "task", "position", "until", "offset", "by", "reason")),
     "replays": (
-        "bounded replays under way",
+        "bounded replays in progress",
         ("partition", "position", "epoch", "start", "next", "until", "left", "per cent", "by", "reason"),
     ),
     "applied": (
         "applied last",
         ("partition", "position", "offset", "epoch", "batch", "applied at", "by", "reason"),
     ),
-    "unreadable": ("left alone: can't be read", ("partition", "task", "handed to", "error")),
+    "unreadable": ("unreadable, ignored", ("partition", "task", "handed to", "error")),
 }
 
 
@@ -450,8 +450,8 @@ def _parse_end(given: dict[str, str | bool | None]) -> Startpoint | None:
     chosen = _given_options(given)
     if len(chosen) > 1:
         raise ConfigurationError(
-            f"{_join_options(chosen, '--until-')} are given: where is the replay to end?",
-            "Give one of them.",
+            f"{_join_options(chosen, '--until-')} are given: where should the replay end?",
+            "Give only one of them.",
             setting=f"--until-{chosen[0]}",
         )
     return parse_position(chosen[0], _value(given[chosen[0]])) if chosen else None
@@ -475,9 +475,7 @@ def _show_requested(asked: AskedStartpoints) -> None:
     rows = [
         [
             str(preview.request.ssp),
-            f"all {len(preview.tasks)} tasks"
-            if len(preview.tasks) > _TASKS_SHOWN
-            else ", ".join(preview.tasks) or None,
+            _tasks(preview.tasks),
             preview.checkpoint,
             preview.start,
             *([preview.end] if bounded else []),
@@ -486,7 +484,7 @@ def _show_requested(asked: AskedStartpoints) -> None:
         ]
         for preview in asked.previews
     ]
-    show_table("asked for" if asked.written else "would be asked for", columns, rows)
+    show_table("requested" if asked.written else "would be requested", columns, rows)
     for held in asked.replaced:
         show_line(f"{'replaced' if asked.written else 'would be replaced'}: {held.summary()}")
     for table, becomes in asked.tables.items():
@@ -496,12 +494,12 @@ def _show_requested(asked: AskedStartpoints) -> None:
 
 
 def _tasks(names: Sequence[str]) -> str | None:
-    return f"all {len(names)} tasks" if len(names) > _TASKS_SHOWN else ", ".join(names) or None
+    return f"all {len(names)} tasks" if len(names) > _MAX_TASKS else ", ".join(names) or None
 
 
 def _next_step(app: Application, reference: str) -> str:
     sensor = to_dagster_name(f"{app.name}_startpoints")
-    return f"The next run begins there: the sensor {sensor}, if it is on, starts one; else: adjunct run {reference}."
+    return f"The next run begins there: the sensor {sensor} starts one if it is on; otherwise: adjunct run {reference}."
 
 
 def _format_duration(span: timedelta) -> str:

@@ -1,4 +1,4 @@
-"""`adjunct stream …`: what streams the lake has, and what is in them."""
+"""`adjunct stream …`: list, show, export, maintain, repartition and delete streams of the lake."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def stream() -> None:
-    """Streams of the lake."""
+    """Manage streams of the lake."""
 
 
 @stream.command("list")
@@ -82,10 +82,10 @@ def show_stream(name: str, lake_url: str | None, json_output: bool) -> None:
     type=click.Choice(["all", "latest"]),
     default="all",
     show_default=True,
-    help="All records, or of each source record the latest results.",
+    help="All records, or only the latest results of each source record.",
 )
 @click.option("--positions", is_flag=True, help="Add the source position of each record.")
-@click.option("--keep-without-position", is_flag=True, help="Take records without a source position for the latest.")
+@click.option("--keep-without-position", is_flag=True, help="Treat records without a source position as latest.")
 @lake_url
 def export(
     name: str,
@@ -98,8 +98,8 @@ def export(
 ) -> None:
     """Write a stream's records to a new Parquet file, or a folder of them.
 
-    Each has its partition, offset, timestamp and epoch. A part of the stream is in memory at a time. The file, or the
-    folder, is there only when it is whole.
+    Each record has its partition, offset, timestamp and epoch. Memory use does not grow with the stream. The file or
+    folder appears only once it is complete.
     """
     from dagster_adjunct.resources.streams.lake.export import check_export_target, export_records
 
@@ -120,9 +120,9 @@ def export(
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @lake_url
 def maintain(names: tuple[str, ...], lake_url: str | None) -> None:
-    """Apply the retention and compaction that streams declare, and delete what nothing reaches any more.
+    """Apply the retention and compaction that streams declare, and delete unreferenced objects.
 
-    Without a NAME, all streams. For cron, or a schedule of your platform; safe beside readers and writers.
+    Without NAME, maintain all streams. For cron; safe while readers and writers work.
     """
     from dagster_adjunct.resources.streams.lake.readers import list_readers
 
@@ -135,7 +135,7 @@ def maintain(names: tuple[str, ...], lake_url: str | None) -> None:
         )
         for reader in list_readers(streams.lake, name) if done.dropped_segments else ():
             if reader.lost:
-                show_line(f"{name}: reader {reader.name} never got {reader.lost:,} offsets that retention has dropped.")
+                show_line(f"{name}: reader {reader.name} missed {reader.lost:,} offsets that retention has dropped.")
 
 
 @stream.command("remove-reader")
@@ -143,18 +143,18 @@ def maintain(names: tuple[str, ...], lake_url: str | None) -> None:
 @click.argument("reader")
 @lake_url
 def remove_reader(name: str, reader: str, lake_url: str | None) -> None:
-    """Remove a named reader; if it reads again, it begins as a new one."""
+    """Remove a named reader; if it reads again, it starts as a new reader."""
     from dagster_adjunct.resources.streams.lake.readers import list_readers, remove_reader
 
     lake = _streams(lake_url).lake
     there = [known.name for known in list_readers(lake, _lake_stream(name))]
     if not remove_reader(lake, _lake_stream(name), reader):
         raise ConfigurationError(
-            f"stream {name!r} has no reader {reader!r}: there are {', '.join(there) or 'none'}.",
+            f"stream {name!r} has no reader {reader!r}; its readers: {', '.join(there) or 'none'}.",
             "Check the name.",
             stream=f"lake.{name}",
         )
-    show_line(f"reader {reader} of {name} is removed.")
+    show_line(f"Reader {reader} of {name} is removed.")
 
 
 def _streams(lake_url: str | None) -> LakeStreams:
@@ -165,7 +165,7 @@ def _streams(lake_url: str | None) -> LakeStreams:
 
 
 def _facts(described: StreamDescription) -> dict[str, Any]:
-    """Return a description under the names that the commands show; offsets stand in order of the partitions."""
+    """Convert a description to the fields that the commands show; offsets are ordered by partition."""
     info = described.info
     return {
         "name": info.name,
@@ -188,7 +188,7 @@ def _facts(described: StreamDescription) -> dict[str, Any]:
 
 
 def _lake_stream(name: str) -> str:
-    """Take "flights" as well as "lake.flights"."""
+    """Return the stream name without the prefix "lake.", if it has one."""
     return unqualify_stream_name("lake", name)
 
 
@@ -205,30 +205,30 @@ def _load_repartition() -> Callable[..., RepartitionReport]:
 
 
 def _repartition_details(report: RepartitionReport) -> list[str]:
-    goes, refused = ("would go", "refused") if report.dry_run else ("goes", "forced")
+    continues, verdict = ("would continue", "prevented") if report.dry_run else ("continues", "forced")
     return [
-        *(f"application {application} {goes} on where it has read to" for application in report.carried),
-        *(f"dataset {dataset} {goes} on where it has read to" for dataset in report.datasets),
-        *(f"{refused}, because {reader}" for reader in (*report.holding, *report.told)),
+        *(f"application {application} {continues} at its position" for application in report.carried),
+        *(f"dataset {dataset} {continues} at its position" for dataset in report.datasets),
+        *(f"{verdict}: {reader}" for reader in (*report.holding, *report.told)),
     ]
 
 
 stream.add_command(
     repartition_command(
-        "Rewrite a stream into another number of partitions, once everybody who follows it has read all of it.",
+        "Rewrite a stream into another number of partitions, once all its readers have read all of it.",
         _load_repartition,
         _repartition_details,
         name_of=_lake_stream,
         options=[
             click.Option(
-                ["--force"], is_flag=True, help="Also where readers have not read all: their next run is refused."
+                ["--force"], is_flag=True, help="Rewrite even if readers have not read all of it: their next run fails."
             )
         ],
     )
 )
 stream.add_command(
     deletion_command(
-        "Delete a stream for good. Refused while something reads it; repeat it where it was interrupted.",
+        "Delete a stream permanently. Rejected while it is read; repeat it if interrupted.",
         _load_delete,
         name_of=_lake_stream,
     )

@@ -1,4 +1,4 @@
-"""`adjunct table …`: records of the remote tables that applications of this lake have written."""
+"""`adjunct table …`: look up records of remote tables that applications of this lake have written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def table() -> None:
-    """Remote tables that this lake's applications write."""
+    """Inspect remote tables that this lake's applications write."""
 
 
 @table.command("get")
@@ -31,7 +31,7 @@ def table() -> None:
 @lake_url
 @output_options
 def get_record(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool) -> None:
-    """Look one record up by its key, one KEY for each key column. The exit code is 6 where there is none."""
+    """Look up one record by its key, one KEY for each key column. Exits with 6 if there is none."""
     from dagster_adjunct.orchestration.application.table_registry import open_registered_table
     from dagster_adjunct.resources.objects.lake import open_lake
     from dagster_adjunct.resources.tables.table import BlockingTable
@@ -49,7 +49,7 @@ def get_record(name: str, key: tuple[str, ...], lake_url: str | None, json_outpu
 
 @table.command("allow-recreate")
 @click.argument("name")
-@click.option("--by", help="Who asks, instead of the user of this machine.")
+@click.option("--by", help="Who does it. Default: the user of this machine.")
 @lake_url
 @output_options
 def allow_recreate(name: str, by: str | None, lake_url: str | None, json_output: bool) -> None:
@@ -65,7 +65,7 @@ def allow_recreate(name: str, by: str | None, lake_url: str | None, json_output:
 
 
 def _parse_key(key: tuple[str, ...], remote: RemoteTable[Any, Any, Any]) -> tuple[Any, ...]:
-    """Return the texts of a key as values of the types that the table's declaration gives its key columns."""
+    """Convert the texts of a key to the types that the table's declaration gives its key columns."""
     from dagster_adjunct.assets.reading.key_lookup import key_from_text
     from dagster_adjunct.resources.backends.columns import Kind, parse_known_column
     from dagster_adjunct.resources.schemas.schema import Field

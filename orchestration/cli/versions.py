@@ -1,4 +1,4 @@
-"""`adjunct dataset versions, history, diff`: what versions a dataset has, and what was done to them."""
+"""`adjunct dataset versions, history, diff, pin, rollback, …`: list, compare and change the versions of a dataset."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @lake_url
 @output_options
 def list_versions(name: str, lake_url: str | None, json_output: bool) -> None:
-    """List the retained versions: which is served, pinned, rejected or withdrawn, and why."""
+    """List the retained versions with their states (served, pinned, rejected, withdrawn) and reasons."""
     store = open_versions(lake_url, name)
     if json_output:
         manifest = store.require_manifest()
@@ -54,10 +54,10 @@ def show_versions(store: StoredVersions) -> None:
 
 
 def show_version(store: StoredVersions, version: str, *, json_output: bool) -> None:
-    """Print one version: what it holds, where it came from, and what the validators said."""
+    """Print one version: its content, offsets and validator results."""
     manifest = store.require_manifest()
     ref = manifest.ref(version)
-    if ref is None:  # of a table, whose versions nothing lists
+    if ref is None:  # unbounded datasets do not list their versions
         view = store.version(version)
         facts: dict[str, Any] = {"id": view.version, "columns": view.schema.to_json(), "offsets": view.sealed.offsets}
         verdicts: list[dict[str, Any]] = []
@@ -85,14 +85,18 @@ def show_version(store: StoredVersions, version: str, *, json_output: bool) -> N
 @click.argument("name")
 @click.argument("key", nargs=-1)
 @click.option(
-    "--limit", type=click.IntRange(1), default=20, show_default=True, help="The newest so many commits, or intervals."
+    "--limit",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="Maximum number of commits or intervals, newest first.",
 )
 @lake_url
 @output_options
 def show_history(name: str, key: tuple[str, ...], limit: int, lake_url: str | None, json_output: bool) -> None:
-    """Show the newest commits: what was done to which version, by whom, when and why. With KEY its entry over time.
+    """Show the newest commits: what was done to which version, by whom, when and why. With KEY, show one entry.
 
-    The exit code is 6 where there was never an entry of KEY.
+    Exits with 6 if there was never an entry of KEY.
     """
     if key:
         _show_entry_over_time(name, key, limit, lake_url, json_output)
@@ -110,12 +114,12 @@ def show_history(name: str, key: tuple[str, ...], limit: int, lake_url: str | No
 @click.argument("old")
 @click.argument("new")
 @click.option(
-    "--sample", type=click.IntRange(0), default=20, show_default=True, help="At most so many keys of each kind."
+    "--sample", type=click.IntRange(0), default=20, show_default=True, help="Maximum number of keys of each kind."
 )
 @lake_url
 @output_options
 def show_diff(name: str, old: str, new: str, sample: int, lake_url: str | None, json_output: bool) -> None:
-    """Compare two versions: keys that were added, removed and changed, counted and sampled."""
+    """Compare two versions: count and sample the keys that were added, removed and changed."""
     differences = open_versions(lake_url, name).diff(old, new, sample=sample)
     if json_output:
         show_json(differences.to_json())
@@ -137,7 +141,7 @@ COMMANDS = (list_versions, show_history, show_diff)
 
 
 def _show_entry_over_time(name: str, key: tuple[str, ...], limit: int, lake_url: str | None, json_output: bool) -> None:
-    """Print what was valid of one key and when, newest last; where there was no entry, that it was deleted."""
+    """Print the values of one key over time, newest last."""
     from dagster_adjunct.assets.reading.dataset import open_dataset
     from dagster_adjunct.assets.reading.key_lookup import key_from_text
     from dagster_adjunct.resources.objects.lake import open_lake
@@ -146,7 +150,7 @@ def _show_entry_over_time(name: str, key: tuple[str, ...], limit: int, lake_url:
         texts = split_keys(name, opened.sealed.key, key)
         if len(texts) > 1:
             raise ConfigurationError(
-                f"dataset {name!r}: {len(texts)} keys were given, and one entry is shown over time.",
+                f"dataset {name!r}: {len(texts)} keys were given, but history shows one entry.",
                 "Give one key.",
                 dataset=name,
             )
@@ -158,13 +162,13 @@ def _show_entry_over_time(name: str, key: tuple[str, ...], limit: int, lake_url:
         slots = ("valid_from", "valid_to", "is_current", "entry")
         show_json([{slot: getattr(part, slot) for slot in slots} for part in newest])
     elif not every:
-        show_line(f"{name} has had no entry {', '.join(texts[0])}, as far back as its history goes")
+        show_line(f"{name} has no entry {', '.join(texts[0])} in its retained history")
     else:
         rows = []
         for part in newest:
-            told = ["deleted"] if part.entry is None else [part.entry[column] for column in values]
+            cells = ["deleted"] if part.entry is None else [part.entry[column] for column in values]
             rows.append(
-                [_format_time(part.valid_from), _format_time(part.valid_to), *told, *[""] * (len(values) - len(told))]
+                [_format_time(part.valid_from), _format_time(part.valid_to), *cells, *[""] * (len(values) - len(cells))]
             )
         part_of_all = f", the newest {len(newest)} of {len(every)} (--limit)" if len(newest) < len(every) else ""
         title = f"{name} {', '.join(texts[0])} over time, in UTC{part_of_all}"
@@ -173,7 +177,7 @@ def _show_entry_over_time(name: str, key: tuple[str, ...], limit: int, lake_url:
 
 
 def _format_time(moment: datetime | None) -> str:
-    """Return a moment as people read it, no shorter than it has to be to be exact."""
+    """Format a time in UTC, without losing precision."""
     return "" if moment is None else str(moment.astimezone(UTC).replace(tzinfo=None))
 
 
@@ -189,7 +193,7 @@ def _list_facts(manifest: DatasetManifest) -> list[dict[str, Any]]:
 
 
 def _facts(manifest: DatasetManifest, ref: VersionRef) -> dict[str, Any]:
-    """Return a version as the commands show it; `marks` say which one is served, pinned, or would be served."""
+    """Return the displayed fields of a version; `marks` tell if it is served, pinned, or served after unpinning."""
     facts = ref.model_dump(
         mode="json", include={"id", "number", "name", "rows", "bytes", "sealed_at", "state", "reason"}
     )
@@ -202,7 +206,7 @@ _VERSION = click.argument("version")
 
 
 class AuditFields(TypedDict):
-    """What is kept with a change."""
+    """Why a change was made and by whom, as recorded with it."""
 
     reason: str
     by: str
@@ -212,9 +216,9 @@ def _change_command(
     action: str,
     *options: Callable[[Any], Any],
 ) -> Callable[[Callable[..., BoundedManifest]], click.Command]:
-    """Make a change of a dataset's versions a command with these arguments and options, and show what stands after it.
+    """Turn a change of a dataset's versions into a command that prints the version served afterwards.
 
-    The change gets the dataset's stored versions, who does it and why, and the options by their names.
+    The function receives the stored versions, the audit fields, and the options as keyword arguments.
     """
 
     def command_of(change: Callable[..., BoundedManifest]) -> click.Command:
@@ -224,9 +228,9 @@ def _change_command(
         def command(
             name: str, reason: str, by: str | None, lake_url: str | None, json_output: bool, **given: Any
         ) -> None:
-            store, why = open_versions(lake_url, name), AuditFields(reason=reason, by=resolve_user(by))
+            store, audit = open_versions(lake_url, name), AuditFields(reason=reason, by=resolve_user(by))
             before = store.require_manifest()
-            after = change(store, why, **given)
+            after = change(store, audit, **given)
             _show_change(store, action, before, after, json_output=json_output)
 
         for option in reversed((click.argument("name"), *options)):
@@ -243,52 +247,52 @@ def _change_command(
         "--expires", metavar="TIME", help="When the pin ends: a duration (2h, 7d) or an ISO time with its zone."
     ),
 )
-def pin(store: StoredVersions, why: AuditFields, version: str, expires: str | None) -> BoundedManifest:
-    """Serve VERSION, whatever is published meanwhile, until it is unpinned or the pin expires."""
-    return store.pin(version, **why, expires_at=parse_expiry(expires, utc_now()))
+def pin(store: StoredVersions, audit: AuditFields, version: str, expires: str | None) -> BoundedManifest:
+    """Serve VERSION until it is unpinned or the pin expires, even if newer versions are published."""
+    return store.pin(version, **audit, expires_at=parse_expiry(expires, utc_now()))
 
 
 @_change_command("unpin")
-def unpin(store: StoredVersions, why: AuditFields) -> BoundedManifest:
-    """Serve again what the last publication or rollback chose."""
-    return store.unpin(**why)
+def unpin(store: StoredVersions, audit: AuditFields) -> BoundedManifest:
+    """Remove the pin: serve the version of the last publication or rollback."""
+    return store.unpin(**audit)
 
 
 @_change_command("rollback", click.argument("version", required=False))
-def rollback(store: StoredVersions, why: AuditFields, version: str | None) -> BoundedManifest:
-    """Serve VERSION (without it: the one before) until the next one is published."""
-    return store.rollback(version, **why)
+def rollback(store: StoredVersions, audit: AuditFields, version: str | None) -> BoundedManifest:
+    """Serve VERSION (default: the previous one) until the next version is published."""
+    return store.rollback(version, **audit)
 
 
 @_change_command("revoke", _VERSION)
-def revoke(store: StoredVersions, why: AuditFields, version: str) -> BoundedManifest:
-    """Never serve VERSION again; what was served before it takes its place."""
-    return store.withdraw(version, **why)
+def revoke(store: StoredVersions, audit: AuditFields, version: str) -> BoundedManifest:
+    """Never serve VERSION again; serve the version before it instead."""
+    return store.withdraw(version, **audit)
 
 
 @_change_command(
     "accept",
     _VERSION,
-    click.option("--make-current", is_flag=True, help="Serve it, also where it does not come after what is served."),
+    click.option("--make-current", is_flag=True, help="Serve it even if a newer version is served."),
 )
-def accept(store: StoredVersions, why: AuditFields, version: str, make_current: bool) -> BoundedManifest:
-    """Publish a rejected VERSION after all; one that is older than what is served is kept beside it."""
-    return store.force(version, **why, make_current=make_current)
+def accept(store: StoredVersions, audit: AuditFields, version: str, make_current: bool) -> BoundedManifest:
+    """Publish a rejected VERSION after all; if it is older than the served one, it is only kept."""
+    return store.force(version, **audit, make_current=make_current)
 
 
 @_change_command("remove-version", _VERSION)
-def remove_version(store: StoredVersions, why: AuditFields, version: str) -> BoundedManifest:
-    """Remove a rejected or withdrawn VERSION from the list; the next `dataset expire` deletes its files."""
-    return store.drop(version, **why)
+def remove_version(store: StoredVersions, audit: AuditFields, version: str) -> BoundedManifest:
+    """Remove a rejected or withdrawn VERSION; the next `dataset expire` deletes its files."""
+    return store.drop(version, **audit)
 
 
 @_change_command("abandon", _VERSION)
-def abandon_incomplete(store: StoredVersions, why: AuditFields, version: str) -> BoundedManifest:
-    """End VERSION, which can't be completed: its markers close nothing from now on, and the next one can follow."""
+def abandon_incomplete(store: StoredVersions, audit: AuditFields, version: str) -> BoundedManifest:
+    """End an incomplete VERSION that can't be completed, so that the next one can follow."""
     from dagster_adjunct.assets.bounded.advance import abandon_version
     from dagster_adjunct.assets.versions.manifest import as_bounded
 
-    abandon_version(store.log.lake, store.name, version, **why)
+    abandon_version(store.log.lake, store.name, version, **audit)
     return as_bounded(store.require_manifest())
 
 
@@ -317,11 +321,11 @@ def _show_change(
         }
         show_json(facts)
         return
-    what = f"{action} {changed}" if after != before else f"{action}: nothing had to be done"
+    what = f"{action} {changed}" if after != before else f"{action}: nothing to do"
     serves = f"{served.id} ({served.name}) is served now" if served else "no version is served now"
     until = f" until {after.pin.expires_at:%Y-%m-%d %H:%M} UTC" if after.pin and after.pin.expires_at else ""
     show_line(f"{store.name}: {what}; {serves}{', pinned' + until if after.pin else ''}.")
     if note:
         show_line(f"{note}.")
     elif others and after != before and action != "abandon":
-        show_line(f"{', '.join(others)} moved with it, as members of the same version set.")
+        show_line(f"{', '.join(others)} changed with it, as members of the same version set.")

@@ -202,7 +202,7 @@ def test_a_stream_with_a_named_reader_is_deleted_by_force_and_the_reader_is_told
     sent(streams, 2, 3)
     batch.commit()
     # To begin anew by itself would be to number its batches from 1 again, over those that it has made.
-    with pytest.raises(OffsetOutOfRangeError, match=r"deleted and made anew .*forget-reader s report"):
+    with pytest.raises(OffsetOutOfRangeError, match=r"deleted and made anew .*remove-reader s report"):
         read_new(lake, "s", reader="report")
     assert remove_reader(lake, "s", "report")
     assert sorted(read_new(lake, "s", reader="report").table()["v"].to_pylist()) == [2, 3]

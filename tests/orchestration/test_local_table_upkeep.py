@@ -107,7 +107,7 @@ def test_the_commands_know_a_local_table_as_any_dataset(world: World) -> None:
 
 
 def test_what_needs_a_stream_is_refused_by_name(world: World) -> None:
-    assert "local table of application 'app': it follows no stream" in refused(world, "dataset", "lag", "counts")
+    assert "local table of application 'app', which follows no stream" in refused(world, "dataset", "lag", "counts")
     with pytest.raises(DatasetError, match="is a local table"):
         rebuild_dataset(world.lake, {}, world.spec(), IN_PROCESS, reason="a test", by="me")
 

@@ -138,7 +138,7 @@ def test_the_command_says_what_it_did(lake: Lake) -> None:
     dry = CliRunner().invoke(root, [*words, "--dry-run"])
     assert "9 records would be rewritten from 2 into 3 partitions" in dry.stdout
     done = CliRunner().invoke(root, words)
-    assert "application app goes on where it has read to" in done.stdout
+    assert "application app continues at its position" in done.stdout
     again = CliRunner().invoke(root, [*words[:4], "4", *words[5:], "--json"])
     assert json.loads(again.stdout)["carried"] == ["app"]
 
@@ -200,7 +200,7 @@ def test_a_named_reader_goes_on_over_several_rewritings(lake: Lake) -> None:
         repartition_stream(lake, "s", partitions, force=True, **WHY)
     sent(streams, 99, sequence=2)
     assert values_of(read_new(lake, "s", reader="ahead")) == [99]
-    with pytest.raises(OffsetOutOfRangeError, match=r"repartitioned before it had read all.*forget-reader s behind"):
+    with pytest.raises(OffsetOutOfRangeError, match=r"repartitioned before it had read all.*remove-reader s behind"):
         read_new(lake, "s", reader="behind")
 
 

@@ -242,7 +242,7 @@ def test_versions_over_time_at_the_edges(step_world: StepWorld) -> None:
         shown[command] = result.output
     lines = [line for line in shown["planes x"].splitlines() if "2026" in line]
     assert [line.split()[-2] for line in lines] == ["3", "5"]
-    assert shown["planes nobody"] == "planes has had no entry nobody, as far back as its history goes\n"
+    assert shown["planes nobody"] == "planes has no entry nobody in its retained history\n"
 
 
 @pytest.mark.long

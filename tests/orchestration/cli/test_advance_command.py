@@ -107,7 +107,7 @@ def test_what_can_not_be_advanced_so_is_refused_with_the_next_step(world: World)
     advance = ["dataset", "advance"]
     assert "declares no dataset 'item'; it declares: items, fees" in refused(world, *advance, "item", "shop:full")
     assert "Pass the partition to compute: partition=" in refused(world, *advance, "daily", "shop:full")
-    assert "without --partition" in refused(world, *advance, "daily", "shop:full", "--make-current")
+    assert "needs --partition" in refused(world, *advance, "daily", "shop:full", "--make-current")
     partition = ["--partition", "2026-01-01"]
     assert "declares no version partitions" in refused(world, *advance, "stock", "shop:full", *partition)
     assert "a member of the version set 'catalogue'" in refused(world, *advance, "fees", "shop:full", *partition)

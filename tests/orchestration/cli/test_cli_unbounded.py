@@ -85,7 +85,7 @@ def test_show_tells_the_lag_and_stays_readable_without_the_stream(
     assert "behind its stream" in printed(world, "dataset", "show", "rates")
     monkeypatch.setattr("dagster_adjunct.resources.streams.registry._systems", dict)
     text = printed(world, "dataset", "show", "rates")
-    assert "How far it is behind its stream can't be seen: there is no stream system 'lake'" in text
+    assert "The lag is unknown: there is no stream system 'lake'" in text
     assert "schema" in text
     assert "there is no stream system 'lake'" in refused(world, "dataset", "lag", "rates")
 
@@ -127,7 +127,7 @@ def test_compacting_asks_for_the_level_and_prints_the_report(world: World) -> No
 def test_what_is_bounded_follows_no_stream(world: World) -> None:
     world.send("stock", [("a", 1)], version="v1")
     printed(world, "dataset", "advance", "stock", "shop:app")
-    assert "is bounded: it arrives in versions" in refused(world, "dataset", "lag", "stock")
+    assert "is bounded and has no lag" in refused(world, "dataset", "lag", "stock")
     assert "is bounded" in refused(world, "dataset", "compact", "stock")
     command = ["dataset", "rebuild", "stock", "shop:app", "--reason", "x"]
     assert "'stock' is bounded: only unbounded datasets are rebuilt" in refused(world, *command)

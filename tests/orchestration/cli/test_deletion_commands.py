@@ -33,13 +33,13 @@ def test_a_stream_is_deleted_after_a_question(world: World) -> None:
     assert isinstance(refused.exception, StillReadError)
     dry = run(world, "stream", "delete", NAME, *WHY, "--dry-run")
     assert "objects" in dry.stdout
-    assert "refused without --force, because dataset planes follows it" in dry.stdout
+    assert "needs --force: dataset planes follows it" in dry.stdout
     asked = run(world, "stream", "delete", NAME, *WHY, "--force", input="n\n")
     assert asked.exit_code == 1
     assert NAME in world.streams.list_streams()
     done = run(world, "stream", "delete", NAME, *WHY, "--force", input="y\n")
     assert done.exit_code == 0, done.output
-    assert "forced, because dataset planes follows it" in done.stdout
+    assert "forced: dataset planes follows it" in done.stdout
     assert world.streams.list_streams() == []
     assert "nothing is left of it" in run(world, "stream", "delete", NAME, *WHY, "--yes").stdout
 

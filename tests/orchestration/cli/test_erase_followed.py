@@ -21,7 +21,7 @@ def test_a_key_is_erased_from_every_generation_after_asking(tmp_path: Path) -> N
     send(world, spec, {"a": 3})
     command = ["dataset", "erase", "table", "a", "--reason", "request 7", "--by", "ada", "--lake", world.lake.url]
     asked = CliRunner().invoke(root, command, input="n\n", env={"COLUMNS": "220"})
-    assert "Erase 1 key(s) from every generation of table, for good?" in asked.output
+    assert "Erase 1 key(s) from every generation of table permanently?" in asked.output
     assert entries(world, spec) == {"a": 3, "b": 2}
     done = CliRunner().invoke(root, [*command, "--yes", "--json"])
     report = json.loads(done.output)

@@ -33,20 +33,20 @@ def world(tmp_path: Path) -> World:
 
 def test_scopes_are_made_listed_and_deleted(world: World) -> None:
     assert document(world, "kv", "scope", "create", "a") == {"scope": "a", "created": True}
-    assert "Scope a is there already." in printed(world, "kv", "scope", "create", "a")
+    assert "Scope a exists already." in printed(world, "kv", "scope", "create", "a")
     assert document(world, "kv", "scope", "list") == ["a", "plant"]
     assert document(world, "kv", "scope", "list", "--after", "a", "--limit", "1") == ["plant"]
     assert "plant" in printed(world, "kv", "scope", "list")
     assert "holds tables: machines" in refused(world, "kv", "scope", "delete", "plant")
     assert document(world, "kv", "scope", "delete", "a")["deleted"] is True
-    assert "not there" in printed(world, "kv", "scope", "delete", "a")
+    assert "does not exist" in printed(world, "kv", "scope", "delete", "a")
     assert "scope name '_x' is not allowed" in refused(world, "kv", "scope", "create", "_x")
 
 
 def test_a_table_is_created_once_updated_shown_and_listed(world: World) -> None:
     again = ["kv", "create", TABLE, "--partitions", "3"]
     assert document(world, *again)["created"] is False
-    assert "is there already" in printed(world, *again)
+    assert "exists already" in printed(world, *again)
     assert "partitions 3 (wanted: 4)" in refused(world, "kv", "create", TABLE, "--partitions", "4")
     assert "no scope 'none'" in refused(world, "kv", "create", "none/t", "--partitions", "1")
     updated = document(world, "kv", "update", TABLE, "--longest-value", "9")
@@ -75,7 +75,7 @@ def test_a_table_lies_where_an_option_says(world: World, tmp_path: Path) -> None
     many = refused(world, "kv", "create", "plant/x", "--partitions", "1", "--sqlite", path, "--dynamodb")
     assert "--sqlite and --dynamodb name more than one backend" in many
     lone = refused(world, "kv", "create", "plant/x", "--partitions", "1", "--schema", "s")
-    assert "--schema belongs to --postgres" in lone
+    assert "--schema needs --postgres" in lone
 
 
 def test_a_table_lies_in_objects_of_the_lake_and_is_found_there(world: World) -> None:
@@ -139,7 +139,7 @@ def test_entries_are_written_read_and_removed_on_conditions(world: World) -> Non
     told = printed(world, "kv", "get", TABLE, "m1", "m2", code=NOT_FOUND)
     assert second in told
     assert re.search(r"m2 +no entry", re.sub(r"[│┃|]", " ", told)), "it stands where a version does, not a value"
-    assert "m1 is not there any more" in printed(world, "kv", "remove", TABLE, "m1", "--version", second)
+    assert "m1 is removed" in printed(world, "kv", "remove", TABLE, "m1", "--version", second)
     assert document(world, "kv", "get", TABLE, "m1", code=NOT_FOUND)["entries"] == [None]
     assert "can't both hold" in refused(world, "kv", "put", TABLE, "m1", "1", "--if-absent", "--version", first)
     assert "32 hexadecimal digits" in refused(world, "kv", "put", TABLE, "m1", "1", "--version", "x")
@@ -149,7 +149,7 @@ def test_keys_of_a_family_are_removed_together(world: World) -> None:
     for key in ("a", "b", "c"):
         printed(world, "kv", "put", TABLE, key, key, "--family", "site")
     assert "2 keys with no --family" in refused(world, "kv", "remove", TABLE, "a", "b")
-    assert "are not there any more" in printed(world, "kv", "remove", TABLE, "a", "b", "--family", "site")
+    assert "are removed" in printed(world, "kv", "remove", TABLE, "a", "b", "--family", "site")
     left = document(world, "kv", "iterate", TABLE, "--family", "site")["entries"]
     assert [(entry["family"], entry["key"], entry["value"]) for entry in left] == [("site", "c", "c")]
 
@@ -234,14 +234,14 @@ def test_pages_go_on_from_the_state_that_was_printed(world: World) -> None:
         pages.append([entry["key"] for entry in page["entries"]])
         state = page["state"]
     assert pages == [["k0", "k1"], ["k2", "k3"], ["k4"]]
-    assert "nothing more" in printed(world, "kv", "iterate", TABLE, "--family", "f", "--state", str(state))
-    assert "Go on with --state " in printed(world, "kv", "iterate", TABLE, "--page-size", "2")
+    assert "No more entries" in printed(world, "kv", "iterate", TABLE, "--family", "f", "--state", str(state))
+    assert "Continue with --state " in printed(world, "kv", "iterate", TABLE, "--page-size", "2")
     whole = document(world, "kv", "iterate", TABLE, "--page-size", "2", "--all")["entries"]
     assert [(e["key"], e["value"], e["version"]) for e in whole] == [
         (key, f"v{key[1:]}", written[key]["version"]) for key in sorted(written)
     ]
     assert "of another family or range" in refused(world, "kv", "iterate", TABLE, "--state", str(state))
-    assert "is no state" in refused(world, "kv", "iterate", TABLE, "--state", "!")
+    assert "is not a state" in refused(world, "kv", "iterate", TABLE, "--state", "!")
 
 
 def test_a_page_is_full_though_the_partitions_of_the_table_hold_next_to_nothing(world: World) -> None:
@@ -252,7 +252,7 @@ def test_a_page_is_full_though_the_partitions_of_the_table_hold_next_to_nothing(
     rest = document(world, "kv", "iterate", TABLE, "--page-size", "7", "--keys-only", "--state", page["state"])
     assert (len(page["entries"]), len(rest["entries"])) == (7, 2)
     assert {entry["key"] for entry in page["entries"] + rest["entries"]} == keys
-    assert "That is all." in printed(world, "kv", "iterate", TABLE)
+    assert "End of entries." in printed(world, "kv", "iterate", TABLE)
 
 
 def test_a_range_of_a_family_is_iterated(world: World) -> None:
@@ -266,8 +266,8 @@ def test_a_range_of_a_family_is_iterated(world: World) -> None:
 
     assert keys("--prefix", "a") == ["a1", "a2"]
     assert keys("--start", "a2", "--end", "b2") == ["a2", "b1"]
-    assert "nothing there" in printed(world, "kv", "iterate", TABLE, "--family", "g")
-    assert "--prefix is given without --family" in refused(world, "kv", "iterate", TABLE, "--prefix", "a")
+    assert "No entries" in printed(world, "kv", "iterate", TABLE, "--family", "g")
+    assert "--prefix needs --family" in refused(world, "kv", "iterate", TABLE, "--prefix", "a")
 
 
 def test_a_sealed_table_is_read_and_a_deleted_one_is_gone(world: World) -> None:
@@ -278,14 +278,14 @@ def test_a_sealed_table_is_read_and_a_deleted_one_is_gone(world: World) -> None:
     assert document(world, "kv", "get", TABLE, "m1")["entries"][0]["value"] == "1"
     assert "Aborted" in str(invoke(world, "kv", "delete", TABLE, input="n\n").output)
     assert document(world, "kv", "delete", TABLE, "--yes")["deleted"] is True
-    assert "is not there" in printed(world, "kv", "delete", TABLE, "--yes")
+    assert "does not exist" in printed(world, "kv", "delete", TABLE, "--yes")
     assert "no key-value table 'plant/machines'" in refused(world, "kv", "get", TABLE, "m1")
 
 
 def test_what_is_typed_wrongly_is_told_in_a_sentence(world: World, capfd: pytest.CaptureFixture[str]) -> None:
     lake = ["--lake", world.lake.url]
     for arguments, told in [
-        (["get", "machines", "m1"], "names no scope"),
+        (["get", "machines", "m1"], "has no scope"),
         (["create", "plant/ü", "--partitions", "1"], "is not allowed"),
         (["show", "plant/none"], "KeyValueTableNotFoundError"),
     ]:

@@ -112,7 +112,7 @@ def test_times_are_shown_by_the_minute_and_those_asked_for_exactly(time: str, re
 def test_a_time_without_its_zone_is_answered_with_what_to_type(world: World, arguments: list[str]) -> None:
     error = CliRunner().invoke(root, [*arguments, "--lake", world.lake.url]).exception
     assert isinstance(error, ConfigurationError)
-    assert "names no zone. Write 2026-01-31T" in str(error)
+    assert "has no time zone. Give 2026-01-31T" in str(error)
     assert "tzinfo" not in str(error)
 
 

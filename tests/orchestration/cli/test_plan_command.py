@@ -87,7 +87,7 @@ def test_a_plan_is_shown_in_every_format_and_written_to_files(project: Project, 
 def test_a_stored_plan_is_compared_in_words(project: Project, tmp_path: Path) -> None:
     file = str(tmp_path / "plan.json")
     printed(project, "plan", "shop_app:app", "--format", "json", "--output", file)
-    assert printed(project, "plan", "shop_app:app", "--against", file) == f"The plan is the one of {file}.\n"
+    assert printed(project, "plan", "shop_app:app", "--against", file) == f"The plan equals the one in {file}.\n"
     project.write('.filter("n > 0")')
     result = invoke(project, "plan", "shop_app:app", "--against", file)
     assert result.exit_code == 4
@@ -110,7 +110,7 @@ def test_a_comparison_notes_who_has_written_the_outputs_as_no_difference(project
     printed(project, "plan", "shop_app:app", "--format", "json", "--output", noted)
     for against in (plain, noted):
         told = printed(project, "plan", "shop_app:app", "--against", against)
-        assert told == f"The plan is the one of {against}.\nNote: {note}\n"
+        assert told == f"The plan equals the one in {against}.\nNote: {note}\n"
         assert document(project, "plan", "shop_app:app", "--against", against)["notes"] == [note]
     project.write('.filter("n > 0")')
     result = invoke(project, "plan", "shop_app:app", "--against", noted)

@@ -58,8 +58,8 @@ def test_readers_are_described_told_of_by_maintain_and_forgotten(lake: Lake) -> 
     (reader,) = json.loads(run(lake, "show", "s", "--json"))["readers"]
     assert (reader["name"], reader["behind"], reader["lost"]) == ("report", 4, 0)
     LakeStreams(lake).configure("s", retention=Retention(max_age=timedelta(microseconds=1)), compaction=None)
-    assert "s: reader report never got 4 offsets that retention has dropped" in run(lake, "maintain", "s")
-    with pytest.raises(ConfigurationError, match="no reader 'reports': there are report"):
+    assert "s: reader report missed 4 offsets that retention has dropped" in run(lake, "maintain", "s")
+    with pytest.raises(ConfigurationError, match="no reader 'reports'; its readers: report"):
         run(lake, "remove-reader", "s", "reports")
     run(lake, "remove-reader", "s", "report")
     assert json.loads(run(lake, "show", "lake.s", "--json"))["readers"] == []
