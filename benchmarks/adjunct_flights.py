@@ -17,11 +17,11 @@ def main(folder: Path) -> None:
     from dagster_adjunct.examples.flights.pipeline import app
 
     lake = open_lake(folder / "lake")
-    systems = systems_for(app, lake)
+    systems = systems_for(app, lake=lake)
     with session_scope(lake_url=lake.url) as spark:
         for part in (1, 2):
             deliver(lake, part)
-            run_application(lake, systems, app, spark, run=f"benchmark-{part}")
+            run_application(app, lake=lake, systems=systems, spark=spark, run=f"benchmark-{part}")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def main(what: str, folder: Path, batch: int) -> None:
     made.send_to(app.output_stream("lake.results", partitions=PARTITIONS, key="k"))
     lake = open_lake(folder / "lake")
     with session_scope(master="local[2]", lake_url=lake.url) as spark:
-        run_application(lake, systems_for(app, lake), app, spark, run="benchmark")
+        run_application(app, lake=lake, systems=systems_for(app, lake=lake), spark=spark, run="benchmark")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def run(rounds: int, count: int = CHANGES) -> None:
 
         def bootstrap(name: str, stream: str) -> None:
             dataset = unbounded_dataset(name, input=f"lake.{stream}", key="k", partitions=BUCKETS)
-            report = advance_dataset(lake, {"lake": streams}, dataset, lambda: spark, by="benchmark")
+            report = advance_dataset(dataset, lake=lake, systems={"lake": streams}, spark=lambda: spark, by="benchmark")
             assert report.action == "bootstrapped", report
             shutil.rmtree(root / "lake" / "datasets" / name)
 

@@ -87,7 +87,7 @@ def commits(
 ) -> dict[str, Measured]:
     """Bootstrap a dataset from the stream, then time commits of changes and plain writes of the same rows."""
     dataset = unbounded_dataset(f"table-{name}", input=f"lake.{name}", key="k", partitions=BUCKETS)
-    advance_dataset(streams.lake, systems, dataset, lambda: spark, by="benchmark")
+    advance_dataset(dataset, lake=streams.lake, systems=systems, spark=lambda: spark, by="benchmark")
     delivered: list[pa.Table] = []
 
     def deliver(number: int) -> None:
@@ -95,7 +95,7 @@ def commits(
         streams.append(name, delivered[-1], producer="changes", sequence=number + 1)
 
     def commit(_: int) -> None:
-        report = advance_dataset(streams.lake, systems, dataset, lambda: spark, by="benchmark")
+        report = advance_dataset(dataset, lake=streams.lake, systems=systems, spark=lambda: spark, by="benchmark")
         assert report.action == "applied", report
 
     def parquet(number: int) -> None:

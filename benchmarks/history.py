@@ -59,7 +59,9 @@ class Sides:
         """Bring one dataset up to date; return the seconds."""
         began = time.perf_counter()
         dataset = self.datasets[name]
-        report = advance_dataset(self.streams.lake, {"lake": self.streams}, dataset, lambda: self.spark, by="benchmark")
+        report = advance_dataset(
+            dataset, lake=self.streams.lake, systems={"lake": self.streams}, spark=lambda: self.spark, by="benchmark"
+        )
         assert report.action in ("applied", "bootstrapped"), report
         return time.perf_counter() - began
 

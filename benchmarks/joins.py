@@ -97,7 +97,7 @@ def stored(spark: SparkSession, lake: Lake, count: int, records: int) -> Version
     facts = spark.range(records).selectExpr(key.format(f"pmod(hash(id), {count})"), "id AS v")
     streams.append("facts", facts, producer="fill", sequence=1)
     dataset = unbounded_dataset("table", input="lake.table", key="k", partitions=BUCKETS)
-    advance_dataset(lake, {"lake": streams}, dataset, lambda: spark, by="benchmark")
+    advance_dataset(dataset, lake=lake, systems={"lake": streams}, spark=lambda: spark, by="benchmark")
     view = StoredVersions(lake, dataset).current()
     assert view is not None
     return view
@@ -136,7 +136,7 @@ class Joins:
             dataset = unbounded_dataset(name, input="lake.table", key="k", partitions=BUCKETS)
             records = records.join(app.table(dataset), on="k", how="left", prefix=f"{name}_")
         records.send_to(app.output_stream("lake.out", key="k", partitions=BUCKETS))
-        plan = plan_application(app, self._runtime.systems)
+        plan = plan_application(app, systems=self._runtime.systems)
         return StepContext(self._runtime, app, plan, FanOut()), dict.fromkeys(names, self._view)
 
 

@@ -53,7 +53,9 @@ def run(rounds: int) -> None:
             streams.append(what, table, producer="benchmark", sequence=sent[what])
 
         def commit(what: str) -> None:
-            report = advance_dataset(lake, {"lake": streams}, tables[what], lambda: spark, by="benchmark")
+            report = advance_dataset(
+                tables[what], lake=lake, systems={"lake": streams}, spark=lambda: spark, by="benchmark"
+            )
             assert report.action in ("applied", "bootstrapped"), report
 
         for what in tables:

@@ -45,11 +45,11 @@ def run(rounds: int, count: int = 3_000_000) -> None:
             _write(part, base / f"{start}.parquet")
         ask(f"fill {base}")
         dataset = unbounded_dataset("target", input="lake.rows", key="k", partitions=BUCKETS)
-        advance_dataset(lake, {"lake": streams}, dataset, lambda: spark, by="benchmark")
+        advance_dataset(dataset, lake=lake, systems={"lake": streams}, spark=lambda: spark, by="benchmark")
 
         def commit() -> float:
             began = time.perf_counter()
-            report = advance_dataset(lake, {"lake": streams}, dataset, lambda: spark, by="benchmark")
+            report = advance_dataset(dataset, lake=lake, systems={"lake": streams}, spark=lambda: spark, by="benchmark")
             assert report.action == "applied", report
             return time.perf_counter() - began
 

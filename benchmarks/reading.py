@@ -43,13 +43,13 @@ def run(rounds: int, count: int = 3_000_000, records: int = 500_000) -> None:
             keys = np.arange(start, min(start + CHUNK, count), dtype=np.int64)
             streams.append("table", table(keys, 0), producer="fill", sequence=start + 1)
         dataset = unbounded_dataset("table", input="lake.table", key="k", partitions=BUCKETS)
-        first = advance_dataset(lake, systems, dataset, lambda: spark, by="benchmark").version
+        first = advance_dataset(dataset, lake=lake, systems=systems, spark=lambda: spark, by="benchmark").version
         assert first is not None
         chance = np.random.default_rng(7)
         for number in range(1, DELTAS + 1):
             keys = chance.choice(count, min(CHANGES, count), replace=False)
             streams.append("table", table(keys, number), producer="changes", sequence=number)
-            advance_dataset(lake, systems, dataset, lambda: spark, by="benchmark")
+            advance_dataset(dataset, lake=lake, systems=systems, spark=lambda: spark, by="benchmark")
         streams.create("facts", schema=STREAM, key=["k"], partitions=BUCKETS)
         streams.append("facts", facts(chance.integers(0, count, records)), producer="facts", sequence=1)
 

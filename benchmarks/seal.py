@@ -93,7 +93,7 @@ def _seal(root: Path, session: Callable[[], SparkSession], rounds: int) -> None:
 
     def seal(number: int) -> None:
         dataset = bounded_dataset(f"sealed-{number}", input="lake.rows", key="k", partitions=BUCKETS)
-        report = advance_dataset(lake, systems, dataset, lambda: spark, by="benchmark")
+        report = advance_dataset(dataset, lake=lake, systems=systems, spark=lambda: spark, by="benchmark")
         assert report.rows == ROWS, report
         shutil.rmtree(root / "lake" / "datasets" / f"sealed-{number}" / "data")
 
@@ -135,7 +135,9 @@ def _switch(what: str, store: FaultyStore, session: Callable[[], SparkSession], 
             if event.stage == "validate":
                 began, before = time.perf_counter(), len(store.requests)
 
-        report = advance_dataset(lake, {"lake": streams}, dataset, session, by="benchmark", on_stage=built)
+        report = advance_dataset(
+            dataset, lake=lake, systems={"lake": streams}, spark=session, by="benchmark", on_stage=built
+        )
         # What the advance does after the switch (looking for a next version) is not on the readers' way.
         switched = next(i for i, (_, key) in enumerate(store.requests) if i >= before and key.endswith("/CURRENT"))
         after = time.perf_counter()

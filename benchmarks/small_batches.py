@@ -40,7 +40,7 @@ def warm(rounds: int) -> None:
     with TemporaryDirectory() as folder, session_scope(master="local[2]") as session:
         root = Path(folder)
         app, lake = _application(root)
-        systems, spark = systems_for(app, lake), session()
+        systems, spark = systems_for(app, lake=lake), session()
         tables = _tables()
         peer = ForeachBatch(spark, root)
         peer.load(tables["flights"], **_for_peer(tables))
@@ -56,7 +56,7 @@ def warm(rounds: int) -> None:
                 peer.deliver(part)
             seen = _Times()
             before = tree_seconds()
-            report = run_application(lake, systems, app, spark, run=f"turn-{turn}", on_event=seen)
+            report = run_application(app, lake=lake, systems=systems, spark=spark, run=f"turn-{turn}", on_event=seen)
             between = tree_seconds()
             took = peer.run()
             after = tree_seconds()

@@ -115,7 +115,7 @@ def start_once(folder: Path, make: Callable[[Lake], StreamSystem], streams: int,
     for number in range(streams):
         app.input_stream(f"{system.name}.s{number}", default_offset="oldest")
     systems: Mapping[str, StreamSystem] = {system.name: system}
-    plan = plan_application(app, systems)
+    plan = plan_application(app, systems=systems)
     startpoints = open_startpoints(lake, app)
     tasks = plan.partitions_by_task()
     log = BatchLog(lake, app.name)

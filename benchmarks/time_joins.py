@@ -102,7 +102,7 @@ class World:
         stream = stream.join(app.table(dataset), on="k", how="left", select=["a", "n"], **more)
         stream.send_to(app.output_stream("lake.out", key="k", partitions=BUCKETS))
         runtime = Runtime(self._lake, {"lake": self._streams}, lambda: self._spark, by="benchmark")
-        context = StepContext(runtime, app, plan_application(app, runtime.systems), FanOut())
+        context = StepContext(runtime, app, plan_application(app, systems=runtime.systems), FanOut())
         views = {name: StoredVersions(self._lake, dataset).current()}
         batch = Compiled(context, BatchInputs(1, self._streams.whole(f"{name}-{records}"), views), lambda output: None)
         batch.run()
@@ -121,4 +121,10 @@ class World:
             f"timestamp_seconds(1700000000 + div(id, {keys}) * 86400 + {sequence - 1}) AS since",
         )  # fmt: skip
         self._streams.append(name, changed, producer="fill", sequence=sequence)
-        advance_dataset(self._lake, {"lake": self._streams}, self._dataset(name), lambda: self._spark, by="benchmark")
+        advance_dataset(
+            self._dataset(name),
+            lake=self._lake,
+            systems={"lake": self._streams},
+            spark=lambda: self._spark,
+            by="benchmark",
+        )

@@ -20,10 +20,11 @@ from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, 
 from dagster_adjunct.orchestration.operators.batch_context import SinkContext
 from dagster_adjunct.orchestration.planner.catalog import plan_application, systems_for
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
-from dagster_adjunct.orchestration.step.run import RunReport, run_application, session_scope
+from dagster_adjunct.orchestration.step.run import RunReport, run_application
 from dagster_adjunct.resources.objects.lake import Lake, LakeSettings, open_lake
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.spark.scope import session_scope
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.tables.operation import UpdateContract

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import inspect
 import os
 import re
@@ -341,3 +342,17 @@ def to_microseconds(moment: datetime) -> int:
 def utc_now() -> datetime:
     """Return this machine's time: what a lake goes by that was given no other clock."""
     return datetime.now(UTC)
+
+
+def resolve_user(by: str | None) -> str:
+    """Return who does it: as given, or the user of the operating system. Raises ConfigurationError for nobody."""
+    if by is None:
+        try:
+            by = getpass.getuser()
+        except (KeyError, OSError, ImportError) as error:
+            raise ConfigurationError(
+                "this machine does not say who you are.", "Pass by=, or --by NAME.", argument="by"
+            ) from error
+    if not by.strip():
+        raise ConfigurationError("by is empty.", "Name who does it, or leave it out.", argument="by")
+    return by.strip()

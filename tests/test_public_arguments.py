@@ -104,7 +104,7 @@ def _opened() -> Any:
     streams = public.LakeStreams(lake)
     streams.create("s", schema=public.Schema.of(k="string"), key=["k"], partitions=2)
     declared = public.bounded_dataset("d", input="lake.s", key="k", partitions=2)
-    public.advance_dataset(lake, {"lake": streams}, declared, _no_spark, by="ada")
+    public.advance_dataset(declared, lake=lake, systems={"lake": streams}, spark=_no_spark, by="ada")
     return public.open_dataset(lake, declared)
 
 
@@ -122,9 +122,9 @@ def _objects(known: dict[str, Any]) -> dict[str, Any]:
         "CheckpointManager": public.CheckpointManager(lake, "shop"),
         "MetadataStore": public.MetadataStore(lake),
         "AdjunctDatasetManager": public.AdjunctDatasetManager(
-            lake, known["systems"], [public.unbounded_dataset("u", input="lake.s", key="k", partitions=2)]
+            [public.unbounded_dataset("u", input="lake.s", key="k", partitions=2)], lake=lake, systems=known["systems"]
         ),
-        "Startpoints": public.Startpoints(lake, app),
+        "Startpoints": public.Startpoints(app, lake=lake),
         "KeyValueTable": ScriptedSegments().table(),
         "BlockingKeyValueTable": public.BlockingKeyValueTable(ScriptedSegments().table()),
     }

@@ -70,7 +70,7 @@ def _joined(lake: Lake) -> object:
     app.input_stream("lake.s").join(app.table(dataset), on="k", how="inner", select=["n as m"]).send_to(
         app.output_stream("lake.out", partitions=4, key="k")
     )
-    return plan_application(app, systems_for(app, lake))
+    return plan_application(app, systems=systems_for(app, lake=lake))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def _joined(lake: Lake) -> object:
             ConfigurationError,
             {"setting": "sasl.password"},
         ),
-        (lambda lake: open_system("moon", lake), ConfigurationError, {"system": "moon"}),
+        (lambda lake: open_system(lake, "moon"), ConfigurationError, {"system": "moon"}),
         (lambda lake: SystemStreamPartition.parse("lake.s"), InvalidNameError, {"name": "lake.s"}),
         (
             lambda lake: LakeStreams(lake).create("a.b", schema=SCHEMA, key=["k"], partitions=1),

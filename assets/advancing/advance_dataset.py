@@ -12,10 +12,13 @@ from dagster_adjunct.assets.unbounded.commit import inspect_table
 from dagster_adjunct.assets.unbounded.recovery import decide_recovery
 from dagster_adjunct.assets.unbounded.transient import TransientTable
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, ignore_stage
-from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.assets.writing.generation import Runtime, open_runtime
+from dagster_adjunct.resources.common import resolve_user
 from dagster_adjunct.resources.errors import ConfigurationError, NoSealedVersionError
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import session_factory
+from dagster_adjunct.resources.streams.registry import open_systems
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 if TYPE_CHECKING:
@@ -28,12 +31,12 @@ if TYPE_CHECKING:
 
 @translate_spark_errors()
 def advance_dataset(
-    lake: Lake,
-    systems: Mapping[str, StreamSystem],
     spec: AdjunctDataset,
-    spark: SparkSession | Callable[[], SparkSession],
     *,
-    by: str,
+    lake: Lake | None = None,
+    systems: Mapping[str, StreamSystem] | None = None,
+    spark: SparkSession | Callable[[], SparkSession] | None = None,
+    by: str | None = None,
     partition: str | None = None,
     make_current: bool = False,
     on_stage: OnStage = ignore_stage,
@@ -46,8 +49,9 @@ def advance_dataset(
     advance at the same time, in threads of one session. `partition` and `make_current` are for bounded datasets with
     version partitions (see `advance_bounded`); `on_stage` receives an event at each stage's end and each build's start.
     """
-    runtime = Runtime(lake, systems, session_factory(spark), by)
-    return advance_with_runtime(runtime, spec, partition=partition, make_current=make_current, on_stage=on_stage)
+    streams = [spec.stream] if spec.stream else []
+    with open_runtime(streams, lake=lake, systems=systems, spark=spark, by=resolve_user(by)) as runtime:
+        return advance_with_runtime(runtime, spec, partition=partition, make_current=make_current, on_stage=on_stage)
 
 
 @translate_spark_errors()
@@ -81,8 +85,17 @@ class AdjunctDatasetManager:
     manager: it is for programs with their own loop.
     """
 
-    def __init__(self, lake: Lake, systems: Mapping[str, StreamSystem], datasets: Iterable[AdjunctDataset]) -> None:
-        self._lake, self._systems = lake, systems
+    def __init__(
+        self,
+        datasets: Iterable[AdjunctDataset],
+        *,
+        lake: Lake | None = None,
+        systems: Mapping[str, StreamSystem] | None = None,
+    ) -> None:
+        datasets = list(datasets)
+        self._lake = lake = open_lake() if lake is None else lake
+        streams = [dataset.stream for dataset in datasets if dataset.stream]
+        self._systems = systems = open_systems(lake, streams) if systems is None else systems
         self._datasets: dict[str, AdjunctDataset] = {}
         for dataset in datasets:
             if self._datasets.setdefault(dataset.name, dataset) != dataset:
@@ -138,10 +151,12 @@ class AdjunctDatasetManager:
             if dataset.name in self._transient:
                 reports[dataset.name] = self._transient[dataset.name].advance(spark)
             elif dataset.version_set is None:
-                reports[dataset.name] = advance_dataset(self._lake, self._systems, dataset, spark, by=by)
+                reports[dataset.name] = advance_dataset(
+                    dataset, lake=self._lake, systems=self._systems, spark=spark, by=by
+                )
             elif dataset.name not in reports:
                 members = [member for member in self._datasets.values() if member.version_set == dataset.version_set]
-                done = advance_version_set(self._lake, self._systems, members, spark, by=by)
+                done = advance_version_set(members, lake=self._lake, systems=self._systems, spark=spark, by=by)
                 reports |= {report.dataset: report for report in done}
         return reports
 

@@ -35,11 +35,11 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog, member_bodie
 from dagster_adjunct.assets.versions.deliveries import Abandoned
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, as_bounded
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, OnStage, Stages, ignore_stage
-from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.assets.writing.generation import Runtime, open_runtime
+from dagster_adjunct.resources.common import resolve_user
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, MarkerConflictError, ValidatorError
 from dagster_adjunct.resources.objects.commit_log import is_deletion_commit, retry_conflicts
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
-from dagster_adjunct.resources.spark.in_process import session_factory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -322,12 +322,12 @@ def advance_bounded(
 
 @translate_spark_errors()
 def advance_version_set(
-    lake: Lake,
-    systems: Mapping[str, StreamSystem],
     specs: Sequence[AdjunctDataset],
-    spark: SparkSession | Callable[[], SparkSession],
     *,
-    by: str,
+    lake: Lake | None = None,
+    systems: Mapping[str, StreamSystem] | None = None,
+    spark: SparkSession | Callable[[], SparkSession] | None = None,
+    by: str | None = None,
     on_stage: OnStage = ignore_stage,
 ) -> list[AdvanceReport]:
     """Publish every version that all members of a version set have delivered, each in one commit.
@@ -335,7 +335,9 @@ def advance_version_set(
     Returns one report for each member. A version rejected for one member is rejected for all. Raises as
     `advance_bounded` does, and MarkerConflictError if the members' next versions have different names.
     """
-    return advance_members(Runtime(lake, systems, session_factory(spark), by), specs, on_stage=on_stage)
+    streams = [spec.stream for spec in specs if spec.stream]
+    with open_runtime(streams, lake=lake, systems=systems, spark=spark, by=resolve_user(by)) as runtime:
+        return advance_members(runtime, specs, on_stage=on_stage)
 
 
 @translate_spark_errors()

@@ -39,7 +39,6 @@ from dagster_adjunct.resources.errors import (
     ManifestMismatchError,
 )
 from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.streams.lake import maintenance as stream_holds
 from dagster_adjunct.resources.streams.lake.manifest import HIDDEN_COLUMNS
 
@@ -159,7 +158,12 @@ def _register(view: Held, catalog: Catalog, identifier: str, properties: dict[st
 
 
 def publish_to_iceberg(
-    lake: Lake, dataset: str, table: IcebergTable, spark: SparkSession | Callable[[], SparkSession], *, by: str
+    lake: Lake,
+    dataset: str,
+    table: IcebergTable,
+    *,
+    spark: SparkSession | Callable[[], SparkSession] | None = None,
+    by: str | None = None,
 ) -> IcebergSnapshot:
     """Make what a dataset serves now the current snapshot of an Iceberg table, and return the snapshot.
 
@@ -167,7 +171,6 @@ def publish_to_iceberg(
     there already is not registered again. Raises as `register_in_iceberg` and `compact_dataset` do, and
     NoSealedVersionError while nothing is served.
     """
-    spark = session_factory(spark)
     from dagster_adjunct.assets.reading.dataset import open_dataset
     from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 
@@ -176,7 +179,7 @@ def publish_to_iceberg(
         for _ in range(_COMPACTIONS):
             if len(opened.sealed.generations) == 1 and not opened.sealed.lacks_base:
                 break
-            compact_dataset(lake, dataset, spark, by=by, level="major")
+            compact_dataset(lake, dataset, spark=spark, by=by, level="major")
             opened.refresh()
         # Changes that are committed faster than they are compacted are refused by name.
         keeps_history = opened.sealed.history is not None

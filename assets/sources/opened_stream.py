@@ -231,7 +231,7 @@ def resolve_stream(
     if system not in systems:
         raise DatasetError(
             f"{what}, and no stream system {system!r} is given: there are {', '.join(sorted(systems)) or 'none'}.",
-            "Pass it in systems, as open_system(name, lake) gives it.",
+            "Pass it in systems, as open_system(lake, name) gives it.",
             dataset=dataset,
         )
     return systems[system], stream

@@ -46,13 +46,12 @@ from dagster_adjunct.assets.versions.leases import AttemptRecord, delete_attempt
 from dagster_adjunct.assets.versions.manifest import Bootstrap, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.versions.version import POSITION
-from dagster_adjunct.assets.writing.generation import SPARK, Runtime, write_generation
+from dagster_adjunct.assets.writing.generation import SPARK, Runtime, open_runtime, write_generation
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM, TimelineOptions
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.store import staged_file_errors
 from dagster_adjunct.resources.schemas.schema import is_widening, repeated_names
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
-from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.streams.system import TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
@@ -450,11 +449,11 @@ def _commit_repartitioned(advance: Advance) -> Commit | None:
 
 @translate_spark_errors()
 def rebuild_dataset(
-    lake: Lake,
-    systems: Mapping[str, StreamSystem],
     spec: AdjunctDataset,
-    spark: SparkSession | Callable[[], SparkSession],
     *,
+    lake: Lake | None = None,
+    systems: Mapping[str, StreamSystem] | None = None,
+    spark: SparkSession | Callable[[], SparkSession] | None = None,
     reason: str,
     by: str,
     on_stage: OnStage = ignore_stage,
@@ -465,7 +464,6 @@ def rebuild_dataset(
     has reached its target. The next advance resumes an interrupted rebuild. Raises DatasetError for a bounded dataset
     and for a stream that no longer holds every key, and ConfigurationError without a reason.
     """
-    spark = session_factory(spark)
     if not spec.follows_changes:
         raise DatasetError(
             f"dataset {spec.name!r} is bounded: only unbounded datasets are rebuilt from a stream.",
@@ -473,4 +471,6 @@ def rebuild_dataset(
             dataset=spec.name,
         )
     require_audit_fields("rebuild", spec.name, reason, by)
-    return advance_unbounded(Runtime(lake, systems, spark, by), spec, rebuild=reason, on_stage=on_stage)
+    streams = [spec.stream] if spec.stream else []
+    with open_runtime(streams, lake=lake, systems=systems, spark=spark, by=by) as runtime:
+        return advance_unbounded(runtime, spec, rebuild=reason, on_stage=on_stage)

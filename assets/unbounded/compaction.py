@@ -27,9 +27,10 @@ from dagster_adjunct.assets.versions.version import (
     find_newest_valid_from,
     version_id,
 )
-from dagster_adjunct.assets.writing.generation import Runtime, write_generation
+from dagster_adjunct.assets.writing.generation import Runtime, open_runtime, write_generation
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN
 from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
+from dagster_adjunct.resources.common import resolve_user
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -39,7 +40,6 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
-from dagster_adjunct.resources.spark.in_process import session_factory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -295,9 +295,9 @@ _Current = tuple["Commit", "UnboundedManifest"]
 def compact_dataset(
     lake: Lake,
     dataset_name: str,
-    spark: SparkSession | Callable[[], SparkSession],
     *,
-    by: str,
+    spark: SparkSession | Callable[[], SparkSession] | None = None,
+    by: str | None = None,
     level: Level | None = None,
     policy: DeltaCompaction | None = None,
 ) -> CompactionReport:
@@ -308,7 +308,13 @@ def compact_dataset(
     stores `by`. During a rebuild the served table is compacted. Raises DatasetNotFoundError, and DatasetError for a
     bounded dataset.
     """
-    context = Runtime(lake, {}, session_factory(spark), by)
+    with open_runtime([], lake=lake, systems={}, spark=spark, by=resolve_user(by)) as runtime:
+        return _compact_dataset(runtime, dataset_name, level, policy)
+
+
+def _compact_dataset(
+    context: Runtime, dataset_name: str, level: Level | None, policy: DeltaCompaction | None
+) -> CompactionReport:
     if level not in (None, "minor", "major"):
         raise ConfigurationError(
             f"dataset {dataset_name!r}: argument 'level' of a compaction is {level!r}, expected 'minor' or 'major'.",
@@ -319,7 +325,7 @@ def compact_dataset(
     manifest = context.log(dataset_name).read()[1]
     if manifest is None:
         raise DatasetNotFoundError(
-            f"dataset {dataset_name!r} has no commit in {lake.url}.",
+            f"dataset {dataset_name!r} has no commit in {context.lake.url}.",
             "Advance it once to create it.",
             dataset=dataset_name,
         )

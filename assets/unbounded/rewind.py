@@ -33,7 +33,7 @@ from dagster_adjunct.assets.versions.actions import require_audit_fields
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Change, Decision, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import OnStage, Stages, ignore_stage
-from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.assets.writing.generation import Runtime, open_runtime
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -41,7 +41,6 @@ from dagster_adjunct.resources.errors import (
     OffsetOutOfRangeError,
 )
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
-from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.streams.startpoint import (
     Startpoint,
     StartpointOldest,
@@ -204,7 +203,12 @@ class RewindPlan:
 
 
 def plan_rewind(
-    lake: Lake, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, positions: Positions, force: Force = False
+    spec: AdjunctDataset,
+    *,
+    positions: Positions,
+    force: Force = False,
+    lake: Lake | None = None,
+    systems: Mapping[str, StreamSystem] | None = None,
 ) -> RewindPlan:
     """Return what `rewind_dataset` would do with these startpoints, or why it would reject them; changes nothing.
 
@@ -212,7 +216,9 @@ def plan_rewind(
     OffsetOutOfRangeError for a startpoint that the stream does not hold.
     """
     require_rewindable(spec)
-    snapshot = inspect_table(Runtime(lake, systems, _no_session, "plan"), spec)
+    streams = [spec.stream] if spec.stream else []
+    with open_runtime(streams, lake=lake, systems=systems, spark=_no_session, by="plan") as runtime:
+        snapshot = inspect_table(runtime, spec)
     plan = resolve_rewind(snapshot, positions, force)
     if plan.action != "rewind" or plan.refusal is not None:
         return plan
@@ -382,11 +388,11 @@ def _no_session() -> NoReturn:
 
 @translate_spark_errors()
 def rewind_dataset(
-    lake: Lake,
-    systems: Mapping[str, StreamSystem],
     spec: AdjunctDataset,
-    spark: SparkSession | Callable[[], SparkSession],
     *,
+    lake: Lake | None = None,
+    systems: Mapping[str, StreamSystem] | None = None,
+    spark: SparkSession | Callable[[], SparkSession] | None = None,
     positions: Positions,
     reason: str,
     by: str,
@@ -405,8 +411,9 @@ def rewind_dataset(
     dataset and for a table that is not valid, OffsetOutOfRangeError for a startpoint that the stream does not hold,
     CommitConflictError when another writer committed first, and what an advance raises.
     """
-    runtime = Runtime(lake, systems, session_factory(spark), by)
-    return rewind_table(runtime, spec, positions=positions, reason=reason, force=force, on_stage=on_stage)
+    streams = [spec.stream] if spec.stream else []
+    with open_runtime(streams, lake=lake, systems=systems, spark=spark, by=by) as runtime:
+        return rewind_table(runtime, spec, positions=positions, reason=reason, force=force, on_stage=on_stage)
 
 
 @translate_spark_errors()

@@ -7,7 +7,8 @@ rows in memory and hashes them one by one, so it suits small datasets; it needs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import or_
@@ -23,8 +24,11 @@ from dagster_adjunct.resources.bucketing.writer import (
     write_buckets,
 )
 from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.column_sql import named_column
-from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS, session_factory
+from dagster_adjunct.resources.spark.scope import session_scope
+from dagster_adjunct.resources.streams.registry import open_systems
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
@@ -129,6 +133,26 @@ class Runtime:
     def log(self, dataset: str) -> DatasetLog:
         """Return the commits of a dataset."""
         return DatasetLog(self.lake, dataset)
+
+
+@contextmanager
+def open_runtime(
+    streams: Iterable[str],
+    *,
+    lake: Lake | None,
+    systems: Mapping[str, StreamSystem] | None,
+    spark: SparkSession | Callable[[], SparkSession] | None,
+    by: str,
+) -> Iterator[Runtime]:
+    """Yield a runtime of what is given.
+
+    What is None has a default: the lake of `open_lake()`, the systems of these streams, a session that ends with this.
+    """
+    lake = open_lake() if lake is None else lake
+    systems = open_systems(lake, streams) if systems is None else systems
+    with ExitStack() as stack:
+        session = stack.enter_context(session_scope(lake_url=lake.url)) if spark is None else spark
+        yield Runtime(lake, systems, session_factory(session), by)
 
 
 # The number of keys or records that an error names.

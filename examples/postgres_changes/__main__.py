@@ -58,9 +58,9 @@ def main() -> None:
         systems = {"lake": LakeStreams(lake)}
         if older:
             why = "the slot was made anew"
-            report = rebuild_dataset(lake, systems, accounts, spark, reason=why, by="walk-through")
+            report = rebuild_dataset(accounts, lake=lake, systems=systems, spark=spark, reason=why, by="walk-through")
         else:
-            report = advance_dataset(lake, systems, accounts, spark, by="walk-through")
+            report = advance_dataset(accounts, lake=lake, systems=systems, spark=spark, by="walk-through")
         print(report.action, report.counters.get("loaded", 0), report.counters.get("read", 0))  # noqa: T201
         with open_dataset(lake, accounts) as served:
             served.frame(spark()).orderBy("id").show()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from dagster_adjunct.orchestration.cli.options import audit_options, resolve_user
+from dagster_adjunct.orchestration.cli.options import audit_options
 from dagster_adjunct.orchestration.cli.output import lake_url, output_options, show_report
+from dagster_adjunct.resources.common import resolve_user
 
 
 @click.group()

@@ -92,8 +92,9 @@ def run(
     """
     from dagster_adjunct.orchestration.application.graph import describe_partitions, is_advanced_by_partition
     from dagster_adjunct.orchestration.planner.catalog import systems_for
-    from dagster_adjunct.orchestration.step.run import run_application, session_scope
+    from dagster_adjunct.orchestration.step.run import run_application
     from dagster_adjunct.resources.objects.lake import open_lake
+    from dagster_adjunct.resources.spark.scope import session_scope
 
     def print_event(event: StepEvent | AdvanceReport) -> None:
         # Waiting for a lease is logged as a warning on stderr, with --json too.
@@ -113,10 +114,10 @@ def run(
             _advance_only(lake, reference, app, spark, run_id, json_output=json_output)
             return
         report = run_application(
-            lake,
-            systems_for(app, lake),
             app,
-            spark,
+            lake=lake,
+            systems=systems_for(app, lake=lake),
+            spark=spark,
             run=run_id,
             on_event=print_event,
             on_stage=stage_printer(json_output),

@@ -85,7 +85,7 @@ def advance(
     systems = open_dataset_systems(group, lake)
     with session_scope(master=master, lake_url=lake.url, on_start=line_printer(json_output)) as spark:
         if partition is None:
-            runtime = Runtime(lake, systems_for(app, lake), session_factory(spark), by=person)
+            runtime = Runtime(lake, systems_for(app, lake=lake), session_factory(spark), by=person)
             applied = apply_startpoints(runtime, app, only={member.name for member in group})
             applied.raise_failed()
             reports = list(applied.reports)
@@ -94,7 +94,13 @@ def advance(
             _reject_partition(group)
             reports = [
                 advance_dataset(
-                    lake, systems, group[0], spark, by=person, partition=partition, make_current=make_current
+                    group[0],
+                    lake=lake,
+                    systems=systems,
+                    spark=spark,
+                    by=person,
+                    partition=partition,
+                    make_current=make_current,
                 )
             ]
     if json_output:
@@ -125,7 +131,7 @@ def advance_all(
     from dagster_adjunct.orchestration.planner.catalog import systems_for
     from dagster_adjunct.orchestration.step.run import advance_datasets
 
-    systems = systems_for(app, lake)
+    systems = systems_for(app, lake=lake)
     advanced = advance_datasets(
         Runtime(lake, systems, session_factory(spark), by), app, on_report=on_report, on_stage=on_stage
     )
@@ -224,7 +230,7 @@ def _lag_to_json(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
     from dagster_adjunct.resources.streams.registry import open_system
 
     system = split_stream_name(manifest.declaration.input)[0]
-    systems, now = {system: open_system(system, lake)}, lake.now()
+    systems, now = {system: open_system(lake, system)}, lake.now()
     lags = StreamPosition.of(systems, manifest).lags(now)
     return {
         "caught_up_at": manifest.confirmed_at,
@@ -276,7 +282,7 @@ def compact(
     lake, person = open_lake(lake_url, create=False), resolve_user(by)
     chosen = cast(Literal["minor", "major"] | None, level)
     with session_scope(master=master, lake_url=lake.url, on_start=line_printer(json_output)) as spark:
-        report = compact_dataset(lake, name, spark, by=person, level=chosen)
+        report = compact_dataset(lake, name, spark=spark, by=person, level=chosen)
     show_report(report, json_output=json_output)
 
 
@@ -307,7 +313,13 @@ def rebuild(
     on_stage = stage_printer(json_output)
     with session_scope(master=master, lake_url=lake.url, on_start=line_printer(json_output)) as spark:
         report = rebuild_dataset(
-            lake, open_dataset_systems([spec], lake), spec, spark, reason=reason, by=resolve_user(by), on_stage=on_stage
+            spec,
+            lake=lake,
+            systems=open_dataset_systems([spec], lake),
+            spark=spark,
+            reason=reason,
+            by=resolve_user(by),
+            on_stage=on_stage,
         )
     show_report(report, json_output=json_output)
 

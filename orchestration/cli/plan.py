@@ -76,7 +76,7 @@ def show_plan(
         )
     app = load_application(reference)
     lake = open_lake(lake_url)
-    planned = plan_application(app, systems_for(app, lake))
+    planned = plan_application(app, systems=systems_for(app, lake=lake))
     lake_notes = describe_other_writers(lake, app)
     if against is None:
         planned = replace(planned, notes=(*planned.notes, *lake_notes))
@@ -120,7 +120,9 @@ def verify_with_spark(app: Application, lake: Lake, planned: ExecutionPlan, mast
     from dagster_adjunct.resources.spark.in_process import session_factory
 
     with session_scope(master=master, lake_url=lake.url) as spark:
-        return verify_plan(Runtime(lake, systems_for(app, lake), session_factory(spark), by="verify"), app, planned)
+        return verify_plan(
+            Runtime(lake, systems_for(app, lake=lake), session_factory(spark), by="verify"), app, planned
+        )
 
 
 def read_plan_document(path: Path) -> dict[str, Any]:

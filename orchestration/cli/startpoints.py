@@ -10,7 +10,7 @@ import click
 
 from dagster_adjunct.orchestration.application.application import load_application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
-from dagster_adjunct.orchestration.cli.options import audit_options, resolve_user
+from dagster_adjunct.orchestration.cli.options import audit_options
 from dagster_adjunct.orchestration.cli.output import (
     console,
     lake_url,
@@ -23,6 +23,7 @@ from dagster_adjunct.orchestration.cli.output import (
     times_to_json,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import JOIN_VERSIONS, JoinVersions
+from dagster_adjunct.resources.common import resolve_user
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ def _stream_ends(lake: Lake, app: Application, last: Checkpoint) -> dict[SystemS
     """Return the end of each input partition, and how many offsets the checkpoint is behind it."""
     from dagster_adjunct.orchestration.planner.catalog import systems_for
 
-    systems = systems_for(app, lake)
+    systems = systems_for(app, lake=lake)
     ends: dict[SystemStreamPartition, tuple[str, Any]] = {}
     for name in app.inputs:
         ssps = [ssp for ssp in last.offsets if ssp.qualified_stream == name]
@@ -427,7 +428,7 @@ def _startpoints(reference: str, lake_url: str | None, *, create: bool = False) 
     from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
     from dagster_adjunct.resources.objects.lake import open_lake
 
-    return Startpoints(open_lake(lake_url, create=create), load_application(reference))
+    return Startpoints(load_application(reference), lake=open_lake(lake_url, create=create))
 
 
 def _parse_start(given: dict[str, str | bool | None]) -> Startpoint:

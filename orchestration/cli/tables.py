@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_adjunct.orchestration.cli.options import resolve_user
 from dagster_adjunct.orchestration.cli.output import (
     fail_if_missing,
     lake_url,
@@ -15,6 +14,7 @@ from dagster_adjunct.orchestration.cli.output import (
     show_line,
     show_record,
 )
+from dagster_adjunct.resources.common import resolve_user
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.tables.table import RemoteTable

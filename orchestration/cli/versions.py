@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
 
-from dagster_adjunct.orchestration.cli.options import audit_options, parse_expiry, resolve_user, split_keys
+from dagster_adjunct.orchestration.cli.options import audit_options, parse_expiry, split_keys
 from dagster_adjunct.orchestration.cli.output import (
     fail_if_missing,
     lake_url,
@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.cli.output import (
     show_line,
     show_table,
 )
-from dagster_adjunct.resources.common import utc_now
+from dagster_adjunct.resources.common import resolve_user, utc_now
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -204,7 +204,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
                     runtime = Runtime(lake, run.systems, session_factory(adjunct_spark.starter), by=context.run.run_id)
                     for app in applications:
                         apply_startpoints(
-                            replace(runtime, systems=systems_for(app, lake)),
+                            replace(runtime, systems=systems_for(app, lake=lake)),
                             app,
                             only=set(keys),
                             on_report=lambda report: context.log.info(report.summary()),
@@ -498,10 +498,10 @@ class _PartitionBuild:
         from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 
         return advance_dataset(
-            self.op.lake,
-            self.op.systems,
             self.member.dataset,
-            self.spark.starter,
+            lake=self.op.lake,
+            systems=self.op.systems,
+            spark=self.spark.starter,
             by=self.op.context.run.run_id,
             partition=partition,
             make_current=self.config.make_current,

@@ -162,7 +162,7 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
             report = compact_dataset(
                 lake,
                 member.dataset.name,
-                adjunct_spark.starter,
+                spark=adjunct_spark.starter,
                 by=context.run.run_id,
                 level=_LEVELS[config.level],
                 policy=member.dataset.following.compaction,
@@ -198,7 +198,7 @@ def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mappi
         def publish_one(lake: "Lake", member: DatasetAsset) -> ActionReport | None:
             dataset, table = member.dataset.name, tables[member.dataset.name]
             try:
-                snapshot = publish_to_iceberg(lake, dataset, table, adjunct_spark.starter, by=context.run.run_id)
+                snapshot = publish_to_iceberg(lake, dataset, table, spark=adjunct_spark.starter, by=context.run.run_id)
             except NoSealedVersionError as error:
                 context.log.info(str(error))
                 return None
@@ -325,7 +325,7 @@ def startpoint_job(app: "Application") -> JobDefinition:
         from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 
         with translate_errors(context):
-            startpoints = Startpoints(adjunct_lake.open(), app)
+            startpoints = Startpoints(app, lake=adjunct_lake.open())
             do = _cancel_startpoints if config.action is StartpointAction.clear else _request_startpoints
             do(context, startpoints, config, config.by or context.run.run_id)
 

@@ -112,7 +112,7 @@ def outputs_asset(
             return
         with translate_errors(context):
             lake = adjunct_lake.open()
-            op = OpRun(context, lake, systems_for(app, lake))
+            op = OpRun(context, lake, systems_for(app, lake=lake))
             waiting = log_skipped_datasets(op, app)
             observe_streams(op, inputs)
             _report_datasets(op, app, datasets)
@@ -175,7 +175,7 @@ def _run_batches(
         say=log.warning,
     )
     with RunLease(op.lake, app.name, run, claim) as lease:
-        planned = plan_application(app, op.systems)
+        planned = plan_application(app, systems=op.systems)
         check_first_run(op.lake, app, adopt=config.adopt)
         for note in note_table_order(planned.tables):
             log.warning(note)

@@ -177,7 +177,7 @@ def new_records_sensor(
         now = lake.now()
         if who := tick.who_runs(app.name):
             return Skip(f"The application is being run by {who}.")
-        systems = systems_for(app, lake)
+        systems = systems_for(app, lake=lake)
         deadline = Deadline(time.monotonic() + TICK_SECONDS, time.monotonic)
         commit, stored = BatchLog(lake, app.name).read()
         state = ignore_disabled_startpoints(app, stored)
@@ -522,8 +522,8 @@ def startpoint_sensor(app: "Application", job: "LaunchedJob", assets: Collection
         if who := tick.who_runs(app.name):
             what = describe_waiting([*requested, *pending])
             return Skip(f"{what}; for the next run: the application is being run by {who}.")
-        systems = systems_for(app, lake)
-        planned = plan_application(app, systems) if app.inputs else None
+        systems = systems_for(app, lake=lake)
+        planned = plan_application(app, systems=systems) if app.inputs else None
         fan_out = fan_out_requests(startpoints, systems, app, planned, state.offsets)
         pending = unapplied_startpoints(fan_out.tasks, state.offsets)
         for text in (*describe_dropped(fan_out), *describe_unapplied(fan_out)):

@@ -10,6 +10,8 @@ from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
+from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.streams.registry import open_systems
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -18,14 +20,14 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.system import StreamSystem
 
 
-def systems_for(app: Application, lake: Lake) -> dict[str, StreamSystem]:
-    """Return the stream systems that an application names, by name."""
-    return _open_systems(_stream_names(app), lake)
+def systems_for(app: Application, *, lake: Lake | None = None) -> dict[str, StreamSystem]:
+    """Return the stream systems that an application names, by name. Without a lake, those of `open_lake()`."""
+    return open_systems(open_lake() if lake is None else lake, _stream_names(app))
 
 
 def open_dataset_systems(datasets: Iterable[AdjunctDataset], lake: Lake) -> dict[str, StreamSystem]:
     """Return the stream systems that datasets are made from, by name."""
-    return _open_systems((dataset.stream for dataset in datasets if dataset.stream), lake)
+    return open_systems(lake, (dataset.stream for dataset in datasets if dataset.stream))
 
 
 def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catalog:
@@ -38,7 +40,7 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
             raise ConfigurationError(
                 f"application {app.name!r} reads {name}, and no stream system {system!r} is given: there are "
                 f"{', '.join(systems) or 'none'}.",
-                "Pass what systems_for(app, lake) returns.",
+                "Pass what systems_for(app) returns.",
                 application=app.name,
             )
         try:
@@ -63,15 +65,14 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
     return StreamCatalog(facts, missing, size_of, {name: system.new_streams for name, system in systems.items()})
 
 
-def plan_application(app: Application, systems: Mapping[str, StreamSystem]) -> ExecutionPlan:
-    """Return the application's plan over the streams as they are now, or raise PlanningError."""
-    return build_plan(app, read_catalog(app, systems))
+def plan_application(
+    app: Application, *, lake: Lake | None = None, systems: Mapping[str, StreamSystem] | None = None
+) -> ExecutionPlan:
+    """Return the application's plan over the streams as they are now, or raise PlanningError.
 
-
-def _open_systems(streams: Iterable[str], lake: Lake) -> dict[str, StreamSystem]:
-    from dagster_adjunct.resources.streams.registry import open_system
-
-    return {name: open_system(name, lake) for name in {split_stream_name(stream)[0] for stream in streams}}
+    Without `systems`, those of the application in `lake`; without a lake, in `open_lake()`.
+    """
+    return build_plan(app, read_catalog(app, systems_for(app, lake=lake) if systems is None else systems))
 
 
 def _stream_names(app: Application) -> set[str]:

@@ -258,9 +258,9 @@ def _preview_rewind(
         return {}
     try:
         plan = plan_rewind(
-            lake,
-            systems,
             dataset,
+            lake=lake,
+            systems=systems,
             positions={ssp: to_startpoint(request) for ssp, request in requests.items()},
             force={ssp for ssp, request in requests.items() if request.force},
         )

@@ -45,7 +45,7 @@ from dagster_adjunct.orchestration.startpoints.store import (
     open_startpoints,
 )
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.streams.startpoint import Startpoint, check_startpoint, describe_startpoint
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
@@ -311,7 +311,7 @@ class AskedStartpoints:
 class Startpoints:
     """The startpoints of one application in one lake: look what they would do, ask, list, and take back.
 
-        startpoints = Startpoints(lake, app)
+        startpoints = Startpoints(app)
         startpoints.preview("lake.orders.1,3", StartpointOldest())
         startpoints.request("lake.orders.1,3", StartpointOldest(), by="ada", reason="discounts were wrong")
 
@@ -319,8 +319,8 @@ class Startpoints:
     run of the application applies what is asked for.
     """
 
-    lake: Lake
     app: Application
+    lake: Lake = field(default_factory=open_lake, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.lake, Lake):
@@ -433,7 +433,7 @@ class Startpoints:
 
     @cached_property
     def _systems(self) -> Mapping[str, StreamSystem]:
-        return systems_for(self.app, self.lake)
+        return systems_for(self.app, lake=self.lake)
 
     def _expanded(self, partitions: Partitions) -> tuple[SystemStreamPartition, ...]:
         several = (partitions,) if isinstance(partitions, str | SystemStreamPartition) else partitions
@@ -512,7 +512,7 @@ def request_startpoints(
     startpoints.check_on()
     stored, state = startpoints.read(), application_state(lake, app.name)
     check_not_renamed(app.name, state)
-    plan = plan_application(app, systems) if app.inputs else None
+    plan = plan_application(app, systems=systems) if app.inputs else None
     readers = find_reading_tasks(app, plan, systems)
     allowed = allow_requests(app, readers, requests)
     versions = describe_versions(app, requests)

@@ -5,20 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, StageEvent, ignore_stage
-from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.assets.writing.generation import Runtime, open_runtime
 from dagster_adjunct.orchestration.application.graph import DatasetGroup, group_datasets, is_advanced_by_runs
 from dagster_adjunct.orchestration.application.table_registry import register_tables
 from dagster_adjunct.orchestration.batch_log.run_lease import DEFAULT_WAIT, Claim, RunLease, validate_wait
-from dagster_adjunct.orchestration.planner.catalog import plan_application
+from dagster_adjunct.orchestration.planner.catalog import plan_application, systems_for
 from dagster_adjunct.orchestration.planner.notes import note_table_order
 from dagster_adjunct.orchestration.startpoints.coordinator import (
     DatasetOutcome,
@@ -33,8 +34,9 @@ from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, n
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.common import subtract_span
 from dagster_adjunct.resources.errors import CommitConflictError, raise_first
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.errors import find_adjunct_error, first_message_line, translate_spark_errors
-from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_in_process, session_factory
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -207,7 +209,7 @@ def apply_startpoints(
     if not list_rewindable_datasets(app, only) or not startpoints.has_any():
         return DatasetOutcome()
     if plan is None and app.inputs:
-        plan = plan_application(app, runtime.systems)
+        plan = plan_application(app, systems=runtime.systems)
     handed = fan_out_for_run(runtime, app, plan)
     if handed.left_alone:
         _log.warning("application %s: startpoints are switched off: %s wait", app.name, len(handed.left_alone))
@@ -237,12 +239,12 @@ def advance_datasets(
 
 @translate_spark_errors()
 def run_application(
-    lake: Lake,
-    systems: Mapping[str, StreamSystem],
     app: Application,
-    spark: SparkSession | Callable[[], SparkSession],
     *,
-    run: str,
+    lake: Lake | None = None,
+    systems: Mapping[str, StreamSystem] | None = None,
+    spark: SparkSession | Callable[[], SparkSession] | None = None,
+    run: str | None = None,
     on_event: Callable[[StepEvent | AdvanceReport], None] = lambda event: None,
     on_stage: OnStage = ignore_stage,
     max_batches: int | None = None,
@@ -254,8 +256,10 @@ def run_application(
 
     A dataset whose versions are made by a query, one for each partition, is read as it is. One that is not marked for
     bootstrap is advanced again between batches, so that each batch meets what has come by then.
-    `run` names this run in commits. `on_event` hears of every dataset and every stage of a batch, `on_stage` of each
-    stage of a dataset, such as the progress of a bootstrap. Startpoints on the streams of datasets are applied first.
+    Without a lake, systems or a session, it uses those of `open_lake()`, `systems_for(app)` and `session_scope()`.
+    `run` names this run in commits; it is drawn when it is not given. `on_event` hears of every dataset and every
+    stage of a batch, `on_stage` of each stage of a dataset, such as the progress of a bootstrap. Startpoints on the
+    streams of datasets are applied first.
     One run of an application works at a time: while another one is alive this one waits for its end, at most `wait`
     (a timedelta, or seconds; 0 does not wait), then it raises ApplicationBusyError, which says who that is. What is
     dead is taken over at once, what is alive only with `take_over`.
@@ -264,17 +268,22 @@ def run_application(
     Raises what planning, datasets and step raise, and RunLeaseLostError; whatever was
     committed before stays, and the next run goes on from it. A dataset that fails keeps no other from advancing.
     """
-    runtime = Runtime(lake, systems, session_factory(spark), by=run)
+    run = f"run-{uuid4().hex[:12]}" if run is None else run
+    lake = open_lake() if lake is None else lake
+    systems = systems_for(app, lake=lake) if systems is None else systems
     if not lake.exists():  # the lease would make it, also where there is nothing to run: at a mistyped URL
-        plan_application(app, systems)
+        plan_application(app, systems=systems)
 
     def say(text: str) -> None:
         _log.warning(text)
         on_event(StepEvent("lease", 0, {"text": text}))
 
     claim = Claim(wait=validate_wait(wait), take_over=take_over, say=say)
-    with RunLease(lake, app.name, run, claim) as lease:
-        plan = plan_application(app, systems)  # over the streams as they are now, not before a wait
+    with (
+        open_runtime((), lake=lake, systems=systems, spark=spark, by=run) as runtime,
+        RunLease(lake, app.name, run, claim) as lease,
+    ):
+        plan = plan_application(app, systems=systems)  # over the streams as they are now, not before a wait
         check_first_run(lake, app, adopt=adopt)
         for note in note_table_order(plan.tables):
             _log.warning("application %s: %s", app.name, note)
@@ -295,40 +304,3 @@ def run_application(
             context = StepContext(runtime, app, plan, fan_out, on_event, max_batches, follow, lease.check)
             step = run_step(context)
     return RunReport(tuple(datasets), step)
-
-
-@contextmanager
-def session_scope(
-    *,
-    master: str | None = None,
-    lake_url: str | None = None,
-    quick: bool | None = None,
-    on_start: Callable[[str], None] = lambda text: None,
-) -> Iterator[Callable[[], SparkSession]]:
-    """Yield a function that returns the session; what never calls it never waits for Spark.
-
-    For the master "none" (also in ADJUNCT_SPARK_MASTER) it yields IN_PROCESS: nothing is ever started.
-    `quick` (default: as ADJUNCT_SPARK_QUICK says, else not) is for short runs and small batches: the JVM compiles less,
-    and maps the classes that an earlier one has loaded. The first one of a machine keeps them, some seconds at its end.
-    `on_start` is called with a line of text before a session is started, which takes 6-10 s.
-    """
-    if is_in_process(master):
-        yield IN_PROCESS
-        return
-    started: list[SparkSession] = []
-
-    def spark() -> SparkSession:
-        if not started:
-            from dagster_adjunct.resources.spark.session import new_session
-
-            on_start("starting Spark")
-            started.append(new_session(master=master, lake_url=lake_url, quick=quick, keep_classes=True))
-        return started[0]
-
-    try:
-        yield spark
-    finally:
-        for session in started:
-            from dagster_adjunct.resources.spark.session import stop_session
-
-            stop_session(session)

@@ -190,14 +190,14 @@ class TestApplication:
         `spark` is a session, or a function that gives one; left out, a local one is started, once a process. Raises
         what a run raises in production.
         """
-        plan = plan_application(self._declared if self._same_inputs() else self._app, self._systems)
+        plan = plan_application(self._declared if self._same_inputs() else self._app, systems=self._systems)
         before = {name: self._ends(name) for name in self._app.outputs}
         self._runs += 1
         report = run_application(
-            self._lake,
-            self._systems,
             self._app,
-            spark or _local_session,
+            lake=self._lake,
+            systems=self._systems,
+            spark=spark or _local_session,
             run=f"test-{self._runs}",
             max_batches=max_batches,
         )

@@ -184,7 +184,7 @@ Reader = tuple[str, Callable[[bytes], Any]]
 
 
 def read_key_value_table(
-    spark: SparkSession | Callable[[], SparkSession], table: KeyValueTable[Any, Any], *, page_size: int = 1000
+    table: KeyValueTable[Any, Any], *, spark: SparkSession | Callable[[], SparkSession], page_size: int = 1000
 ) -> DataFrame:
     """Return the entries as `family` (string, null where there is none), `key`, `value` and `version` (binary).
 

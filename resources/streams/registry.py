@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.streams.system import LAKE, registered_systems
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.system import StreamSystem, SystemFactory
 
 
-def open_system(name: str, lake: Lake) -> StreamSystem:
+def open_system(lake: Lake, name: str) -> StreamSystem:
     """Return the system registered as `name`; `lake` is where Adjunct keeps what the system itself can't."""
     systems = _systems()
     if name not in systems:
@@ -22,6 +25,11 @@ def open_system(name: str, lake: Lake) -> StreamSystem:
             system=name,
         )
     return systems[name](lake)
+
+
+def open_systems(lake: Lake, streams: Iterable[str]) -> dict[str, StreamSystem]:
+    """Return by name the systems of these streams ("lake.orders")."""
+    return {name: open_system(lake, name) for name in {split_stream_name(stream)[0] for stream in streams}}
 
 
 def _systems() -> dict[str, SystemFactory]:

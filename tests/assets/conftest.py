@@ -72,7 +72,7 @@ class World:
         )
 
     def advance(self, spec: AdjunctDataset, *, lake: Lake | None = None) -> AdvanceReport:
-        return advance_dataset(lake or self.lake, self.systems, spec, self.spark, by="test")
+        return advance_dataset(spec, lake=lake or self.lake, systems=self.systems, spark=self.spark, by="test")
 
     def view(self, spec: AdjunctDataset) -> VersionReader:
         return StoredVersions(self.lake, spec).require_current(self.systems)

@@ -67,7 +67,7 @@ def test_a_table_follows_through_any_rewriting_of_its_stream(by_position: bool, 
             rewrite(world, f.NAME, value)
             partitions = value
         elif what == "compact":
-            compact_dataset(world.lake, f.NAME, IN_PROCESS, by="test", level=value)
+            compact_dataset(world.lake, f.NAME, spark=IN_PROCESS, by="test", level=value)
         world.advance(spec)
         assert now(world) == {key: n for key, (_, n) in newest.items() if n is not None}
         assert StoredVersions(world.lake, f.NAME).require_manifest().counters["read"] == read
@@ -161,7 +161,10 @@ def test_members_of_a_version_set_go_on_in_one_commit() -> None:
     both = version_set("both", PLANES, bounded_dataset("routes", input="lake.routes", key="k", partitions=2))
 
     def advance() -> list[str]:
-        return [report.action for report in advance_version_set(world.lake, world.systems, both, IN_PROCESS, by="test")]
+        return [
+            report.action
+            for report in advance_version_set(both, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test")
+        ]
 
     deliver(world, 1)
     world.send("routes", [(key, 1) for key in PLANE_KEYS], version="v1")

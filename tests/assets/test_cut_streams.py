@@ -413,7 +413,10 @@ def test_a_version_set_goes_on_when_what_one_member_lost_is_abandoned(aging: Agi
 
     def advance() -> list[str]:
         return [
-            report.action for report in advance_version_set(aging.lake, aging.systems, members, IN_PROCESS, by="test")
+            report.action
+            for report in advance_version_set(
+                members, lake=aging.lake, systems=aging.systems, spark=IN_PROCESS, by="test"
+            )
         ]
 
     send(1)

@@ -604,7 +604,7 @@ def publish_set(world: World, *versions: tuple[int, int]) -> None:
         number = world.sequences.get("fares", 0) + 1
         for name, value in (("fares", fares), ("routes", routes)):
             world.send(name, [(key, value) for key in KEYS], version=f"v{number}")
-        advance_version_set(world.lake, world.systems, SET, IN_PROCESS, by="test")
+        advance_version_set(SET, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test")
 
 
 def seen(world: World) -> tuple[int | None, ...]:
@@ -650,7 +650,7 @@ def test_an_expired_pin_of_a_version_set_ends_for_all_members_in_one_commit(pric
         if end == "discard":
             discard(lake, "routes", AT_ONCE, by="test")
         else:
-            advance_version_set(lake, prices.systems, SET, IN_PROCESS, by="test")
+            advance_version_set(SET, lake=lake, systems=prices.systems, spark=IN_PROCESS, by="test")
 
     nth = 1
     while True:

@@ -205,7 +205,7 @@ def test_a_drop_during_a_build_does_not_cost_the_build(plain: World) -> None:
 
 def test_of_a_version_set_the_name_is_free_in_all_members(plain: World) -> None:
     def advance() -> list[str]:
-        reports = advance_version_set(plain.lake, plain.systems, SET, IN_PROCESS, by="test")
+        reports = advance_version_set(SET, lake=plain.lake, systems=plain.systems, spark=IN_PROCESS, by="test")
         return [report.action for report in reports]
 
     deliver(plain, "v1", 1, "fares")
@@ -227,7 +227,7 @@ def test_of_a_version_set_a_withdrawn_name_can_be_delivered_again_where_one_memb
     plain: World,
 ) -> None:
     def advance() -> list[str]:
-        reports = advance_version_set(plain.lake, plain.systems, SET, IN_PROCESS, by="test")
+        reports = advance_version_set(SET, lake=plain.lake, systems=plain.systems, spark=IN_PROCESS, by="test")
         return [report.action for report in reports]
 
     def send(version: str, fares: int, routes: int) -> list[str]:

@@ -550,7 +550,7 @@ def test_a_member_of_a_version_set_forgets_alone(people: World) -> None:
     for n in (1, 2):
         for stream in ("people", "planes"):
             people.send(stream, [(SECRET, n, "x"), ("ada", n, "y")], version=f"v{n}")
-        advance_version_set(people.lake, people.systems, members, people.spark, by="test")
+        advance_version_set(members, lake=people.lake, systems=people.systems, spark=people.spark, by="test")
     before = StoredVersions(people.lake, "planes").require_manifest()
     report = forget(people.lake, "people", [SECRET], **WHY)
     assert report.complete

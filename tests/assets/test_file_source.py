@@ -255,7 +255,7 @@ def test_copies_of_delivered_folders_go_on_changed_ones_are_told_one_by_one_and_
     spec = dataset(place)
 
     def advance() -> AdvanceReport:
-        return advance_dataset(world.lake, {}, spec, no_spark, by="test")
+        return advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test")
 
     assert len(advance().sealed) == 1, "all of them are empty"
     assert StoredVersions(world.lake, "planes").require_manifest().taken == {"v1", "v2", "v3", "v4"}
@@ -283,11 +283,11 @@ def test_copies_of_delivered_folders_go_on_changed_ones_are_told_one_by_one_and_
 def test_a_folder_that_comes_too_late_is_refused_when_new_ones_are_taken(place: Place, world: World) -> None:
     place.csv("v2", {})
     spec = dataset(place)
-    advance_dataset(world.lake, {}, spec, no_spark, by="test")
+    advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test")
     place.csv("v1", {"N1": 1})
     place.csv("v3", {})
     with pytest.raises(MarkerConflictError, match=r"'v1'.*comes before version 'v3'"):
-        advance_dataset(world.lake, {}, spec, no_spark, by="test")
+        advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test")
     assert StoredVersions(world.lake, "planes").require_manifest().taken == {"v2", "v3"}
 
 
@@ -295,9 +295,9 @@ def test_a_copy_of_a_delivered_folder_beside_it_is_left_out_and_told(place: Plac
     spec = dataset(place)
     for number in (1, 2):
         place.csv(f"v{number}", {}, done=f'{{"rows": 0, "of": {number}}}')
-    advance_dataset(world.lake, {}, spec, no_spark, by="test")
+    advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test")
     shutil.copytree(Path(place.url) / "v1", Path(place.url) / "v1-backup")
-    report = advance_dataset(world.lake, {}, spec, no_spark, by="test")
+    report = advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test")
     assert report.action == "up-to-date"
     assert report.warnings == ("the folder 'v1-backup' is left out: it is a copy of version 'v1'",)
 
@@ -306,14 +306,14 @@ def test_a_copy_of_a_folder_written_in_place_is_the_version_that_it_was(place: P
     place.put("part-0.csv", "tailnum,seats\n", modified=1_790_000_000)
     place.put("_SUCCESS", modified=1_790_000_001)
     spec = dataset(place)
-    assert advance_dataset(world.lake, {}, spec, no_spark, by="test").action == "sealed"
+    assert advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test").action == "sealed"
     for name, at in (("_SUCCESS", 1_790_000_100), ("part-0.csv", 1_790_000_200)):
         os.utime(Path(place.url) / name, (at, at))
     for _ in range(2):
-        report = advance_dataset(world.lake, {}, spec, no_spark, by="test")
+        report = advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test")
         assert (report.action, report.note) == ("up-to-date", "nothing new was delivered")
     place.put("part-0.csv", "tailnum,seats\nN1,1\n", modified=1_790_000_300)
-    report = advance_dataset(world.lake, {}, spec, no_spark, by="test")
+    report = advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test")
     assert report.waiting == (f"{place.url}/_SUCCESS",)
     assert "part-0.csv was written after" in report.summary()
 
@@ -322,10 +322,10 @@ def test_a_folder_completed_twice_in_a_second_with_other_contents_is_told(place:
     place.put("part-0.csv", "tailnum,seats\n", modified=1_790_000_000)
     place.put("_SUCCESS", modified=1_790_000_001)
     spec = dataset(place)
-    assert advance_dataset(world.lake, {}, spec, no_spark, by="test").action == "sealed"
+    assert advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test").action == "sealed"
     place.put("part-0.csv", "tailnum,seats\nN1,1\n", modified=1_790_000_001)
     place.put("_SUCCESS", modified=1_790_000_001)
-    report = advance_dataset(world.lake, {}, spec, no_spark, by="test")
+    report = advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test")
     assert "was completed twice in the second that names version" in report.summary()
     assert "_SUCCESS again" in report.summary()
 
@@ -384,7 +384,7 @@ def test_a_folder_whose_files_changed_is_another_delivery_when_it_is_completed_a
     daily = dataset(place, versions=VersionPartitions())
 
     def asked() -> AdvanceReport:
-        return advance_dataset(world.lake, {}, daily, no_spark, by="test", partition="v1")
+        return advance_dataset(daily, lake=world.lake, systems={}, spark=no_spark, by="test", partition="v1")
 
     assert asked().action == "sealed"
     assert asked().action == "up-to-date"

@@ -119,7 +119,7 @@ def planes(root: Path) -> Lake:
     lake = open_lake(root / "lake")
     source = FileSource(str(root / "incoming"), "csv", PLANES)
     spec = bounded_dataset("planes", input=source, key="tailnum", partitions=2, valid_from="name")
-    advance_dataset(lake, {}, spec, IN_PROCESS, by="test")
+    advance_dataset(spec, lake=lake, systems={}, spark=IN_PROCESS, by="test")
     return lake
 
 

@@ -41,7 +41,7 @@ def test_a_query_in_sql_is_refused(streams: LakeStreams) -> None:
     query = QuerySource("SELECT 'a' AS k, 1 AS n", schema=SCHEMA)
     numbers = bounded_dataset("numbers", input=query, key="k", partitions=2)
     with pytest.raises(ConfigurationError, match="can't be made without Spark: its query, which is SQL"):
-        advance_dataset(streams.lake, {"lake": streams}, numbers, IN_PROCESS, by="test")
+        advance_dataset(numbers, lake=streams.lake, systems={"lake": streams}, spark=IN_PROCESS, by="test")
     assert "numbers" not in list_datasets(streams.lake)
 
 
@@ -52,9 +52,12 @@ def test_a_validator_that_asks_spark_refuses_the_advance_and_not_the_version(
     counting = sql_check("positive", "n > 0", severity=severity)
     numbers = bounded_dataset("numbers", input="lake.numbers", key="k", partitions=2, validators=[counting])
     with pytest.raises(ConfigurationError, match="validator 'positive': this needs a Spark session, and there is none"):
-        advance_dataset(streams.lake, {"lake": streams}, numbers, IN_PROCESS, by="test")
+        advance_dataset(numbers, lake=streams.lake, systems={"lake": streams}, spark=IN_PROCESS, by="test")
     plain = bounded_dataset("numbers", input="lake.numbers", key="k", partitions=2)
-    assert advance_dataset(streams.lake, {"lake": streams}, plain, IN_PROCESS, by="test").action == "sealed"
+    assert (
+        advance_dataset(plain, lake=streams.lake, systems={"lake": streams}, spark=IN_PROCESS, by="test").action
+        == "sealed"
+    )
     with open_dataset(streams.lake, "numbers") as served:
         assert served.get("b") == {"k": "b", "n": 2}
 
@@ -63,6 +66,6 @@ def test_a_batch_of_an_application_is_refused_and_the_next_run_takes_its_records
     app = Application("copy")
     app.input_stream("lake.numbers").send_to(app.output_stream("lake.copied", partitions=2, key="k"))
     with pytest.raises(ConfigurationError, match="needs a Spark session, and there is none"):
-        run_application(streams.lake, {"lake": streams}, app, IN_PROCESS, run="test")
+        run_application(app, lake=streams.lake, systems={"lake": streams}, spark=IN_PROCESS, run="test")
     left = application_state(streams.lake, "copy")
     assert (left.records, left.open) == (0, None)

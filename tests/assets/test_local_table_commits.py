@@ -232,7 +232,7 @@ def test_a_compaction_between_a_crash_and_the_batch_again_changes_nothing(lake: 
     begun = pinned(lake, counts())
     assert begun is not None
     do(lake, 5, [("a", 5)], begun=begun)
-    assert compact_dataset(lake, "counts", IN_PROCESS, by="me", level="major").action == "compacted"
+    assert compact_dataset(lake, "counts", spark=IN_PROCESS, by="me", level="major").action == "compacted"
     again, met = do(lake, 5, [("a", 5)], begun=begun)
     assert again
     assert met[0]["a"]["v"] == 5
@@ -246,7 +246,7 @@ def test_a_compaction_while_a_batch_works_is_gone_on_from(lake: Lake) -> None:
     begun = pinned(lake, counts())
     with LocalTableWriter(lake, counts(), begun, WritingBatch("app", 4, "run"), ARROW) as writes:
         writes.send(rows(("a", 4), ("k1", None)), order_by=("__offset",), partitioned=False)
-        compact_dataset(lake, "counts", IN_PROCESS, by="me", level="major")
+        compact_dataset(lake, "counts", spark=IN_PROCESS, by="me", level="major")
         writes.commit()
     assert held(lake) == {"a": 4, "k2": 2, "k3": 3}
 
@@ -270,7 +270,7 @@ def test_what_an_open_batch_was_begun_with_survives_compaction_and_discard(lake:
     begun = pinned(lake, counts())
     assert begun is not None
     do(lake, 4, [("b", 4)], begun=begun)
-    compact_dataset(lake, "counts", IN_PROCESS, by="me", level="major")
+    compact_dataset(lake, "counts", spark=IN_PROCESS, by="me", level="major")
     discard(lake, "counts", policy, by="me", roots=lambda: {begun.id: "an open batch"})
     assert entries_of(StoredVersions(lake, counts()).version(begun.id)) == {"a": 3}
     assert do(lake, 4, [("b", 4)], begun=begun)[0]
@@ -286,7 +286,7 @@ def test_a_batch_that_was_given_up_is_taken_out_and_comes_under_another_number(l
     batch(lake, 1, [("a", 1)])
     begun = pinned(lake, counts())
     batch(lake, 2, [("a", 2), ("b", 2)])
-    compact_dataset(lake, "counts", IN_PROCESS, by="me", level="major")
+    compact_dataset(lake, "counts", spark=IN_PROCESS, by="me", level="major")
     for _ in range(2):
         undo_batch(context, "counts", "app", 2, declared=counts())
         assert held(lake) == {"a": 1}
@@ -295,7 +295,7 @@ def test_a_batch_that_was_given_up_is_taken_out_and_comes_under_another_number(l
     batch(lake, 3, [("b", 3)])
     undo_batch(context, "counts", "app", 2, declared=counts())
     assert held(lake) == {"a": 1, "b": 3}
-    compact_dataset(lake, "counts", IN_PROCESS, by="me", level="major")
+    compact_dataset(lake, "counts", spark=IN_PROCESS, by="me", level="major")
     discard(lake, "counts", DiscardPolicy(keep=1, grace=timedelta(0)), by="me", roots=dict)
     assert held(lake) == {"a": 1, "b": 3}
 
@@ -397,7 +397,7 @@ def test_on_a_real_s3_server_batches_that_die_are_in_once(versitygw: S3Server, m
         do(lake, number, sent, begun=begun)
         expected |= dict(sent)
         assert held(lake) == expected
-    compact_dataset(lake, "counts", IN_PROCESS, by="me", level="major")
+    compact_dataset(lake, "counts", spark=IN_PROCESS, by="me", level="major")
     assert held(lake) == expected
 
 
@@ -420,7 +420,7 @@ def test_any_history_with_crashes_is_what_a_dictionary_says(seed: int) -> None:
             with suppress(Crash):
                 do(Lake(FaultyStore(lake.store, faults), lake.id), number, *sends, begun=begun)
             if chance.random() < 0.3:
-                compact_dataset(lake, "counts", IN_PROCESS, by="me", level="major") if begun else None
+                compact_dataset(lake, "counts", spark=IN_PROCESS, by="me", level="major") if begun else None
             if chance.random() < 0.3 and begun is not None:
                 roots = {begun.id: "an open batch"}
                 discard(lake, "counts", DiscardPolicy(1, timedelta(0)), by="me", roots=lambda roots=roots: roots)

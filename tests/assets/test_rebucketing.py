@@ -55,7 +55,7 @@ def set_in(lake: Lake) -> World:
     world.stream("routes", SCHEMA, ["k"], 2)
     for number in (1, 2):
         deliver_both(world, number)
-        advance_version_set(lake, world.systems, BOTH, IN_PROCESS, by="test")
+        advance_version_set(BOTH, lake=lake, systems=world.systems, spark=IN_PROCESS, by="test")
     return world
 
 
@@ -192,8 +192,10 @@ def test_a_member_of_a_version_set_is_rewritten_in_one_commit_of_the_set() -> No
     assert data_and_documents(world.lake) == reached(world.lake)
     deliver_both(world, 3)
     with pytest.raises(DatasetError, match="partitions is 2, was 5"):
-        advance_version_set(world.lake, world.systems, BOTH, IN_PROCESS, by="test")
-    reports = advance_version_set(world.lake, world.systems, version_set("both", MORE, ROUTES), IN_PROCESS, by="test")
+        advance_version_set(BOTH, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test")
+    reports = advance_version_set(
+        version_set("both", MORE, ROUTES), lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test"
+    )
     assert [report.action for report in reports] == ["sealed", "sealed"]
     check(world.lake, 5, 1, 2, 3)
     assert served(world.lake, "routes") == whole(3)
@@ -205,7 +207,7 @@ def test_a_member_is_not_rewritten_under_a_build_of_its_set(planes: World) -> No
     fault = Fault("put_if_match", 1, "meanwhile", lambda: repartition_versions(world.lake, NAME, 5, **WHY))
     behind = Lake(FaultyStore(world.lake.store, [fault]), world.lake.id)
     with pytest.raises(CommitConflictError):
-        advance_version_set(behind, world.systems, BOTH, IN_PROCESS, by="test")
+        advance_version_set(BOTH, lake=behind, systems=world.systems, spark=IN_PROCESS, by="test")
     check(world.lake, 5, 1, 2)
     assert served(world.lake, "routes") == whole(2)
 

@@ -235,7 +235,7 @@ def test_base_and_deltas_equal_a_dictionary_after_every_commit(new_world, batche
         if changes:
             send(world, changes)
         state = applied(state, changes)
-        advance_dataset(world.lake, world.systems, WEATHER, IN_PROCESS, by="test")
+        advance_dataset(WEATHER, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test")
         view = world.view(WEATHER)
         keys = [(origin, hour(n)) for origin in ("JFK", "EWR", "LGA") for n in range(6)]
         held = view.get_all(keys)

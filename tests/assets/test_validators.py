@@ -574,7 +574,10 @@ def test_a_mistake_in_one_member_of_a_set_publishes_none_and_rejects_none(plain:
         return version_set("fleet", fleet(min_rows(1)), makers)
 
     def advance(specs: tuple[AdjunctDataset, ...]) -> list[str]:
-        return [r.action for r in advance_version_set(plain.lake, plain.systems, specs, plain.spark, by="test")]
+        return [
+            r.action
+            for r in advance_version_set(specs, lake=plain.lake, systems=plain.systems, spark=plain.spark, by="test")
+        ]
 
     with pytest.raises(ValidatorError, match="dataset 'makers', version 'v1': validator 'no_nulls_wings'"):
         advance(members(no_nulls("wings")))

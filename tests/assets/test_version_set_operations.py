@@ -64,7 +64,7 @@ def publish(world: World, *pairs: Pair, lake: Lake | None = None) -> None:
         version = f"v{world.sequences.get('fares', 0) + 1}"
         for name, value in zip(NAMES, pair, strict=True):
             world.send(name, [("a", value)], version=version)
-    advance_version_set(lake or world.lake, world.systems, SET, IN_PROCESS, by="test")
+    advance_version_set(SET, lake=lake or world.lake, systems=world.systems, spark=IN_PROCESS, by="test")
 
 
 def seen(world: World) -> tuple[int | None, ...]:

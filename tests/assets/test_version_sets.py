@@ -47,7 +47,7 @@ def send(world: World, version: str, number: int, *names: str) -> None:
 
 
 def advance(world: World, lake=None):
-    return advance_version_set(lake or world.lake, world.systems, SET, IN_PROCESS, by="test")
+    return advance_version_set(SET, lake=lake or world.lake, systems=world.systems, spark=IN_PROCESS, by="test")
 
 
 def seen(world: World) -> dict[str, int | None]:
@@ -140,7 +140,13 @@ def test_a_dataset_with_versions_joins_with_what_it_has(prices: World) -> None:
     with pytest.raises(DatasetError, match="is a member of a version set with routes, and is declared alone"):
         prices.advance(ALONE[0])
     with pytest.raises(DatasetError, match="and routes is not declared in it any more"):
-        advance_version_set(prices.lake, prices.systems, version_set("prices", SET[0], _other()), IN_PROCESS, by="test")
+        advance_version_set(
+            version_set("prices", SET[0], _other()),
+            lake=prices.lake,
+            systems=prices.systems,
+            spark=IN_PROCESS,
+            by="test",
+        )
     with pytest.raises(ConfigurationError, match="its members advance together"):
         prices.advance(SET[0])
 
@@ -236,7 +242,7 @@ def test_a_version_of_an_older_time_is_kept_beside_in_all_members(
     members = version_set("dated", *dated)
     for number in (1, 5, 3):
         send(prices, f"2026-01-0{number}", number)
-        reports = advance_version_set(prices.lake, prices.systems, members, IN_PROCESS, by="test")
+        reports = advance_version_set(members, lake=prices.lake, systems=prices.systems, spark=IN_PROCESS, by="test")
         assert [report.action for report in reports] == ["sealed", "sealed"]
     assert seen(prices) == {"fares": 5, "routes": 5}
     store = StoredVersions(prices.lake, timed[0])

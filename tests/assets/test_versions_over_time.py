@@ -67,7 +67,7 @@ class Place:
         (place / "_SUCCESS").write_text(completed)
 
     def advance(self, spec: AdjunctDataset) -> Any:
-        return advance_dataset(self.lake, {"lake": self.streams}, spec, IN_PROCESS, by="test")
+        return advance_dataset(spec, lake=self.lake, systems={"lake": self.streams}, spark=IN_PROCESS, by="test")
 
     def reader(self) -> VersionsOverTime:
         found = StoredVersions(self.lake, "planes").over_time()

@@ -86,7 +86,9 @@ def _world(url: str, env: Mapping[str, str]) -> World:
 
 def _advance(world: World, on_stage: Any, lake: Lake | None = None) -> Any:
     lake = lake or world.lake
-    return advance_dataset(lake, world.systems, PLANES, IN_PROCESS, by=str(os.getpid()), on_stage=on_stage)
+    return advance_dataset(
+        PLANES, lake=lake, systems=world.systems, spark=IN_PROCESS, by=str(os.getpid()), on_stage=on_stage
+    )
 
 
 def _deadly(url: str, nth: int) -> Lake:

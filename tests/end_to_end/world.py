@@ -139,7 +139,9 @@ class World:
     def run(self, spark: SparkSession, name: Literal["relay", "careless"] = "relay") -> RunReport:
         """Run an application in this process."""
         app: Application = getattr(declare(self.environment), name)
-        return run_application(self.lake, systems_for(app, self.lake), app, lambda: spark, run="test")
+        return run_application(
+            app, lake=self.lake, systems=systems_for(app, lake=self.lake), spark=lambda: spark, run="test"
+        )
 
     def start_command(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start `adjunct` with a log in the folder, and return its process."""

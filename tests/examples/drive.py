@@ -137,17 +137,33 @@ def main() -> None:
             killer.reached(f"delivered {part}")
             seconds[f"deliver {part}"] = time.monotonic() - began
             began = time.monotonic()
-            report = run_application(lake, systems_for(app, lake), app, spark, run=f"drive-{part}", on_event=heard)
+            report = run_application(
+                app, lake=lake, systems=systems_for(app, lake=lake), spark=spark, run=f"drive-{part}", on_event=heard
+            )
             seconds[f"run {part}"] = time.monotonic() - began
             reports.append(report.to_json())
         if options.disruptions:
             from dagster_adjunct.examples.flights.disruptions import app as behind
 
-            run_application(lake, systems_for(behind, lake), behind, spark, run="drive-behind", on_event=heard)
+            run_application(
+                behind,
+                lake=lake,
+                systems=systems_for(behind, lake=lake),
+                spark=spark,
+                run="drive-behind",
+                on_event=heard,
+            )
         if options.over_time:
             from dagster_adjunct.examples.flights.over_time import app as beside
 
-            run_application(lake, systems_for(beside, lake), beside, spark, run="drive-beside", on_event=heard)
+            run_application(
+                beside,
+                lake=lake,
+                systems=systems_for(beside, lake=lake),
+                spark=spark,
+                run="drive-beside",
+                on_event=heard,
+            )
     print(json.dumps({"reports": reports, "spark_started": started, "seconds": seconds}, default=str))
 
 

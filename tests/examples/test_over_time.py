@@ -39,7 +39,7 @@ def test_each_flight_meets_its_own_time_and_a_replay_of_the_first_half_gives_wha
     app.max_batch_records = batch
 
     def run(name: str) -> None:
-        run_application(lake, systems_for(app, lake), app, lambda: spark, run=name)
+        run_application(app, lake=lake, systems=systems_for(app, lake=lake), spark=lambda: spark, run=name)
 
     delivery.deliver(lake, 1)
     run("first half")
@@ -50,7 +50,7 @@ def test_each_flight_meets_its_own_time_and_a_replay_of_the_first_half_gives_wha
     assert_over_time(lake.url, every)
 
     for ssp, end in first_half.items():
-        Startpoints(lake, app).request(
+        Startpoints(app, lake=lake).request(
             str(ssp), StartpointOldest(), until=StartpointSpecific(end), by="test", reason="once more"
         )
     before = {stream: outputs(lake, stream, columns) for stream, columns in OUTPUTS.items()}

@@ -78,7 +78,7 @@ class StepWorld:
 
     def advance(self, *datasets: AdjunctDataset) -> None:
         for dataset in datasets:
-            advance_dataset(self.lake, self.systems, dataset, self.spark, by="test")
+            advance_dataset(dataset, lake=self.lake, systems=self.systems, spark=self.spark, by="test")
 
     def context(
         self,
@@ -88,7 +88,7 @@ class StepWorld:
         on_event: Callable[[StepEvent], None] = ignore,
         max_batches: int | None = None,
     ) -> StepContext:
-        planned = plan_application(app, self.systems)
+        planned = plan_application(app, systems=self.systems)
         runtime = Runtime(self.lake, self.systems, self.spark, by=run)
         return StepContext(runtime, app, planned, fan_out_for_run(runtime, app, planned), on_event, max_batches)
 

@@ -57,10 +57,10 @@ def test_a_run_publishes_a_version_set_in_one_commit_and_leaves_alone_what_is_ma
         world.send(stream, [("a", 1), ("b", 2)], version="v1")
     heard: list[str] = []
     report = run_application(
-        world.lake,
-        systems_for(app, world.lake),
         app,
-        IN_PROCESS,
+        lake=world.lake,
+        systems=systems_for(app, lake=world.lake),
+        spark=IN_PROCESS,
         run="r1",
         on_event=lambda e: heard.append(e.summary()),
     )
@@ -87,7 +87,7 @@ def test_the_sensor_waits_for_completion_objects_and_for_first_partitions(world:
     app = application(files, first, DAILY)
     (folder / "v1").mkdir(parents=True)
     (folder / "v1" / "part.csv").write_text("item,price\na,1\n", encoding="utf-8")
-    systems = systems_for(app, world.lake)
+    systems = systems_for(app, lake=world.lake)
     waiting = describe_waiting_datasets(world.lake, systems, app)
     assert len(waiting) == 2
     assert "dataset 'files' has no version to read yet" in waiting[0]

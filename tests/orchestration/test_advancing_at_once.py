@@ -43,7 +43,9 @@ def run(
         acting = Acting(partial(before, name))
         app.table(unbounded_dataset(name, input=f"lake.{name}", key="k", partitions=2, changes=acting))
     app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=2, key="k"))
-    return run_application(world.lake, world.systems, app, session, run="r1", max_batches=0, **options)
+    return run_application(
+        app, lake=world.lake, systems=world.systems, spark=session, run="r1", max_batches=0, **options
+    )
 
 
 def test_several_datasets_bootstrap_at_the_same_time(world: World) -> None:

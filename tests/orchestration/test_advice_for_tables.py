@@ -62,7 +62,7 @@ def whatever_happens(world: StepWorld, app: Application) -> None:
     world.killed_when(app, "outputs")
     world.run(app)
     world.again(app)
-    Startpoints(world.lake, app).request("lake.scans", StartpointOldest(), by="test", reason="a test")
+    Startpoints(app, lake=world.lake).request("lake.scans", StartpointOldest(), by="test", reason="a test")
     world.run(app, run="again")
 
 

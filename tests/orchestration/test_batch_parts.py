@@ -100,7 +100,7 @@ def known_of(folder: Path, first: Spec, *others: Spec) -> BatchGraph:
     stream = app.input_stream("lake.records").apply(first)
     for spec in others:
         stream = stream.apply(spec)
-    plan = plan_application(app, {"lake": streams})
+    plan = plan_application(app, systems={"lake": streams})
     runtime = Runtime(lake, {"lake": streams}, lambda: None, by="test")  # type: ignore[arg-type, return-value]
     return build_batch_graph(StepContext(runtime, app, plan, FanOut()), BatchInputs(1, {}, {}))
 

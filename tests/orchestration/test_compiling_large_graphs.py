@@ -111,6 +111,6 @@ def described(folder: Path, count: int) -> tuple[StepContext, BatchInputs]:
     records = app.input_stream("lake.records")
     for number in range(count):
         records.filter(f"v > {number}").send_to(table)
-    plan = plan_application(app, {"lake": streams})
+    plan = plan_application(app, systems={"lake": streams})
     runtime = Runtime(lake, {"lake": streams}, lambda: None, by="test")  # type: ignore[arg-type, return-value]
     return StepContext(runtime, app, plan, FanOut()), BatchInputs(1, streams.whole("records"), {})

@@ -53,7 +53,7 @@ def test_an_application_names_the_damaged_file_of_a_dataset(step_world: StepWorl
     step_world.send("flights", ("k0001", 1))
     files = truncate(lake / "datasets" / "planes")
     with pytest.raises(ManifestMismatchError) as raised:
-        run_application(step_world.lake, step_world.systems, app, step_world.spark, run="r1")
+        run_application(app, lake=step_world.lake, systems=step_world.systems, spark=step_world.spark, run="r1")
     assert any(file in raised.value.problem for file in files)
     assert "adjunct dataset verify" in raised.value.next_step
     assert isinstance(raised.value.__cause__, Py4JJavaError), "what Spark said is kept"
@@ -64,7 +64,7 @@ def test_a_dataset_names_the_damaged_file_of_its_stream(step_world: StepWorld, l
     files = truncate(lake / "streams" / "planes")
     planes = bounded_dataset("planes", input="lake.planes", key="k", broadcast=True)
     with pytest.raises(ManifestMismatchError) as raised:
-        advance_dataset(step_world.lake, step_world.systems, planes, step_world.spark, by="test")
+        advance_dataset(planes, lake=step_world.lake, systems=step_world.systems, spark=step_world.spark, by="test")
     assert any(file in raised.value.problem for file in files)
 
 
@@ -79,10 +79,10 @@ def test_a_rule_names_the_damaged_file_of_the_version_served_and_rejects_nothing
         specs = list(version_set("both", *specs))
 
     def advance() -> str:
-        given = (step_world.lake, step_world.systems)
+        given = {"lake": step_world.lake, "systems": step_world.systems, "spark": step_world.spark, "by": "test"}
         if together:
-            return advance_version_set(*given, specs, step_world.spark, by="test")[0].action
-        return advance_dataset(*given, specs[0], step_world.spark, by="test").action
+            return advance_version_set(specs, **given)[0].action
+        return advance_dataset(specs[0], **given).action
 
     def deliver(version: str, *more: tuple[str, int]) -> None:
         step_world.send("planes", *ENTRIES, *more, version=version)

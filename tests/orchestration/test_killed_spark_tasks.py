@@ -53,14 +53,14 @@ def test_counters_are_exact_where_a_worker_is_killed_before_or_after_the_store_t
     send(step_world, scanned(11, 300))
     app = counting(store, batch_size=20)
     with pytest.raises(TransientError, match="a Python worker of Spark ended in the middle of its task"):
-        run_application(step_world.lake, step_world.systems, app, step_world.spark, run="killed")
+        run_application(app, lake=step_world.lake, systems=step_world.systems, spark=step_world.spark, run="killed")
     assert "Table tags: order holds per source partition only" in caplog.text, "the run says it, as the plan does"
     assert (tmp_path / "killed").exists()
     there = sum(store.counts().values())
     assert 0 < there < 600
     assert step_world.state(app).open is not None
     # Asked for between the crash and the next run: a part beside the main position, each of it once more.
-    Startpoints(step_world.lake, app).request(
+    Startpoints(app, lake=step_world.lake).request(
         "lake.scans", StartpointSpecific("2"), until=StartpointSpecific("9"), by="test", reason="a test"
     )
     counters = step_world.run(app, run="again").counters["tags"]

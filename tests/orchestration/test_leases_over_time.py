@@ -73,7 +73,7 @@ def run(world: World, lake: Lake) -> list[list[int]]:
     app, reading = Application("app"), Reading()
     joined = app.input_stream("lake.trips", default_offset="oldest").join(app.table(ROUTES), on="k", as_of="at")
     joined.send_to(app.output_stream("lake.out", partitions=1, key="k"))
-    planned = plan_application(app, world.systems)
+    planned = plan_application(app, systems=world.systems)
     runtime = Runtime(lake, world.systems, IN_PROCESS, by="me")
     run_step(StepContext(runtime, app, planned, fan_out_for_run(runtime, app, planned), lambda event: None), reading)
     return reading.seen

@@ -109,13 +109,13 @@ def test_the_commands_know_a_local_table_as_any_dataset(world: World) -> None:
 def test_what_needs_a_stream_is_refused_by_name(world: World) -> None:
     assert "local table of application 'app', which follows no stream" in refused(world, "dataset", "lag", "counts")
     with pytest.raises(DatasetError, match="is a local table"):
-        rebuild_dataset(world.lake, {}, world.spec(), IN_PROCESS, reason="a test", by="me")
+        rebuild_dataset(world.spec(), lake=world.lake, systems={}, spark=IN_PROCESS, reason="a test", by="me")
 
 
 def test_an_open_batch_reads_again_what_it_was_begun_with_whatever_is_compacted_and_discarded(world: World) -> None:
     begun = world.begin(3)
     world.batch(3, ("b", 3))
-    compact_dataset(world.lake, "counts", IN_PROCESS, by="me", level="major")
+    compact_dataset(world.lake, "counts", spark=IN_PROCESS, by="me", level="major")
     discard(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="me")
     assert world.held(begun) == {"a": 2, "b": 1, "c": 2}
     world.batch(3, ("b", 3), begun=begun)
@@ -130,7 +130,7 @@ def test_what_a_batch_that_was_given_up_is_taken_out_to_stays_until_then(world: 
     begun = world.begin(3)
     world.batch(3, ("b", 3), begun=begun)
     BatchLog(world.lake, "app").abandon(reason="a test", by="me", skip=False)
-    compact_dataset(world.lake, "counts", IN_PROCESS, by="me", level="major")
+    compact_dataset(world.lake, "counts", spark=IN_PROCESS, by="me", level="major")
     discard(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="me")
     with pytest.raises(StillReadError, match="batch 3 of application app, which was given up"):
         repartition_dataset(world.lake, "counts", 5, reason="more", by="me")

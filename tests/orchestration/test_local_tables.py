@@ -224,7 +224,7 @@ def test_two_streams_may_be_sent_to_one_dataset_and_the_next_batch_meets_both(st
     )
     one.send_to(cities)
     app.input_stream("lake.two").send_to(cities)
-    report = run_application(step_world.lake, step_world.systems, app, step_world.spark, run="one")
+    report = run_application(app, lake=step_world.lake, systems=step_world.systems, spark=step_world.spark, run="one")
     assert report.step.batches > 1
     assert report.step.counters["lake.cities"] == {"rows": 6, "duplicate_batches": 0}
     assert len(report.step.versions["cities"]) > 1, "batches after the first meet what was fed"

@@ -99,7 +99,7 @@ def test_types_that_planning_does_not_judge_are_refused_before_a_batch(
 ) -> None:
     app = world_of(step_world)
     describe(app.input_stream("lake.numbers")).send_to(app.output_stream("lake.out", partitions=2, key="k"))
-    assert not any("types" in note for note in plan_application(app, step_world.systems).notes)
+    assert not any("types" in note for note in plan_application(app, systems=step_world.systems).notes)
     with pytest.raises(PlanningError) as caught:
         step_world.run(app)
     assert caught.value.operator == app.operators[-2].id

@@ -57,7 +57,7 @@ def last_seen(table: RemoteTable[Any, Any, Any], name: str) -> Application:
 def read_again(world: StepWorld, app: Application, *, until: str | None = None, offset: str | None = None) -> None:
     start = StartpointOldest() if offset is None else StartpointSpecific(offset)
     bound = None if until is None else StartpointSpecific(until)
-    Startpoints(world.lake, app).request("lake.scans", start, until=bound, by="test", reason="a test")
+    Startpoints(app, lake=world.lake).request("lake.scans", start, until=bound, by="test", reason="a test")
 
 
 def wrong(times: dict[str, datetime], scans: Sequence[Scan]) -> int:
@@ -82,7 +82,7 @@ def test_last_seen_is_wrong_without_newest_by_as_the_plan_says_and_right_with_it
     counters = step_world.run(app).counters["tags"]
     assert wrong(store.times(), scans) == 0
     assert counters["skipped"] > 0
-    previewed = Startpoints(step_world.lake, app).preview("lake.scans", StartpointOldest())
+    previewed = Startpoints(app, lake=step_world.lake).preview("lake.scans", StartpointOldest())
     assert previewed.tables["tags"].startswith("unchanged: what is older by at is skipped")
     read_again(step_world, app, offset="8")
     step_world.run(app, run="run-2")
@@ -160,7 +160,7 @@ def test_a_replay_ahead_of_the_position_takes_nothing_from_a_table_that_skips(
     ends = step_world.streams.upcoming(step_world.streams.partitions("scans"))
     for ssp, end in ends.items():
         start, until = StartpointSpecific(str(int(end) - 8)), StartpointSpecific(str(int(end) - 1))
-        Startpoints(step_world.lake, app).request(str(ssp), start, until=until, by="test", reason="a test")
+        Startpoints(app, lake=step_world.lake).request(str(ssp), start, until=until, by="test", reason="a test")
     step_world.run(app, run="run-2")
     assert store.counts() == {tag: 2 * count for tag, count in Counter(tag for _, tag, _ in [*scans, *more]).items()}
 
@@ -221,7 +221,7 @@ def test_records_of_two_streams_at_one_position_both_count_and_so_do_those_behin
     assert store.counts() == {"a": 204, "b": 102}
     step_world.again(app)
     assert store.counts() == {"a": 204, "b": 102}
-    Startpoints(step_world.lake, app).request("lake.right", StartpointOldest(), by="test", reason="a test")
+    Startpoints(app, lake=step_world.lake).request("lake.right", StartpointOldest(), by="test", reason="a test")
     step_world.run(app, run="run-2")
     assert store.counts() == {"a": 406, "b": 203}
     step_world.send("right", ("g", "b"))

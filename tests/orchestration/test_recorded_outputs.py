@@ -65,7 +65,7 @@ def test_the_output_is_that_of_the_first_run_though_datasets_and_state_have_move
     step_world.send("prices", *[(shop, 99) for shop in shops])
     step_world.advance(PRICES)
     kept = dict(open_dataset(step_world.lake, "last_visits").items())
-    startpoints = Startpoints(step_world.lake, app)
+    startpoints = Startpoints(app, lake=step_world.lake)
     first = sent(step_world, 0)
     assert first.num_rows == 10
     with pytest.raises(ConfigurationError, match="joins met in 'last_visits' what the whole batch had sent"):
@@ -117,7 +117,7 @@ def test_by_time_replays_meet_what_is_known_now_or_what_is_served_or_what_was_re
     step_world.send("rates", ("a", 3), version="2026-01-01_05")
     step_world.advance(HISTORY, RATES)
 
-    startpoints = Startpoints(step_world.lake, app)
+    startpoints = Startpoints(app, lake=step_world.lake)
     (shown,) = startpoints.preview("lake.sales", StartpointOldest(), until=StartpointUpcoming()).previews
     assert shown.versions == "as-of"
     for epoch, versions, fare, rate in ((1, None, 9, 2), (2, "current", 13, 3), (3, "recorded", 10, 1)):

@@ -96,7 +96,7 @@ class Trips:
 
     @property
     def startpoints(self) -> Startpoints:
-        return Startpoints(self.lake, self.app())
+        return Startpoints(self.app(), lake=self.lake)
 
     def app(self, limit: int = 1000) -> Application:
         app = Application("app", max_batch_records=limit)
@@ -116,7 +116,7 @@ class Trips:
 
     def run(self, limit: int = 1000, lake: Lake | None = None, **options: Any) -> None:
         app = self.app(limit)
-        planned = plan_application(app, self.world.systems)
+        planned = plan_application(app, systems=self.world.systems)
         runtime = Runtime(lake or self.lake, self.world.systems, IN_PROCESS, by="me")
         run_step(StepContext(runtime, app, planned, fan_out_for_run(runtime, app, planned), **options), self.work)
 
@@ -364,7 +364,7 @@ def test_of_a_request_and_a_discard_at_any_request_of_either_one_sees_the_other(
 def asked_for(trips: Trips, lake: Lake) -> None:
     """Ask for all trips as they were recorded, unless that is refused."""
     with suppress(ConfigurationError, VersionDiscardedError):
-        Startpoints(lake, trips.app()).request(
+        Startpoints(trips.app(), lake=lake).request(
             "lake.trips", StartpointOldest(), until=StartpointUpcoming(), versions="recorded", **WHO
         )
 
@@ -460,6 +460,6 @@ def test_the_dry_run_names_what_keeps_state_and_leaves_out_what_is_read_again() 
     clicks = app.input_stream("lake.clicks", event_time="at", delay=timedelta(0))
     windows = clicks.window(Tumbling(timedelta(hours=1)), by="k", name="views", aggregates={"views": Count()})
     windows.send_to(app.output_stream("lake.views", partitions=2, key="k"))
-    notes = Startpoints(world.lake, app).preview("lake.clicks", StartpointOldest()).notes
+    notes = Startpoints(app, lake=world.lake).preview("lake.clicks", StartpointOldest()).notes
     (note,) = notes
     assert "views keeps state: records that the application has read before are left out there" in note

@@ -71,7 +71,7 @@ def send(world: StepWorld, *numbers: int) -> None:
 
 
 def run(world: StepWorld, app: Application, **options: Any) -> StepReport:
-    return run_application(world.lake, world.systems, app, world.spark, run="a run", **options).step
+    return run_application(app, lake=world.lake, systems=world.systems, spark=world.spark, run="a run", **options).step
 
 
 def everything(world: StepWorld) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def test_a_renamed_application_goes_on_as_if_it_had_its_name_of_before(tmp_path:
         with pytest.raises(Crash):
             run(world, shopping(world, name), on_event=dying("outputs"))
         run(world, shopping(world, name))
-        latest = Startpoints(world.lake, shopping(world, name))
+        latest = Startpoints(shopping(world, name), lake=world.lake)
         latest.request("lake.visits", StartpointSpecific(offset="2"), **WHO)
         run(world, shopping(world, name))
     assert everything(renamed) == everything(kept)
@@ -145,7 +145,7 @@ def test_the_name_of_before_runs_no_more_and_takes_no_startpoints(tmp_path: Path
     for again in (
         lambda: run(world, shopping(world, "old")),
         lambda: run(world, shopping(world, "old"), adopt=True),
-        lambda: Startpoints(world.lake, shopping(world, "old")).request("lake.visits", StartpointOldest(), **WHO),
+        lambda: Startpoints(shopping(world, "old"), lake=world.lake).request("lake.visits", StartpointOldest(), **WHO),
     ):
         with pytest.raises(ConfigurationError) as refused:
             again()
@@ -169,7 +169,7 @@ def test_a_second_application_begins_where_it_is_said_to(tmp_path: Path, spark: 
     with pytest.raises(ConfigurationError):
         run(world, copying("two"))
     if how == "startpoints":
-        startpoints = Startpoints(world.lake, copying("two"))
+        startpoints = Startpoints(copying("two"), lake=world.lake)
         startpoints.request("lake.visits.0", StartpointUpcoming(), **WHO)
         with pytest.raises(ConfigurationError):
             run(world, copying("two"))

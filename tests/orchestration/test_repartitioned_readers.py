@@ -179,11 +179,11 @@ def test_a_startpoint_that_waits_is_not_followed_among_other_records(lake: Lake)
     at(lake, ends(streams))
     app = Application("app")
     app.input_stream("lake.s").send_to(app.output_stream("lake.out", partitions=2, key="k"))
-    Startpoints(lake, app).request("lake.s.1", StartpointSpecific(offset="2"), **WHY)
+    Startpoints(app, lake=lake).request("lake.s.1", StartpointSpecific(offset="2"), **WHY)
     for force in (False, True):
         with pytest.raises(StillReadError, match=r"a startpoint of application app waits on it.*startpoint clear"):
             repartition_stream(lake, "s", 5, force=force, **WHY)
-    Startpoints(lake, app).clear(**WHY)
+    Startpoints(app, lake=lake).clear(**WHY)
     # What a run remembers of one that it has followed is no startpoint that waits.
     settled = {settled_key((SystemStreamPartition("lake", "s", 1), None)): 1}
     MetadataStore(lake).namespace(FAN_OUTS, "app").transact(lambda _: (settled, None), by="ada")

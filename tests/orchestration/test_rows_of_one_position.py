@@ -60,6 +60,8 @@ def test_records_of_a_stream_that_was_made_anew_are_others_at_the_same_positions
     delete_stream(step_world.lake, "letters", reason="it begins anew", by="test", force=True)
     step_world.sequences.pop("letters")
     made(("p", 3), ("q", 4), ("z", 100))
-    Startpoints(step_world.lake, app).request("lake.letters", StartpointOldest(), by="test", reason="it began anew")
+    Startpoints(app, lake=step_world.lake).request(
+        "lake.letters", StartpointOldest(), by="test", reason="it began anew"
+    )
     step_world.run(app)
     assert [(row["all"], row["n"]) for row in step_world.rows("words")] == [("pqxy", 4)]

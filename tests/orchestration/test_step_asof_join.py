@@ -55,7 +55,7 @@ def application(dataset: AdjunctDataset, name: str = "app", *, most: int = 1_000
 
 
 def advance(world: StepWorld, dataset: AdjunctDataset) -> None:
-    advance_dataset(world.lake, world.systems, dataset, IN_PROCESS, by="test")
+    advance_dataset(dataset, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test")
 
 
 def send_changes(world: StepWorld, changes: Sequence[Change]) -> None:
@@ -105,7 +105,7 @@ def test_random_changes_in_any_split_are_met_as_a_search_finds(world: StepWorld)
     )
     world.run(application(PRICES, "pieces", most=50))
     assert met(world, "pieces") == expected
-    compact_dataset(world.lake, "prices", IN_PROCESS, by="test", level="major")
+    compact_dataset(world.lake, "prices", spark=IN_PROCESS, by="test", level="major")
     world.run(application(PRICES, "compacted", how="inner"))
     assert met(world, "compacted") == {n: price for n, price in expected.items() if price is not None}
 
@@ -132,7 +132,7 @@ def test_the_oldest_entry_is_met_where_a_history_begins_with_deletions(world: St
         counters = world.run(application(prices, name, before_history="oldest")).counters["join-2-spread"]
         assert met(world, name) == expected
         assert counters["before_history"] == 7
-        compact_dataset(world.lake, "spread", IN_PROCESS, by="test", level="major")
+        compact_dataset(world.lake, "spread", spark=IN_PROCESS, by="test", level="major")
 
 
 def test_no_exchange_is_on_the_datasets_side_and_the_plan_tells_of_times(world: StepWorld) -> None:
@@ -145,7 +145,7 @@ def test_no_exchange_is_on_the_datasets_side_and_the_plan_tells_of_times(world: 
     proof = analyze_batch(context, {"prices": StoredVersions(world.lake, PRICES).current()})
     (join,) = proof.joins
     assert (join.kind, join.stream_exchanges, join.dataset_exchanges) == ("sort-merge join", 0, 0)
-    plan = plan_application(app, world.systems)
+    plan = plan_application(app, systems=world.systems)
     assert plan.by_time[0].as_of == "at"
     text = plan.render()
     assert "left join prices on item as of at" in text

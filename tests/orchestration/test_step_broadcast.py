@@ -87,7 +87,7 @@ def test_tasks_that_own_several_partitions_get_every_record_once(world: StepWorl
 def test_startpoints_and_replays_go_to_all_tasks_in_an_epoch_of_their_own(world: StepWorld) -> None:
     app = application(world)
     world.run(app)
-    startpoints = Startpoints(world.lake, app)
+    startpoints = Startpoints(app, lake=world.lake)
     startpoints.request("lake.rules.0", StartpointOldest(), by="ada", reason="r")
     startpoints.request("lake.rules.1", StartpointOldest(), until=StartpointSpecific(offset="1"), by="ada", reason="r")
     read = world.streams.read_arrow(world.streams.whole("rules")).to_pylist()

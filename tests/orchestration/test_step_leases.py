@@ -91,7 +91,7 @@ class Trips:
         for name in NAMES:
             self.world.send(name, [(key, number) for key in KEYS], version=f"v{number}")
         if self.datasets is TOGETHER:
-            advance_version_set(self.world.lake, self.world.systems, TOGETHER, IN_PROCESS, by="test")
+            advance_version_set(TOGETHER, lake=self.world.lake, systems=self.world.systems, spark=IN_PROCESS, by="test")
         else:
             for dataset in self.datasets:
                 self.world.advance(dataset)
@@ -105,7 +105,7 @@ class Trips:
         for dataset in self.datasets:
             trips = trips.join(app.table(dataset), on="k", how="left", prefix=f"{dataset.name}_")
         trips.send_to(app.output_stream("lake.out", partitions=1, key="k"))
-        planned = plan_application(app, self.world.systems)
+        planned = plan_application(app, systems=self.world.systems)
 
         def heard(event: StepEvent) -> None:
             self.events.append(event.what)

@@ -72,7 +72,7 @@ def enriching(dataset: AdjunctDataset, *, limit: int = 100, max_staleness: timed
 
 
 def run(world: StepWorld, app: Application, *, run: str = "run-1", on_event: Heard = lambda event: None) -> RunReport:
-    return run_application(world.lake, world.systems, app, world.spark, run=run, on_event=on_event)
+    return run_application(app, lake=world.lake, systems=world.systems, spark=world.spark, run=run, on_event=on_event)
 
 
 def enriched(world: StepWorld) -> list[tuple[int, int | None]]:
@@ -421,7 +421,7 @@ def test_a_run_with_nothing_to_read_does_not_build_it(world: StepWorld) -> None:
         raise AssertionError("there was nothing to compute")
 
     app = enriching(planes(persistent=False))
-    report = run_application(world.lake, world.systems, app, no_spark, run="run-1")
+    report = run_application(app, lake=world.lake, systems=world.systems, spark=no_spark, run="run-1")
     assert (report.step.batches, report.step.caught_up) == (0, True)
 
 

@@ -34,7 +34,7 @@ def entries(world: StepWorld) -> dict[str, tuple[dict[str, object], bytes]]:
     table: KeyValueTable[str, object] = KeyValueTableManager(world.lake).open(
         "app", "tags", key=TextSerializer(), value=JsonSerializer()
     )
-    rows = read_key_value_table(world.spark(), table).collect()
+    rows = read_key_value_table(table, spark=world.spark()).collect()
     return {row.key: (json.loads(row.value), bytes(row.version)) for row in rows}
 
 
@@ -47,7 +47,7 @@ def test_counts_are_exact_and_a_batch_or_stream_that_comes_again_writes_nothing(
     expected = {tag: 2 * count for tag, count in Counter(tag for _, tag, _ in scans).items()}
     assert {tag: record["scans"] for tag, (record, _) in there.items()} == expected
     step_world.again(app)
-    Startpoints(step_world.lake, app).request("lake.scans", StartpointOldest(), by="test", reason="a test")
+    Startpoints(app, lake=step_world.lake).request("lake.scans", StartpointOldest(), by="test", reason="a test")
     assert step_world.run(app, run="run-2").counters["tags"]["skipped"] == 600
     assert entries(step_world) == there
 

@@ -51,7 +51,7 @@ PRICES = unbounded_dataset(
 
 
 def advance(world: StepWorld, dataset: Any = PRICES) -> Any:
-    return advance_dataset(world.lake, world.systems, dataset, IN_PROCESS, by="test")
+    return advance_dataset(dataset, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test")
 
 
 # -- as-of join and a window in one application, and replays of it
@@ -83,7 +83,7 @@ def test_replays_of_an_application_with_a_window(step_world: StepWorld) -> None:
         (hour(5), 1, 20),
         (hour(6), 1, 99),
     ]
-    startpoints = Startpoints(world.lake, app)
+    startpoints = Startpoints(app, lake=world.lake)
     read = 5
     expected = {
         "recorded": first,
@@ -163,7 +163,7 @@ def test_as_of_joins_at_the_edges(step_world: StepWorld) -> None:
     # the edge is 10 hours below the newest moment
     world.send("prices", ("z", 1, hour(16)), deleted=[("z", None, hour(16.25))])
     advance(world)
-    compact_dataset(world.lake, "prices", IN_PROCESS, by="test", level="major")
+    compact_dataset(world.lake, "prices", spark=IN_PROCESS, by="test", level="major")
     edge = hour(6.25)
     app = Application("pruned")
     app.input_stream("lake.sales").join(app.table(PRICES), on="item", how="left", select=["price"], as_of="at").send_to(
@@ -334,7 +334,7 @@ def test_windows_at_the_edges(step_world: StepWorld) -> None:
             ends = sorted(shown(row) for row in world.rows(f"{name}-{kind}-updates") if row["final"])
             assert ends == final, (name, kind)
     app = windows_app("whole", 1000)
-    Startpoints(world.lake, app).request("lake.hits", StartpointOldest(), **WHO)
+    Startpoints(app, lake=world.lake).request("lake.hits", StartpointOldest(), **WHO)
     world.send("hits", ("b", second(100), 5))
     world.run(app, run="back")
     for kind in ("tumbling", "sliding", "session"):

@@ -197,7 +197,7 @@ def test_versions_are_dated_by_their_markers_on_kafka_and_met_as_of_each_records
         for partition, time in enumerate(times):
             dated = {} if time is None else {"valid_from": time.isoformat()}
             world.mark("planes", partition, version=version, rows=len(list(fleet)[partition::2]), **dated)
-        return advance_dataset(world.lake, world.systems, planes, world.spark, by="test")
+        return advance_dataset(planes, lake=world.lake, systems=world.systems, spark=world.spark, by="test")
 
     for day in (5, 3):
         deliver(f"v{day}", fleets[day], at(day), at(day))

@@ -59,7 +59,7 @@ orders.join(app.table(prices), on="item").map("item", "quantity * cents AS amoun
 
 if __name__ == "__main__":
     lake = open_lake(sys.argv[1])
-    systems = systems_for(app, lake)
+    systems = systems_for(app, lake=lake)
     streams = systems["lake"]
     streams.create("prices", schema=Schema.of(item="string", price="bigint"), key=["item"], partitions=2)
     sales = Schema.of(id="bigint", item="string", quantity="bigint")
@@ -69,7 +69,7 @@ if __name__ == "__main__":
     sold = pa.Table.from_pylist([{"id": id, "item": item, "quantity": quantity} for id, item, quantity in ORDERS])
     streams.append("orders", sold, producer="shop", sequence=1)
     with session_scope(master=sys.argv[2]) as session:
-        run_application(lake, systems, app, session, run="first")
+        run_application(app, lake=lake, systems=systems, spark=session, run="first")
     found = streams.read_arrow(streams.whole("amounts")).to_pylist()
     print(json.dumps(sorted([row["item"], row["amount"]] for row in found)))
 """,

@@ -83,13 +83,21 @@ def test_what_the_file_system_refuses_is_to_be_changed(number: int) -> None:
 Written = Callable[[Lake, LakeStreams], Any]
 WRITERS: dict[str, Written] = {
     "append": lambda lake, streams: streams.append("a", rows(0, 20_000), producer="q", sequence=1),
-    "bounded": lambda lake, streams: advance_dataset(lake, {"lake": streams}, BOUNDED, IN_PROCESS, by="me"),
-    "bootstrap": lambda lake, streams: advance_dataset(lake, {"lake": streams}, FOLLOWED, IN_PROCESS, by="me"),
+    "bounded": lambda lake, streams: advance_dataset(
+        BOUNDED, lake=lake, systems={"lake": streams}, spark=IN_PROCESS, by="me"
+    ),
+    "bootstrap": lambda lake, streams: advance_dataset(
+        FOLLOWED, lake=lake, systems={"lake": streams}, spark=IN_PROCESS, by="me"
+    ),
 }
 LATER: dict[str, Written] = {
-    "changes": lambda lake, streams: advance_dataset(lake, {"lake": streams}, FOLLOWED, IN_PROCESS, by="me"),
-    "compaction": lambda lake, streams: compact_dataset(lake, "u", IN_PROCESS, by="me", level="major"),
-    "rebuild": lambda lake, streams: rebuild_dataset(lake, {"lake": streams}, FOLLOWED, IN_PROCESS, **WHY),
+    "changes": lambda lake, streams: advance_dataset(
+        FOLLOWED, lake=lake, systems={"lake": streams}, spark=IN_PROCESS, by="me"
+    ),
+    "compaction": lambda lake, streams: compact_dataset(lake, "u", spark=IN_PROCESS, by="me", level="major"),
+    "rebuild": lambda lake, streams: rebuild_dataset(
+        FOLLOWED, lake=lake, systems={"lake": streams}, spark=IN_PROCESS, **WHY
+    ),
     "erasure": lambda lake, streams: forget(lake, "b", [{"k": "00000001"}], **WHY),
     "repartition": lambda lake, streams: repartition_dataset(lake, "b", 2, **WHY),
     "repartition of a table": lambda lake, streams: repartition_dataset(lake, "u", 2, **WHY),
@@ -141,10 +149,10 @@ def test_delivered_files_that_are_not_given_refuse_no_version(tmp_path: Path) ->
     spec = bounded_dataset("files", input=source, key="k", broadcast=True)
     lake = open_lake(tmp_path / "lake")
     with pytest.raises(StoreUnavailableError, match="Input/output error"):
-        advance_dataset(lake, {}, spec, IN_PROCESS, by="me")
+        advance_dataset(spec, lake=lake, systems={}, spark=IN_PROCESS, by="me")
     (folder / "a.csv").unlink()
     (folder / "a.csv").write_text("k,n\na,1\n")
-    assert advance_dataset(lake, {}, spec, IN_PROCESS, by="me").action == "sealed"
+    assert advance_dataset(spec, lake=lake, systems={}, spark=IN_PROCESS, by="me").action == "sealed"
     (folder / "b.csv").symlink_to("b.csv")  # a link to itself
     with pytest.raises(ConfigurationError, match="symbolic links"):
         open_tree(str(tmp_path / "incoming")).list()

@@ -188,7 +188,9 @@ def test_a_dataset_can_be_computed_as_any_frame(form: str, tmp_path: Path) -> No
     lake = open_lake(tmp_path)
     frame = FORMS[form]([{"k": "a", "n": 1}, {"k": "b", "n": 2**53 + 1}])
     query = QuerySource(lambda _session, _computation: frame, Schema.of(k="string", n="bigint"))
-    advance_dataset(lake, {}, bounded_dataset("d", input=query, key="k", partitions=1), IN_PROCESS, by="test")
+    advance_dataset(
+        bounded_dataset("d", input=query, key="k", partitions=1), lake=lake, systems={}, spark=IN_PROCESS, by="test"
+    )
     with open_dataset(lake, "d") as opened:
         assert {key: entry["n"] for key, entry in opened.items()} == {"a": 1, "b": 2**53 + 1}
 
@@ -198,7 +200,9 @@ def test_spark_takes_what_a_query_computes_as_any_frame(form: str, spark: SparkS
     lake = open_lake(tmp_path)
     frame = FORMS[form]([{"k": "a", "n": 1}, {"k": "b", "n": 2**53 + 1}])
     query = QuerySource(lambda _session, _computation: frame, Schema.of(k="string", n="bigint"))
-    advance_dataset(lake, {}, bounded_dataset("d", input=query, key="k", partitions=1), spark, by="test")
+    advance_dataset(
+        bounded_dataset("d", input=query, key="k", partitions=1), lake=lake, systems={}, spark=spark, by="test"
+    )
     with open_dataset(lake, "d") as opened:
         assert {key: entry["n"] for key, entry in opened.items()} == {"a": 1, "b": 2**53 + 1}
 
@@ -214,4 +218,4 @@ def test_a_query_that_gives_half_a_character_is_rejected(tmp_path: Path) -> None
     lake, frame = open_lake(tmp_path), pd.DataFrame({"k": ["a"], "v": ["\ud83d"]})
     source = QuerySource(lambda _, __: frame, Schema.of(k="string", v="string"), name="halves")
     dataset = bounded_dataset("halves", input=source, key="k", broadcast=True)
-    assert advance_dataset(lake, {}, dataset, IN_PROCESS, by="test").action == "rejected"
+    assert advance_dataset(dataset, lake=lake, systems={}, spark=IN_PROCESS, by="test").action == "rejected"

@@ -35,7 +35,7 @@ def advanced(root: Path, spark: Any) -> None:
     streams = LakeStreams(lake)
     streams.create("c", schema=Schema.of(k="string", day="date"), key=["k"], partitions=1)
     dataset = unbounded_dataset("d", input="lake.c", key="k", partitions=1, history="all", valid_from="day")
-    advance_dataset(lake, {"lake": streams}, dataset, spark, by="test")
+    advance_dataset(dataset, lake=lake, systems={"lake": streams}, spark=spark, by="test")
 
 
 def applied(root: Path, spark: Any) -> None:
@@ -44,7 +44,7 @@ def applied(root: Path, spark: Any) -> None:
     streams.create("c", schema=Schema.of(k="string", day="date"), key=["k"], partitions=1)
     app = Application("app")
     app.input_stream("lake.c", event_time="day").send_to(app.output_stream("lake.o", partitions=1))
-    run_application(lake, {"lake": streams}, app, spark, run="r")
+    run_application(app, lake=lake, systems={"lake": streams}, spark=spark, run="r")
 
 
 @pytest.mark.parametrize(

@@ -64,13 +64,13 @@ LakeResource(url="lake")
 
 
 def run(lake: Lake) -> StepReport:
-    systems = systems_for(app, lake)
+    systems = systems_for(app, lake=lake)
     assert_type(systems, dict[str, StreamSystem])
     with session_scope(master="local[2]") as spark:
         assert_type(spark, Callable[[], SparkSession])
-        advanced = advance_dataset(lake, systems, items, spark, by="ada")
+        advanced = advance_dataset(items, lake=lake, systems=systems, spark=spark, by="ada")
         assert_type(advanced, AdvanceReport)
-        report = run_application(lake, systems, app, spark, run="first", max_batches=1)
+        report = run_application(app, lake=lake, systems=systems, spark=spark, run="first", max_batches=1)
     assert_type(report, RunReport)
     assert_type(application_state(lake, "shop"), ApplicationState)
     return report.step

@@ -260,7 +260,9 @@ def test_several_columns_order_by_the_first_that_differs(quick: World, order: li
                 oracle[sent[0]] = (place, sent[1])
         quick.advance(spec)
         if number in (3, 6):
-            compact_dataset(quick.lake, "table", quick.spark, by="test", level="minor" if number == 3 else "major")
+            compact_dataset(
+                quick.lake, "table", spark=quick.spark, by="test", level="minor" if number == 3 else "major"
+            )
         assert held(quick) == {key: v for key, (_, v) in oracle.items() if v is not None}
 
 
@@ -322,7 +324,7 @@ def test_another_order_than_the_stored_one_needs_a_rebuild(quick: World) -> None
             quick.advance(other)
         assert "rebuild table" in caught.value.next_step
     spec = dataset(order_by="seq")
-    rebuild_dataset(quick.lake, quick.systems, spec, quick.spark, reason="another order", by="test")
+    rebuild_dataset(spec, lake=quick.lake, systems=quick.systems, spark=quick.spark, reason="another order", by="test")
     assert held(quick) == {1: "a"}
     send(quick, [row(1, "c", "6")])
     quick.advance(spec)
@@ -404,7 +406,7 @@ def test_a_streamed_change_wins_over_a_snapshots_row_that_comes_late(sparkling: 
     sparkling.advance(spec)
     expected = {1: "streamed", 3: "second", 4: "streamed"}
     assert held(sparkling) == expected
-    compact_dataset(sparkling.lake, "table", sparkling.spark, by="test", level="major")
+    compact_dataset(sparkling.lake, "table", spark=sparkling.spark, by="test", level="major")
     send(sparkling, [as_record(change("later", at, key=key, op="r")) for key in (1, 2, 3, 4, 5)])
     sparkling.advance(spec)
     expected |= {3: "later", 5: "later"}
@@ -433,7 +435,7 @@ def test_snapshots_and_changes_in_any_order_and_cut_give_what_a_dict_gives(quick
         quick.advance(spec)
         if number % 4 == 3:
             level: Any = "minor" if number == 3 else "major"
-            compact_dataset(quick.lake, "table", quick.spark, by="test", level=level)
+            compact_dataset(quick.lake, "table", spark=quick.spark, by="test", level=level)
         assert held(quick) == {key: v for key, v in {**snapshot, **streamed}.items() if v is not None}
 
 
@@ -445,7 +447,7 @@ def test_deletions_that_snapshots_are_compared_with_can_be_forgotten_by_offsets(
     quick.advance(spec)
     send(quick, [(4, "d", "false", "c")])
     quick.advance(spec)
-    compact_dataset(quick.lake, "table", quick.spark, by="test", level="major")
+    compact_dataset(quick.lake, "table", spark=quick.spark, by="test", level="major")
     send(quick, [(1, "late", "false", "r"), (2, "late", "false", "r"), (9, "new", "false", "r")])
     assert quick.advance(spec).counters.get("late", 0) == 0
     assert held(quick) == {1: "late", 3: "c", 4: "d", 9: "new"}, "the deletion of 2 is near enough to be remembered"

@@ -31,7 +31,7 @@ def act_until_request(url: str, options: Mapping[str, Any], what: str, nth: int)
     if what == "advance":
         World(lake, IN_PROCESS).advance(table_of(**options), lake=deadly)
     else:
-        compact_dataset(deadly, NAME, IN_PROCESS, by="killed", level=what)  # type: ignore[arg-type]
+        compact_dataset(deadly, NAME, spark=IN_PROCESS, by="killed", level=what)  # type: ignore[arg-type]
 
 
 def advance_beside(
@@ -43,7 +43,9 @@ def advance_beside(
     for _ in range(rounds):
         start.wait(PATIENCE)
         try:
-            report = advance_dataset(world.lake, world.systems, table_of(), IN_PROCESS, by=str(os.getpid()))
+            report = advance_dataset(
+                table_of(), lake=world.lake, systems=world.systems, spark=IN_PROCESS, by=str(os.getpid())
+            )
             told.put((report.action, report.counters.get("read", 0), ""))
         except CommitConflictError as conflict:
             told.put(("conflict", 0, str(conflict)))

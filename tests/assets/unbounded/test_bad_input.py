@@ -107,7 +107,7 @@ def test_a_deletion_of_an_unknown_key_is_ignored_and_counted(quick: World) -> No
     report = quick.advance(STRICT)
     assert (report.counters["read"], report.counters["changes"]) == (1, 1), "of a delta its tombstones are counted"
     assert rows(quick, STRICT) == {1: 1}
-    merged = compact_dataset(quick.lake, STRICT.name, quick.spark, by="test", level="major")
+    merged = compact_dataset(quick.lake, STRICT.name, spark=quick.spark, by="test", level="major")
     assert merged.counters["deleted"] == 1
     assert rows(quick, STRICT) == {1: 1}
 

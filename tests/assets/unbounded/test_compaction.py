@@ -108,9 +108,9 @@ def test_each_row_is_rewritten_a_few_times_however_many_commits_there_are() -> N
 
 def test_what_cant_be_compacted_is_named(world: World) -> None:
     with pytest.raises(DatasetNotFoundError, match="'nowhere' has no commit"):
-        compact_dataset(world.lake, "nowhere", world.spark, by="test")
+        compact_dataset(world.lake, "nowhere", spark=world.spark, by="test")
     with pytest.raises(ConfigurationError, match="'medium', expected 'minor' or 'major'"):
-        compact_dataset(world.lake, "nowhere", world.spark, by="test", level="medium")  # type: ignore[arg-type]
+        compact_dataset(world.lake, "nowhere", spark=world.spark, by="test", level="medium")  # type: ignore[arg-type]
 
 
 def test_a_bounded_dataset_is_refused(world: World) -> None:
@@ -119,7 +119,7 @@ def test_a_bounded_dataset_is_refused(world: World) -> None:
     world.mark("planes", "v1", [0])
     world.advance(planes)
     with pytest.raises(DatasetError, match="'planes' is bounded"):
-        compact_dataset(world.lake, "planes", world.spark, by="test")
+        compact_dataset(world.lake, "planes", spark=world.spark, by="test")
 
 
 def test_nothing_to_do_makes_no_commit_and_starts_no_spark(world: World) -> None:
@@ -127,7 +127,7 @@ def test_nothing_to_do_makes_no_commit_and_starts_no_spark(world: World) -> None
     world.advance(spec)
     before = StoredVersions(world.lake, spec).read()[0]
     for level in (None, "minor", "major"):
-        report = compact_dataset(world.lake, spec.name, world.spark, by="test", level=level)
+        report = compact_dataset(world.lake, spec.name, spark=world.spark, by="test", level=level)
         assert (report.action, report.changed) == ("nothing", False)
         assert "nothing to compact in version" in report.summary()
     assert StoredVersions(world.lake, spec).read()[0] == before
@@ -143,7 +143,7 @@ SPREADS = {
 
 
 def compact(world: World, spec, level=None, *, lake: Lake | None = None, policy=None) -> CompactionReport:
-    return compact_dataset(lake or world.lake, spec.name, world.spark, by="test", level=level, policy=policy)
+    return compact_dataset(lake or world.lake, spec.name, spark=world.spark, by="test", level=level, policy=policy)
 
 
 @pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS)

@@ -236,7 +236,7 @@ def test_any_cut_gives_what_a_dictionary_comes_to(either: World, seed: int) -> N
         incomplete += bad
         assert content(either, spec) == table
         if draw.random() < 0.3:
-            compact_dataset(either.lake, NAME, either.spark, by="test", level=draw.choice(["minor", "major"]))
+            compact_dataset(either.lake, NAME, spark=either.spark, by="test", level=draw.choice(["minor", "major"]))
             assert content(either, spec) == table
     assert len(letters(either)) == len(incomplete)
 
@@ -292,7 +292,7 @@ class History:
 
     def upkeep(self) -> None:
         level = self.draw.choice(["minor", "major"])
-        self.run(lambda lake: compact_dataset(lake, NAME, IN_PROCESS, by="test", level=level))
+        self.run(lambda lake: compact_dataset(lake, NAME, spark=IN_PROCESS, by="test", level=level))
         if self.draw.random() < 0.5:
             self.run(lambda lake: discard(lake, NAME, DiscardPolicy(keep=1, grace=timedelta(0)), by="test"))
 
@@ -306,14 +306,22 @@ class History:
         }
         while not self.run(
             lambda lake: rewind_dataset(
-                lake, self.world.systems, self.spec, IN_PROCESS, positions=starts, reason="again", by="test"
+                self.spec,
+                lake=lake,
+                systems=self.world.systems,
+                spark=IN_PROCESS,
+                positions=starts,
+                reason="again",
+                by="test",
             )
         ):
             assert content(self.world, self.spec) == self.table
 
     def rebuild(self) -> None:
         def anew(lake: Lake) -> object:
-            return rebuild_dataset(lake, self.world.systems, self.spec, IN_PROCESS, reason="anew", by="test")
+            return rebuild_dataset(
+                self.spec, lake=lake, systems=self.world.systems, spark=IN_PROCESS, reason="anew", by="test"
+            )
 
         if not self.run(anew):
             self.advance()
@@ -418,7 +426,7 @@ def test_a_version_that_is_compacted_and_discarded_meanwhile_is_read_to_the_end(
         copy = copy_of(world, Path(world.lake.url).parent / f"copy{nth}")
 
         def replaced(copy: World = copy) -> None:
-            compact_dataset(copy.lake, NAME, IN_PROCESS, by="other", level="major")
+            compact_dataset(copy.lake, NAME, spark=IN_PROCESS, by="other", level="major")
             discard(copy.lake, NAME, DiscardPolicy(keep=1, grace=timedelta(0)), by="other")
 
         with suppress(CommitConflictError):
@@ -444,7 +452,7 @@ def test_what_is_applied_again_from_the_middle_comes_to_the_same(either: World, 
     wanted, number = applied([("k", "i", WHOLE), *changes])[0], bucket_of_key(["k"], ["string"], 2)
     starts = {SystemStreamPartition("lake", NAME, number): StartpointSpecific(offset="1")}
     report = rewind_dataset(
-        either.lake, either.systems, spec, either.spark, positions=starts, reason="again", by="test"
+        spec, lake=either.lake, systems=either.systems, spark=either.spark, positions=starts, reason="again", by="test"
     )
     assert report.action == "rewound"
     assert content(either, spec) == wanted
@@ -460,7 +468,9 @@ def test_what_came_before_a_snapshots_row_stays_incomplete_when_it_is_applied_ag
         world.advance(spec)
     assert content(world, spec) == {"k": WHOLE}
     starts = {SystemStreamPartition("lake", NAME, bucket_of_key(["k"], ["string"], 2)): StartpointSpecific(offset="0")}
-    rewind_dataset(world.lake, world.systems, spec, IN_PROCESS, positions=starts, reason="again", by="test")
+    rewind_dataset(
+        spec, lake=world.lake, systems=world.systems, spark=IN_PROCESS, positions=starts, reason="again", by="test"
+    )
     assert content(world, spec) == {"k": WHOLE}
     send_unwrapped(world, ("k", "u", {"b": 3}))
     world.advance(spec)

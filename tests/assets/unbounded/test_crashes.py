@@ -122,7 +122,7 @@ def act(world: World, case: Case, lake: Lake | None = None) -> None:
     if case.act == "advance":
         world.advance(case.spec, lake=lake)
     else:
-        compact_dataset(lake or world.lake, NAME, IN_PROCESS, by="test", level=case.act)  # type: ignore[arg-type]
+        compact_dataset(lake or world.lake, NAME, spark=IN_PROCESS, by="test", level=case.act)  # type: ignore[arg-type]
 
 
 def states(world: World) -> list[dict[str, int]]:

@@ -19,11 +19,11 @@ from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
-from dagster_adjunct.orchestration.step.run import session_scope
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.spark.scope import session_scope
 from dagster_adjunct.resources.spark.session import SparkResource
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
@@ -59,7 +59,13 @@ def rewound(world: World, spec: Any, starts: Sequence[int]) -> Any:
     }
     try:
         return rewind_dataset(
-            world.lake, world.systems, spec, world.spark, positions=positions, reason="again", by="test"
+            spec,
+            lake=world.lake,
+            systems=world.systems,
+            spark=world.spark,
+            positions=positions,
+            reason="again",
+            by="test",
         ).action
     except AdjunctError as error:
         return str(error)
@@ -109,7 +115,7 @@ def test_any_history_makes_the_same_table_by_both(tmp_path: Path, spark: Any, na
             report = world.advance(table_of(**options))
             outcomes += [report.action, report.counters, state(world)]
             if step:
-                compacted = compact_dataset(world.lake, NAME, world.spark, by="test", level=level)
+                compacted = compact_dataset(world.lake, NAME, spark=world.spark, by="test", level=level)
                 outcomes += [compacted.action, compacted.counters, compacted.rows, state(world)]
                 outcomes += [rewound(world, table_of(extractor=TENFOLD, **options), starts), state(world)]
         assert told[0] == told[1]
@@ -146,7 +152,7 @@ def test_dead_letters_of_fractions_and_streams_of_other_systems_need_spark(world
     system.reads_arrow = False
     plain = unbounded_dataset("floats", input="lake.floats", key="k", partitions=2)
     with pytest.raises(ConfigurationError, match="stream system 'lake', whose records only Spark reads"):
-        advance_dataset(world.lake, {"lake": system}, plain, IN_PROCESS, by="test")
+        advance_dataset(plain, lake=world.lake, systems={"lake": system}, spark=IN_PROCESS, by="test")
 
 
 def test_in_process_stands_for_a_session_that_nothing_can_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

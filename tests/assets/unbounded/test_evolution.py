@@ -121,7 +121,7 @@ def test_added_and_widened_columns_are_read_of_old_and_new_rows(sparkling: World
     assert ("t", "tinyint", "int") in diff.columns_retyped
 
     for level in ("minor", "major"):
-        compact_dataset(world.lake, "wide", world.spark, by="test", level=level)
+        compact_dataset(world.lake, "wide", spark=world.spark, by="test", level=level)
         assert read(world) == wanted
     sealed = world.view(spec(WIDE)).sealed
     assert (sealed.rows, [generation.rows for generation in sealed.generations]) == (4, [5]), "a deletion is remembered"

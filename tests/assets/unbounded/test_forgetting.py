@@ -52,7 +52,7 @@ def current(world: World) -> VersionReader:
 
 
 def major(world: World) -> str:
-    report = compact_dataset(world.lake, NAME, world.spark, by="test", level="major")
+    report = compact_dataset(world.lake, NAME, spark=world.spark, by="test", level="major")
     assert report.version is not None
     return report.version
 
@@ -385,7 +385,7 @@ def test_an_advance_that_meets_an_erasure_loses_nothing(quick: World) -> None:
 def test_a_compaction_that_meets_an_erasure_leaves_nothing_behind(quick: World) -> None:
     grown(quick)
     lake = meanwhile(quick, lambda: forget(quick.lake, NAME, [SECRET], **WHY))
-    assert compact_dataset(lake, NAME, IN_PROCESS, by="test", level="major").action == "superseded"
+    assert compact_dataset(lake, NAME, spark=IN_PROCESS, by="test", level="major").action == "superseded"
     assert content(current(quick)) == LEFT
     assert forget(quick.lake, NAME, [SECRET], **WHY).complete, "the compaction has let go of what it read"
     assert traces(quick.lake.store, SECRET) == []

@@ -86,7 +86,7 @@ def dies_and_is_taken_up(name: str, new_store: NewStore, every: int = 1) -> None
         if act == "advance":
             world.advance(spec, lake=lake)
         else:
-            compact_dataset(lake, NAME, IN_PROCESS, by="test", level=act)  # type: ignore[arg-type]
+            compact_dataset(lake, NAME, spark=IN_PROCESS, by="test", level=act)  # type: ignore[arg-type]
 
     probe = copy_of(begin, new_store())
     counted = FaultyStore(probe.lake.store)
@@ -148,10 +148,10 @@ def test_what_is_committed_during_a_compaction_stays_and_what_it_forgets_is_look
                 return super().put_if_match(*args, **kwargs)
 
         report = compact_dataset(
-            Lake(Meanwhile(world.lake.store), world.lake.id), NAME, IN_PROCESS, by="test", level="major"
+            Lake(Meanwhile(world.lake.store), world.lake.id), NAME, spark=IN_PROCESS, by="test", level="major"
         )
         assert report.action == "compacted"
         assert (report.horizon is None) == (late[1] == 1)
         check(world.view(spec), model)
-        compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level="major")
+        compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level="major")
         check(world.view(spec), model)

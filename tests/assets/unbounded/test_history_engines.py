@@ -85,10 +85,16 @@ def test_any_changes_make_the_same_history_by_both(tmp_path: Path, spark: Any) -
             report = world.advance(spec)
             if level == "again":
                 rewind_dataset(
-                    world.lake, world.systems, spec, world.spark, positions=positions, reason="again", by="test"
+                    spec,
+                    lake=world.lake,
+                    systems=world.systems,
+                    spark=world.spark,
+                    positions=positions,
+                    reason="again",
+                    by="test",
                 )
             elif level is not None:
-                compact_dataset(world.lake, NAME, world.spark, by="test", level=level)
+                compact_dataset(world.lake, NAME, spark=world.spark, by="test", level=level)
             outcomes.append((report.counters, facts(world)))
         assert outcomes[0] == outcomes[1], level
     model_checked_by_spark(worlds[0], spec, spark)

@@ -93,7 +93,7 @@ def walk(world: World, first: Any, steps: Any, length: int | None, broadcast: bo
     spec = prices(history=kept, broadcast=broadcast, chunk=chunk)
     for step in [first, *steps]:
         if isinstance(step, str):
-            compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level=step)
+            compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level=step)
         else:
             stored = manifest_of(world).horizon if model.valid else None
             horizon = None if stored is None else second_of(datetime_from_micros(stored))
@@ -172,7 +172,7 @@ def test_a_base_alone_knows_its_entries_and_a_delta_corrects_the_past() -> None:
     assert [part.is_current for part in parts] == [False, False, True]
     ended = world.view(spec).history_of("b")[-1]
     assert (ended.entry, ended.is_current) == (None, False)
-    assert compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level="major").counters.get("pruned", 0) == 0
+    assert compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level="major").counters.get("pruned", 0) == 0
     assert world.view(spec).rows == 2
 
 

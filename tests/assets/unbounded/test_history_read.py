@@ -45,7 +45,7 @@ def written(world: World, chance: random.Random, **options: Any) -> Model:
         world.advance(spec)
         model.add(changes)
         if step == 2:
-            compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level=chance.choice(["minor", "major"]))
+            compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level=chance.choice(["minor", "major"]))
     return model
 
 
@@ -125,7 +125,7 @@ def test_other_engines_say_the_same_of_a_table_on_s3(versitygw: S3Server, monkey
 
 def engines_say_the_same(world: World, chance: random.Random) -> None:
     model = written(world, chance)
-    compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level="major")
+    compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level="major")
     with open_dataset(world.lake, NAME) as opened:
         assert by_key(opened) == sorted(intervals(model))
         for read in (by_duckdb, by_polars):
@@ -150,7 +150,7 @@ def test_what_lies_before_the_history_is_left_out_and_refused(prices_world: Worl
     prices_world.advance(spec)
     for level in (None, "major"):
         if level is not None:
-            compact_dataset(prices_world.lake, NAME, IN_PROCESS, by="test", level="major")
+            compact_dataset(prices_world.lake, NAME, spark=IN_PROCESS, by="test", level="major")
         with open_dataset(prices_world.lake, NAME) as opened:
             assert by_key(opened) == [("a", 2, 5, 30), ("a", 3, 30, None), ("b", 7, 2, None)]
             if level is not None:
@@ -168,7 +168,7 @@ def test_iceberg_has_the_rows_over_time_with_the_columns_that_tell_it(prices_wor
     catalog.create_namespace("out")
     send(prices_world, [("a", 1, 1), ("a", 5, None), ("b", 2, 7)])
     prices_world.advance(prices())
-    compact_dataset(prices_world.lake, NAME, IN_PROCESS, by="test", level="major")
+    compact_dataset(prices_world.lake, NAME, spark=IN_PROCESS, by="test", level="major")
     with open_dataset(prices_world.lake, NAME) as opened:
         first = register_in_iceberg(opened.over_time(), catalog, "out.prices")
         assert (first.new, first.version) == (True, opened.version)

@@ -55,7 +55,7 @@ def filled(*commits: list[Change], **options: Any) -> tuple[World, Any, Model]:
 
 
 def compacted(world: World, level: Any = "major") -> Any:
-    return compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level=level)
+    return compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level=level)
 
 
 def test_what_is_older_than_the_history_goes_but_for_what_was_valid_at_its_edge() -> None:
@@ -244,13 +244,13 @@ def test_what_is_applied_again_changes_nothing_and_a_corrected_declaration_corre
     world, spec, model = filled(FIRST, SECOND)
     positions = {SystemStreamPartition("lake", NAME, part): StartpointSpecific(offset="0") for part in range(2)}
     rewind: Any = {"positions": positions, "reason": "again", "by": "test"}
-    rewind_dataset(world.lake, world.systems, spec, IN_PROCESS, **rewind)
+    rewind_dataset(spec, lake=world.lake, systems=world.systems, spark=IN_PROCESS, **rewind)
     check(world.view(spec), model)
     made = PythonExtractor(
         "tests.assets.unbounded.facts:tenfold", "k STRING, since TIMESTAMP, n INT", unchanged=("k", "since")
     )
     positions.update({ssp: StartpointSpecific(offset="0") for ssp in positions})
-    rewind_dataset(world.lake, world.systems, replace(spec, extractor=made), IN_PROCESS, **rewind)
+    rewind_dataset(replace(spec, extractor=made), lake=world.lake, systems=world.systems, spark=IN_PROCESS, **rewind)
     for rows in model.valid.values():
         rows.update({second: value and 10 * value for second, value in rows.items()})
     check(world.view(spec), model)

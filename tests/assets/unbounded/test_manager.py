@@ -32,7 +32,7 @@ def following(name: str, **options: object) -> AdjunctDataset:
 
 
 def manager(world: World, *datasets: AdjunctDataset) -> AdjunctDatasetManager:
-    return AdjunctDatasetManager(world.lake, world.systems, datasets)
+    return AdjunctDatasetManager(datasets, lake=world.lake, systems=world.systems)
 
 
 def content(world: World, name: str) -> dict[str, int]:

@@ -219,14 +219,16 @@ class FactsMachine(RuleBasedStateMachine):
         return self._discard(lake) if what == "discard" else self._rebuild(lake)
 
     def _compact(self, lake: Lake, level: Any) -> object:
-        return compact_dataset(lake, NAME, self.world.spark, by="test", level=level)
+        return compact_dataset(lake, NAME, spark=self.world.spark, by="test", level=level)
 
     def _discard(self, lake: Lake) -> object:
         return discard(lake, NAME, POLICY, by="test")
 
     def _rebuild(self, lake: Lake) -> object:
         systems = self.world.systems
-        return rebuild_dataset(lake, systems, self.spec, self.world.spark, reason="asked for", by="test")
+        return rebuild_dataset(
+            self.spec, lake=lake, systems=systems, spark=self.world.spark, reason="asked for", by="test"
+        )
 
     def _run(self, act: Callable[[Lake], Any], crash: tuple[int, str] | None) -> Any:
         report = None

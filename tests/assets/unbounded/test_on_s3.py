@@ -49,7 +49,7 @@ def now(world: World) -> dict[str, int]:
 
 
 def compact(world: World) -> str:
-    return compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level="major").action
+    return compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level="major").action
 
 
 def test_bootstrap_follow_compact_discard(world: World) -> None:

@@ -127,7 +127,9 @@ def test_by_spark_too_with_deletions_replays_and_compactions(sparkling: World) -
         wanted = oracle.apply(facts)
         world.advance(spec)
         if number in (2, 4):
-            compact_dataset(world.lake, "facts", world.spark, by="test", level="minor" if number == 2 else "major")
+            compact_dataset(
+                world.lake, "facts", spark=world.spark, by="test", level="minor" if number == 2 else "major"
+            )
         assert by_key(world) == wanted
         assert by_spark(world) == wanted
 
@@ -171,7 +173,7 @@ def test_changes_at_or_below_the_horizon_come_too_late_and_are_counted(quick: Wo
     for facts in ([("a", 100, 1), ("b", 50, 1)], [("b", 60, None)]):
         send(world, facts)
         world.advance(spec)
-    compact_dataset(world.lake, "facts", world.spark, by="test", level="major")
+    compact_dataset(world.lake, "facts", spark=world.spark, by="test", level="major")
     assert StoredVersions(world.lake, "facts").require_manifest().horizon == 90
     send(world, [("b", 55, 9), ("c", 90, 9), ("d", 91, 9)])
     report = world.advance(spec)
@@ -186,7 +188,7 @@ def test_late_changes_go_to_the_dead_letters_where_there_are_some(quick: World) 
     for at in (1, 100):
         send(world, [("a", at, 1)])
         world.advance(spec)
-    compact_dataset(world.lake, "facts", world.spark, by="test", level="major")
+    compact_dataset(world.lake, "facts", spark=world.spark, by="test", level="major")
     send(world, [("a", 99, 9), ("b", 100, 9), ("c", 101, 9)])
     report = world.advance(spec)
     assert report.counters["quarantined"] == 2

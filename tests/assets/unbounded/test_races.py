@@ -61,7 +61,7 @@ def now(world: World) -> dict[str, int]:
 
 
 def compact(world: World, level: Any = "major", lake: Lake | None = None) -> Any:
-    return compact_dataset(lake or world.lake, NAME, IN_PROCESS, by="test", level=level)
+    return compact_dataset(lake or world.lake, NAME, spark=IN_PROCESS, by="test", level=level)
 
 
 def read_in_all(world: World) -> int:
@@ -196,7 +196,7 @@ def test_readers_meet_whole_states_during_commits_compactions_and_discards(tmp_p
             commit(world, spec, number)
             if number % 3 == 0:
                 level: Any = "minor" if number % 2 else "major"
-                compacted += compact_dataset(world.lake, DATASET, IN_PROCESS, by="test", level=level).changed
+                compacted += compact_dataset(world.lake, DATASET, spark=IN_PROCESS, by="test", level=level).changed
     assert [seen.problem for seen in met] == [""] * READERS
     assert discards["problem"] == ""
     assert compacted > 4

@@ -404,7 +404,9 @@ def test_a_rebuild_has_a_reason_and_is_of_an_unbounded_dataset(world: World) -> 
     table.send(a=1)
 
     def rebuild(spec: AdjunctDataset, reason: str) -> AdvanceReport:
-        return rebuild_dataset(world.lake, {"lake": table.streams}, spec, IN_PROCESS, reason=reason, by="ada")
+        return rebuild_dataset(
+            spec, lake=world.lake, systems={"lake": table.streams}, spark=IN_PROCESS, reason=reason, by="ada"
+        )
 
     with pytest.raises(ConfigurationError, match="reason"):
         rebuild(table.spec, "")

@@ -108,7 +108,7 @@ def test_base_and_deltas_are_the_same_in_the_new_partitions_and_changes_go_on() 
     assert world.advance(MORE).action == "applied"
     assert check(world, log_of(FIRST, SECOND, THIRD)) == 5
     assert store.require_manifest().counters["read"] == 8
-    assert compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level="major").changed
+    assert compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level="major").changed
     assert check(world, log_of(FIRST, SECOND, THIRD)) == 5
     assert world.advance(MORE).action == "up-to-date"
 
@@ -155,7 +155,7 @@ def test_a_table_that_is_rewritten_between_is_the_one_that_is_not(by_position: b
             log.add(argument)
             world.advance(spec)
         elif what in ("minor", "major"):
-            compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level=what)
+            compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level=what)
         elif what == "rewrite" and argument != partitions:
             rewrite(world, argument)
             partitions = argument
@@ -191,7 +191,7 @@ def test_what_is_committed_meanwhile_is_rewritten_too() -> None:
         world.advance(SPEC)
 
     def compacted(world: World) -> None:
-        assert compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level="major").changed
+        assert compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level="major").changed
 
     for doing, log in ((more, log_of(FIRST, SECOND, THIRD)), (compacted, log_of(FIRST, SECOND))):
         world = table_with(FIRST, SECOND)
@@ -225,7 +225,7 @@ def test_an_advance_that_read_the_old_table_loses_and_one_of_now_goes_on() -> No
 def test_a_compaction_that_read_the_old_table_leaves_nothing_behind() -> None:
     world = table_with(FIRST, SECOND)
     fault = Fault("put_if_match", 1, "meanwhile", lambda: rewrite(world))
-    report = compact_dataset(faulty(world, fault), NAME, IN_PROCESS, by="test", level="major")
+    report = compact_dataset(faulty(world, fault), NAME, spark=IN_PROCESS, by="test", level="major")
     assert report.action == "superseded"
     assert check(world, log_of(FIRST, SECOND)) == 5
     assert left_over(world, MORE) == set()
@@ -285,7 +285,7 @@ def test_spark_reads_and_compacts_the_rewritten_table(sparkling: World) -> None:
     repartition_table(sparkling.lake, spec.name, 5, **WHY)
     spec = tables.table(sparkling, order_by="n", partitions=5)
     assert tables.entries(sparkling, spec) == wanted
-    compact_dataset(sparkling.lake, spec.name, sparkling.spark, by="test", level="major")
+    compact_dataset(sparkling.lake, spec.name, spark=sparkling.spark, by="test", level="major")
     assert tables.entries(sparkling, spec) == wanted
     _, wanted = tables.send(sparkling, spec, {"a": 10, "f": 6})
     assert tables.entries(sparkling, spec) == wanted

@@ -70,7 +70,9 @@ def rewind(
     **options: Any,
 ) -> AdvanceReport:
     told = {"reason": "the filter was wrong", "by": "ada", **options}
-    return rewind_dataset(lake or world.lake, world.systems, spec, world.spark, positions=positions, **told)
+    return rewind_dataset(
+        spec, lake=lake or world.lake, systems=world.systems, spark=world.spark, positions=positions, **told
+    )
 
 
 def served(world: World, spec: AdjunctDataset) -> dict[str, int]:
@@ -140,7 +142,7 @@ def test_after_a_rewind_keys_changed_since_are_what_the_corrected_declaration_sa
             world.send(NAME, changes)
             world.advance(bounded_by(bound, spread))
             stream.advance(bound)
-        compact_dataset(world.lake, NAME, world.spark, by="test", level=level)
+        compact_dataset(world.lake, NAME, spark=world.spark, by="test", level=level)
         bound = chance.choice([20, 60, 100])
         starts = {p: chance.randrange(stream.taken[p]) for p in chance.sample([0, 1], len(turns))}
         world.send(NAME, late := [(chance.choice(KEYS), chance.randrange(100))])
@@ -200,7 +202,7 @@ def test_by_a_column_the_highest_still_wins_and_what_may_be_deleted_is_refused(s
     everything = {part(p): at(0) for p in (0, 1)}
     rewind(world, table(65), everything)
     assert served(world, table(65)) == {"a": 1}, "c is left out now, b stays deleted, and 90 does not beat 100"
-    compact_dataset(world.lake, NAME, world.spark, by="test", level="major")
+    compact_dataset(world.lake, NAME, spark=world.spark, by="test", level="major")
     assert StoredVersions(world.lake, NAME).require_manifest().horizon == 90
     rewind(world, table(65), {part(p): at(0) for p in (0, 1)})
     assert {key for _, key, _ in stored(world, table(65))} == {"a"}, "what is forgotten stays so"
@@ -226,7 +228,7 @@ def test_entries_whose_key_is_computed_are_rewound_only_by_force_and_stay(sparkl
     world.send(NAME, [("a", 1), ("b", 2)])
     world.advance(table("concat('x', k)"))
     right = table("concat('y', k)")
-    plan = plan_rewind(world.lake, world.systems, right, positions={part(0): at(1)})
+    plan = plan_rewind(right, lake=world.lake, systems=world.systems, positions={part(0): at(1)})
     assert "computes the key (k)" in str(plan.refusal)
     with pytest.raises(DatasetError, match=r"entries that they do not make any more would stay"):
         rewind(world, right, {part(0): at(1)})
@@ -273,7 +275,7 @@ def test_the_plan_says_what_would_be_done_and_changes_nothing() -> None:
     before = StoredVersions(world.lake, NAME).read()[0]
 
     def plan(positions: Mapping[SystemStreamPartition, Startpoint], **force: Any) -> Any:
-        return plan_rewind(world.lake, world.systems, table_of(), positions=positions, **force)
+        return plan_rewind(table_of(), lake=world.lake, systems=world.systems, positions=positions, **force)
 
     some = plan({part(0): at(1), part(1): StartpointTimestamp(timestamp_ms=0)})
     assert (some.action, some.refusal) == ("rewind", None)
@@ -317,9 +319,9 @@ def test_a_startpoint_that_was_applied_does_nothing_however_often_it_comes() -> 
     assert told(world) == manifest
     more = {**asked, part(1): StartpointOldest()}
     rewind(world, table_of(extractor=TENFOLD), more)
-    assert [partition.start for partition in plan_rewind(
-        world.lake, world.systems, table_of(extractor=TENFOLD), positions={**more, part(0): at(2)}
-    ).partitions] == ["2"], "only the new one counts"  # fmt: skip
+    positions = {**more, part(0): at(2)}
+    plan = plan_rewind(table_of(extractor=TENFOLD), lake=world.lake, systems=world.systems, positions=positions)
+    assert [partition.start for partition in plan.partitions] == ["2"], "only the new one counts"
     entry = StoredVersions(world.lake, NAME).history(limit=1)[0]
     assert (entry.action, entry.by, entry.reason) == ("rewind", "ada", "the filter was wrong")
 
@@ -330,7 +332,7 @@ def test_a_table_of_another_key_is_refused_before_anything_is_decided() -> None:
     rewind(world, table_of(), asked)
     before, other = told(world), replace(table_of(order_by="at"), key=("n",), partition_by=("n",))
     for attempt in (
-        lambda: plan_rewind(world.lake, world.systems, other, positions={part(0): at(0)}),
+        lambda: plan_rewind(other, lake=world.lake, systems=world.systems, positions={part(0): at(0)}),
         lambda: rewind(world, other, asked),
         lambda: rewind(world, other, {part(p): StartpointOldest() for p in (0, 1)}),
         lambda: world.advance(other),
@@ -382,7 +384,7 @@ def test_a_rebuild_from_a_stream_that_lost_its_front_keeps_only_what_is_left_by_
     table.advance()
     table.drop_the_front()
     oldest = {part(0, table.spec.name): StartpointOldest()}
-    plan = plan_rewind(world.lake, world.systems, table.spec, positions=oldest)
+    plan = plan_rewind(table.spec, lake=world.lake, systems=world.systems, positions=oldest)
     assert plan.action == "rebuild"
     with pytest.raises(DatasetError, match=r"does not hold all changes.*With force, the rebuild keeps only"):
         rewind(world, table.spec, oldest)
@@ -413,7 +415,7 @@ def test_a_bootstrap_that_was_begun_is_ended_before_changes_are_applied_again() 
     with pytest.raises(Crash):
         world.advance(spec, lake=facts.faulty(world, Fault("put_if_match", 2, "crash-before")))
     assert told(world).bootstrap.state == "running"
-    (planned,) = plan_rewind(world.lake, world.systems, spec, positions={part(0): at(0)}).partitions
+    (planned,) = plan_rewind(spec, lake=world.lake, systems=world.systems, positions={part(0): at(0)}).partitions
     assert planned.taken == told(world).bootstrap.target[str(part(0))], "what the bootstrap will have taken in"
     spec = replace(spec, extractor=TENFOLD)
     report = rewind(world, spec, {part(0): at(0)})
@@ -436,7 +438,9 @@ def test_a_table_that_is_not_valid_is_not_rewound_but_can_be_built_anew() -> Non
     world.lake.store.delete(f"{told(world).version.generations[0].folder}/{file.name}")
     with pytest.raises(DatasetError, match=r"is not valid .* the next advance would rebuild it"):
         rewind(world, table_of(), {part(0): at(0)})
-    assert "is not valid" in str(plan_rewind(world.lake, world.systems, table_of(), positions={part(0): at(0)}).refusal)
+    assert "is not valid" in str(
+        plan_rewind(table_of(), lake=world.lake, systems=world.systems, positions={part(0): at(0)}).refusal
+    )
     rewind(world, table_of(), {part(p): StartpointOldest() for p in (0, 1)})
     assert now(world) == {"a": 4, "c": 3, "d": 5}
 
@@ -551,7 +555,7 @@ def test_a_compaction_meanwhile_is_no_conflict() -> None:
     wanted = tenfold(world, {0: 0})
 
     def compact() -> object:
-        return compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level="major")
+        return compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level="major")
 
     rewind(
         world,
@@ -569,7 +573,7 @@ def test_files_that_are_read_again_outlive_a_compaction_and_a_discard_meanwhile(
     deleted: list[int] = []
 
     def discarded() -> None:
-        compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level="major")
+        compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level="major")
         deleted.append(discard(world.lake, NAME, at_once, by="test").objects)
 
     probe = _copy(world)

@@ -48,7 +48,7 @@ def commits(world: World, name: str) -> dict[str, Commit]:
 def test_a_table_is_read_as_of_a_time_a_commit_number_or_a_commit_id(quick: World) -> None:
     spec = table(quick)
     history = [send(quick, spec, {"a": number}) for number in range(5)]
-    report = compact_dataset(quick.lake, spec.name, IN_PROCESS, by="test", level="major")
+    report = compact_dataset(quick.lake, spec.name, spark=IN_PROCESS, by="test", level="major")
     history.append((str(report.version), history[-1][1]))
     store, made = StoredVersions(quick.lake, spec.name), commits(quick, spec.name)
     for place, (version, held) in enumerate(history):
@@ -115,7 +115,7 @@ def test_what_was_discarded_is_said_with_the_oldest_that_is_left(quick: World) -
     spec = table(quick)
     history = [send(quick, spec, {"a": number}) for number in range(3)]
     made = commits(quick, spec.name)
-    report = compact_dataset(quick.lake, spec.name, IN_PROCESS, by="test", level="major")
+    report = compact_dataset(quick.lake, spec.name, spark=IN_PROCESS, by="test", level="major")
     discard(quick.lake, spec.name, DiscardPolicy(keep=1, grace=timedelta(0)), by="test")
     store, oldest = StoredVersions(quick.lake, spec.name), commits(quick, spec.name)[str(report.version)]
     left = rf"has been discarded; the oldest readable version was committed at .* UTC, as number {oldest.number}\."
@@ -182,7 +182,7 @@ def test_a_commit_of_changes_that_was_decided_twice_is_found_by_its_id(quick: Wo
     quick.send(spec.name, [("a", 3)])
 
     def compact() -> object:
-        return compact_dataset(quick.lake, spec.name, IN_PROCESS, by="test", level="major")
+        return compact_dataset(quick.lake, spec.name, spark=IN_PROCESS, by="test", level="major")
 
     compaction = Fault("put_if_match", 1, "meanwhile", compact)
     report = quick.advance(spec, lake=faulty(quick, compaction))

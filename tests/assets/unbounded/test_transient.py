@@ -420,4 +420,4 @@ def test_what_needs_a_store_is_refused_for_a_table_of_one_run() -> None:
 def test_it_is_not_advanced_by_itself(world: World) -> None:
     world.stream("table", COLUMNS, ["k"], 2)
     with pytest.raises(DatasetError, match="none is stored"):
-        advance_dataset(world.lake, world.systems, declared(), world.spark, by="test")
+        advance_dataset(declared(), lake=world.lake, systems=world.systems, spark=world.spark, by="test")

@@ -38,7 +38,7 @@ def quick(world: World) -> World:
 
 
 def compact(world: World, spec: AdjunctDataset, level=None, *, lake: Lake | None = None) -> CompactionReport:
-    return compact_dataset(lake or world.lake, spec.name, world.spark, by="test", level=level)
+    return compact_dataset(lake or world.lake, spec.name, spark=world.spark, by="test", level=level)
 
 
 def go(world: World, spec: AdjunctDataset, policy: DiscardPolicy = AT_ONCE, **options) -> DiscardReport:

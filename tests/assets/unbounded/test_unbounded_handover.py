@@ -68,7 +68,7 @@ def compacted(world: World, spec: AdjunctDataset, *changes: dict[str, int | None
     entries: Content = {}
     for batch in changes:
         _, entries = send(world, spec, batch)
-    compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level="major")
+    compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level="major")
     return entries
 
 
@@ -121,7 +121,7 @@ def test_files_from_before_a_column_was_added_are_read_as_they_are_now(quick: Wo
     systems = {"lake": quick.streams}
     context = Runtime(quick.lake, systems, IN_PROCESS, "test")
     advance_unbounded(context, table(quick, NAME), rebuild="for the new column")
-    publish_to_iceberg(quick.lake, NAME, TABLE, IN_PROCESS, by="test")
+    publish_to_iceberg(quick.lake, NAME, TABLE, spark=IN_PROCESS, by="test")
     assert in_iceberg(catalog) == everywhere(quick) == {"a": 1, "b": 1}
 
 
@@ -131,9 +131,9 @@ def test_files_from_before_a_column_was_added_are_read_as_they_are_now(quick: Wo
 def test_versions_follow_each_other_and_nobody_sees_adjunct_s_own_columns(quick: World, catalog: Any) -> None:
     spec = table(quick, NAME)
     _, before = send(quick, spec, {"a": 1, "b": 2})
-    first = publish_to_iceberg(quick.lake, NAME, TABLE, IN_PROCESS, by="test")
+    first = publish_to_iceberg(quick.lake, NAME, TABLE, spark=IN_PROCESS, by="test")
     _, after = send(quick, spec, {"a": 3, "b": None, "c": 4})
-    second = publish_to_iceberg(quick.lake, NAME, TABLE, IN_PROCESS, by="test")
+    second = publish_to_iceberg(quick.lake, NAME, TABLE, spark=IN_PROCESS, by="test")
     assert (in_iceberg(catalog), in_iceberg(catalog, first.snapshot_id)) == (after, before)
     assert second.new
     assert second.files == tuple(parquet_files(StoredVersions(quick.lake, NAME).require_current()))
@@ -150,9 +150,9 @@ def test_what_is_registered_already_is_neither_compacted_nor_registered_again(qu
     spec = table(quick, NAME)
     send(quick, spec, {"a": 1})
     send(quick, spec, {"a": 2})
-    first = publish_to_iceberg(quick.lake, NAME, TABLE, IN_PROCESS, by="test")
+    first = publish_to_iceberg(quick.lake, NAME, TABLE, spark=IN_PROCESS, by="test")
     commit = StoredVersions(quick.lake, NAME).read()[0]
-    again = publish_to_iceberg(quick.lake, NAME, TABLE, IN_PROCESS, by="test")
+    again = publish_to_iceberg(quick.lake, NAME, TABLE, spark=IN_PROCESS, by="test")
     assert (first.new, again.new, again.snapshot_id) == (True, False, first.snapshot_id)
     assert StoredVersions(quick.lake, NAME).read()[0] == commit
 
@@ -162,14 +162,14 @@ def test_a_change_that_is_committed_meanwhile_is_compacted_too(quick: World, cat
     send(quick, spec, {"a": 1})
     send(quick, spec, {"a": 2})
     lake = faulty(quick, Fault("put_if_match", 1, "meanwhile", lambda: send(quick, spec, {"b": 3})))
-    publish_to_iceberg(lake, NAME, TABLE, IN_PROCESS, by="test")
+    publish_to_iceberg(lake, NAME, TABLE, spark=IN_PROCESS, by="test")
     assert in_iceberg(catalog) == {"a": 2, "b": 3}
 
 
 def test_what_a_snapshot_refers_to_outlives_compactions_until_it_is_let_go(quick: World, catalog: Any) -> None:
     spec = table(quick, NAME)
     before = compacted(quick, spec, {"a": 1}, {"b": 2})
-    first = publish_to_iceberg(quick.lake, NAME, TABLE, IN_PROCESS, by="test")
+    first = publish_to_iceberg(quick.lake, NAME, TABLE, spark=IN_PROCESS, by="test")
     compacted(quick, spec, {"a": 3})
     everything = DiscardPolicy(keep=1, grace=timedelta(0))
     discard(quick.lake, NAME, everything, by="test")
@@ -182,10 +182,10 @@ def test_what_a_snapshot_refers_to_outlives_compactions_until_it_is_let_go(quick
 def test_an_erasure_waits_for_the_snapshots_that_hold_a_key(quick: World, catalog: Any) -> None:
     spec = table(quick, NAME)
     compacted(quick, spec, {"a": 1, "b": 2}, {"b": 3})
-    publish_to_iceberg(quick.lake, NAME, TABLE, IN_PROCESS, by="test")
+    publish_to_iceberg(quick.lake, NAME, TABLE, spark=IN_PROCESS, by="test")
     report = forget(quick.lake, NAME, ["a"], reason="request 7", by="ada")
     assert {"Iceberg table reference.accounts" in judged.reason for judged in report.pending} == {True}
-    assert publish_to_iceberg(quick.lake, NAME, TABLE, IN_PROCESS, by="test").new
+    assert publish_to_iceberg(quick.lake, NAME, TABLE, spark=IN_PROCESS, by="test").new
     assert in_iceberg(catalog) == {"b": 3}
     release_from_iceberg(quick.lake, NAME, TABLE.identifier)
     assert forget(quick.lake, NAME, ["a"], reason="request 7", by="ada").complete
@@ -195,14 +195,14 @@ def test_an_erasure_waits_for_the_snapshots_that_hold_a_key(quick: World, catalo
 def test_what_can_t_be_published_says_why(quick: World, catalog: Any) -> None:
     spec = table(quick, NAME, order_by="n")
     with pytest.raises(ConfigurationError, match=r"catalogue 'nowhere' can't be opened.*PYICEBERG_CATALOG"):
-        publish_to_iceberg(quick.lake, NAME, IcebergTable("a.b", "nowhere"), IN_PROCESS, by="test")
+        publish_to_iceberg(quick.lake, NAME, IcebergTable("a.b", "nowhere"), spark=IN_PROCESS, by="test")
     send(quick, spec, {"a": 1})
     log = StoredVersions(quick.lake, NAME).log
     sealed = log.read()[1].version  # type: ignore[union-attr]
     assert isinstance(sealed, SealedVersion)
     log.transact(lambda now: now.after(version=sealed.model_copy(update={"rows": 0})), by="test")
     with pytest.raises(DatasetError, match=r"in the order of n.*keep_tombstones"):
-        publish_to_iceberg(quick.lake, NAME, TABLE, IN_PROCESS, by="test")
+        publish_to_iceberg(quick.lake, NAME, TABLE, spark=IN_PROCESS, by="test")
     log.transact(lambda now: now.after(version=None), by="test")
     with pytest.raises(NoSealedVersionError):
-        publish_to_iceberg(quick.lake, NAME, TABLE, IN_PROCESS, by="test")
+        publish_to_iceberg(quick.lake, NAME, TABLE, spark=IN_PROCESS, by="test")

@@ -164,7 +164,7 @@ def test_a_refused_version_has_an_exit_code_of_its_own_and_never_a_switch_in_its
 
     events: list[StageEvent] = []
     world.send("stock", [("c", 1)], version="v6")
-    advance_dataset(world.lake, world.systems, judged, IN_PROCESS, by="ada", on_stage=events.append)
+    advance_dataset(judged, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="ada", on_stage=events.append)
     told = {event.stage: event.summary() for event in events if event.version == "v6"}
     assert "rejected and kept aside" in told["reject"]
     building, built, *_ = [event for event in events if event.version == "v6"]
@@ -174,5 +174,5 @@ def test_a_refused_version_has_an_exit_code_of_its_own_and_never_a_switch_in_its
     assert not {"seal", "switch"} & told.keys()
     world.send("stock", [("c", 3), ("b", 2), ("a", 1)], version="v7")
     events.clear()
-    advance_dataset(world.lake, world.systems, judged, IN_PROCESS, by="ada", on_stage=events.append)
+    advance_dataset(judged, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="ada", on_stage=events.append)
     assert "switch" not in {event.stage for event in events}, "it equals the one served"

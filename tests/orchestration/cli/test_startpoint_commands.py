@@ -265,7 +265,7 @@ def rates(world: OffsetsWorld, app: Application) -> None:
     app.table(dataset)
     world.stream("rates", 2)
     world.send("rates", *range(8))
-    advance_dataset(world.lake, world.systems(), dataset, IN_PROCESS, by="test")
+    advance_dataset(dataset, lake=world.lake, systems=world.systems(), spark=IN_PROCESS, by="test")
 
 
 @pytest.mark.usefixtures("rates")

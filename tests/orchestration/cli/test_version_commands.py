@@ -120,7 +120,7 @@ def test_a_change_says_which_members_of_the_version_set_moved_with_it(world: Wor
         world.stream(name, SCHEMA, ["tailnum"], 2)
         for number in (1, 2):
             world.send(name, [("N1", number)], version=f"v{number}")
-    advance_version_set(world.lake, world.systems, [seats, crews], IN_PROCESS, by="test")
+    advance_version_set([seats, crews], lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test")
     assert "crews moved with it" in printed(world, "rollback", "seats", *WHY)
     assert document(world, "show", "crews")["version"]["name"] == "v1"
     assert document(world, "pin", "crews", "v2", *WHY)["others"] == ["seats"]

@@ -286,10 +286,10 @@ def test_an_application_that_reads_from_the_end_of_a_stream_is_launched_once_to_
     app = Application("tail")
     app.input_stream("lake.orders", default_offset="upcoming").send_to(app.output_stream("lake.tail", partitions=1))
     small.append(lake, "orders", 1, small.orders(0, 10))
-    systems = systems_for(app, lake)
+    systems = systems_for(app, lake=lake)
     assert input_progress(lake, systems, app).due == ("lake.orders: no position is stored yet",)
 
-    run_application(lake, systems, app, _no_spark, run="first")
+    run_application(app, lake=lake, systems=systems, spark=_no_spark, run="first")
     small.append(lake, "orders", 2, small.orders(10, 3))
     progress = input_progress(lake, systems, app)
     assert (progress.due, progress.lag) == ((), 3)

@@ -70,7 +70,7 @@ def application(folder: Path) -> Application:
 
 def test_each_column_of_an_output_names_the_columns_that_it_is_made_of(lab: Lab, tmp_path: Path) -> None:
     app = application(tmp_path)
-    made = output_columns(app, plan_application(app, {"lake": LakeStreams(lab.lake)}))
+    made = output_columns(app, plan_application(app, systems={"lake": LakeStreams(lab.lake)}))
     assert made == {
         COPY: {
             "item": ((ORDERS, "item"),),
@@ -92,7 +92,7 @@ def test_what_a_function_returns_is_of_unknown_columns(lab: Lab) -> None:
     app = Application("shop")
     streams = app.input_stream("lake.orders").map(lambda frame: frame)
     streams.send_to(app.output_stream("lake.copy", partitions=1))
-    assert output_columns(app, plan_application(app, {"lake": LakeStreams(lab.lake)})).get(COPY, {}) == {}
+    assert output_columns(app, plan_application(app, systems={"lake": LakeStreams(lab.lake)})).get(COPY, {}) == {}
 
 
 def test_a_datasets_columns_are_those_of_its_input_or_what_its_projection_names() -> None:

@@ -78,7 +78,9 @@ def test_datasets_of_both_kinds_advance_at_once_in_threads_of_one_session(tmp_pa
     for sequence in (1, 2, 3):
         small.append(lake, "items", sequence, small.ITEMS, marker=f"v{sequence}")
         small.append(lake, "rates", sequence, small.RATES)
-        done = run_application(lake, systems_for(app, lake), app, lambda: spark, run=f"run-{sequence}")
+        done = run_application(
+            app, lake=lake, systems=systems_for(app, lake=lake), spark=lambda: spark, run=f"run-{sequence}"
+        )
         assert [report.dataset for report in done.datasets] == ["items", "rates"]
     assert small.priced(lake) == small.expected(ORDERS)
 

@@ -186,7 +186,7 @@ class OffsetsWorld:
     ) -> StepContext:
         """Return what a run works with; it meets the faults, counted from its first request."""
         self.runs += 1
-        plan = plan_application(app, self.systems())
+        plan = plan_application(app, systems=self.systems())
         if tasks is not None:
             made = tuple(
                 Task(name, tuple(SystemStreamPartition.parse(str(ssp)) for ssp in ssps), (), ())

@@ -41,7 +41,7 @@ def app(world: OffsetsWorld) -> Application:
 
 
 def test_it_is_handed_to_every_task_applied_once_and_removed_from_all(world: OffsetsWorld, app: Application) -> None:
-    asked = Startpoints(world.lake, app).request("lake.rules", StartpointSpecific(offset="1"), **WHO)
+    asked = Startpoints(app, lake=world.lake).request("lake.rules", StartpointSpecific(offset="1"), **WHO)
     assert [(shown.tasks, shown.offsets, shown.moved) for shown in asked.previews] == [
         (("Partition 0", "Partition 1", "Partition 2"), 3, -3)
     ]
@@ -54,7 +54,7 @@ def test_it_is_handed_to_every_task_applied_once_and_removed_from_all(world: Off
 
 
 def test_a_bounded_replay_is_begun_once_for_all_tasks(world: OffsetsWorld, app: Application) -> None:
-    startpoints = Startpoints(world.lake, app)
+    startpoints = Startpoints(app, lake=world.lake)
     startpoints.request("lake.rules.0", StartpointOldest(), until=StartpointSpecific(offset="3"), **WHO)
     assert world.reads(app) == [{RULES: ("0", "2")}, {RULES: ("2", "3")}]
     assert world.fanned_out(app) == {}
@@ -62,7 +62,7 @@ def test_a_bounded_replay_is_begun_once_for_all_tasks(world: OffsetsWorld, app: 
 
 
 def test_one_task_alone_can_not_start_elsewhere(world: OffsetsWorld, app: Application) -> None:
-    startpoints = Startpoints(world.lake, app)
+    startpoints = Startpoints(app, lake=world.lake)
     with pytest.raises(ConfigurationError, match="all tasks read with one position: 'Partition 1' alone"):
         startpoints.request("lake.rules", StartpointOldest(), task="Partition 1", **WHO)
     # Written by whoever does not look: runs refuse it until it is taken back, or say that they go on without it.
@@ -80,7 +80,7 @@ def test_one_task_alone_can_not_start_elsewhere(world: OffsetsWorld, app: Applic
 
 
 def test_what_is_for_all_is_taken_back_from_all_tasks_or_none(world: OffsetsWorld, app: Application) -> None:
-    startpoints = Startpoints(world.lake, app)
+    startpoints = Startpoints(app, lake=world.lake)
     startpoints.request("lake.rules", StartpointOldest(), **WHO)
     world.begin(app)
     kept = startpoints.take_back("lake.rules", task="Partition 1", **WHO)

@@ -78,7 +78,7 @@ def waiting(world: OffsetsWorld, app: Application) -> dict[str, str]:
 
 
 def fan_out(world: OffsetsWorld, app: Application) -> None:
-    world.startpoints(app).fan_out(plan_application(app, world.systems()).partitions_by_task())
+    world.startpoints(app).fan_out(plan_application(app, systems=world.systems()).partitions_by_task())
 
 
 def crash_in_a_batch(world: OffsetsWorld, app: Application) -> None:

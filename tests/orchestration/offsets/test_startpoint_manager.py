@@ -503,7 +503,7 @@ def test_a_startpoint_of_a_class_of_ones_own_is_refused_when_it_is_asked_for(
     app = Application("app")
     app.input_stream("lake.s", default_offset="oldest")
     LakeStreams(lake).create("s", schema=Schema.of(k="int"), partitions=1)
-    startpoints = Startpoints(lake, app)
+    startpoints = Startpoints(app, lake=lake)
     for ask, argument in (
         (lambda: startpoints.preview("lake.s", own), "position"),
         (lambda: startpoints.request("lake.s", own, **WHO), "position"),

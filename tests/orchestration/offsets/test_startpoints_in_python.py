@@ -51,7 +51,7 @@ def ends(world: OffsetsWorld) -> list[int]:
 
 def test_what_would_happen_is_shown_and_nothing_is_written(world: OffsetsWorld, app: Application) -> None:
     world.run(app)
-    startpoints = Startpoints(world.lake, app)
+    startpoints = Startpoints(app, lake=world.lake)
     asked = startpoints.preview("lake.s", StartpointOldest())
     assert [(shown.start, shown.offsets, shown.moved) for shown in asked.previews] == [
         ("0", end, -end) for end in ends(world)
@@ -66,7 +66,7 @@ def test_one_position_is_asked_for_again_and_again_and_followed_each_time(
     world: OffsetsWorld, app: Application
 ) -> None:
     world.run(app)
-    startpoints, oldest = Startpoints(world.lake, app), StartpointOldest(creation_timestamp_ms=1)
+    startpoints, oldest = Startpoints(app, lake=world.lake), StartpointOldest(creation_timestamp_ms=1)
     for _ in range(2):
         assert startpoints.request(SystemStreamPartition("lake", "s", 1), oldest, **WHO).written
         (batch,) = world.delivered(app)
@@ -78,7 +78,7 @@ def test_one_position_is_asked_for_again_and_again_and_followed_each_time(
 def test_a_waiting_startpoint_is_replaced_by_a_replay_only_when_that_is_said(
     world: OffsetsWorld, app: Application
 ) -> None:
-    startpoints = Startpoints(world.lake, app)
+    startpoints = Startpoints(app, lake=world.lake)
     startpoints.request("lake.s.0", StartpointOldest(), **WHO)
     with pytest.raises(ConfigurationError, match="a bounded replay would take the place"):
         startpoints.request("lake.s", StartpointOldest(), until=StartpointSpecific(offset="1"), **WHO)
@@ -91,7 +91,7 @@ def test_what_waits_is_taken_back_by_partition_or_all_at_once_and_replays_are_ca
     world: OffsetsWorld, app: Application
 ) -> None:
     world.run(app)
-    startpoints = Startpoints(world.lake, app)
+    startpoints = Startpoints(app, lake=world.lake)
     startpoints.request(["lake.s.0", "lake.s.1"], StartpointOldest(), **WHO)
     (left,) = startpoints.take_back(["lake.s.1"], task="Partition 1", **WHO).left
     assert "waiting" in left
@@ -111,7 +111,7 @@ def test_what_waits_is_taken_back_by_partition_or_all_at_once_and_replays_are_ca
 
 
 def test_what_can_not_be_followed_is_refused_and_nothing_is_written(world: OffsetsWorld, app: Application) -> None:
-    startpoints = Startpoints(world.lake, app)
+    startpoints = Startpoints(app, lake=world.lake)
     wrong: list[tuple[Any, Any, dict[str, Any], str]] = [
         ("lake.other", StartpointOldest(), {}, "does not read lake.other"),
         ("lake.s.7", StartpointOldest(), {}, "names partition 7"),
@@ -160,21 +160,21 @@ def test_a_mistyped_application_is_refused_with_those_that_are_near(world: Offse
             CheckpointManager(world.lake, name).read_last_checkpoint,
             lambda name=name: list(CheckpointManager(world.lake, name).history()),
             lambda name=name: CheckpointManager(world.lake, name).abandon(**WHO),
-            lambda mistyped=mistyped: Startpoints(world.lake, mistyped),
+            lambda mistyped=mistyped: Startpoints(mistyped, lake=world.lake),
         ):
             with pytest.raises(ConfigurationError, match=message):
                 doing()
     write_startpoint(StartpointManager(MetadataStore(world.lake), "orders"), ssp, StartpointOldest(), **WHO)
     never_ran = Application("order")
     never_ran.input_stream("lake.s")
-    assert Startpoints(world.lake, never_ran).request("lake.s", StartpointOldest(), **WHO).written
+    assert Startpoints(never_ran, lake=world.lake).request("lake.s", StartpointOldest(), **WHO).written
     assert len(StartpointManager(MetadataStore(world.lake), "order").read().waiting) == 2
 
 
 def test_none_for_the_partitions_does_not_mean_all_of_them(world: OffsetsWorld, app: Application) -> None:
     manager = world.startpoints(app)
     write_startpoint(manager, SystemStreamPartition("lake", "s", 0), StartpointOldest(), **WHO)
-    manager.fan_out(plan_application(app, world.systems()).partitions_by_task())
+    manager.fan_out(plan_application(app, systems=world.systems()).partitions_by_task())
     nothing: Any = None
     with pytest.raises(ConfigurationError, match="is None: expected"):
         manager.remove_fan_out_for_task("Partition 0", nothing)
@@ -222,8 +222,8 @@ def test_where_startpoints_are_switched_off_none_is_written_by_any_way(world: Of
     off = switched_off()
     manager = StartpointManager(MetadataStore(world.lake), off)
     for ask in (
-        lambda: Startpoints(world.lake, off).request("lake.s", StartpointOldest(), **WHO),
-        lambda: Startpoints(world.lake, off).preview("lake.s", StartpointOldest()),
+        lambda: Startpoints(off, lake=world.lake).request("lake.s", StartpointOldest(), **WHO),
+        lambda: Startpoints(off, lake=world.lake).preview("lake.s", StartpointOldest()),
         lambda: write_startpoint(manager, SystemStreamPartition("lake", "s", 0), StartpointOldest(), **WHO),
     ):
         with pytest.raises(ConfigurationError, match=r"switched off \(startpoints=False\): nothing is written"):
@@ -235,7 +235,7 @@ def test_what_is_stored_when_they_are_switched_off_is_left_alone_shown_and_follo
     world: OffsetsWorld, app: Application
 ) -> None:
     world.run(app)
-    startpoints, off = Startpoints(world.lake, app), switched_off()
+    startpoints, off = Startpoints(app, lake=world.lake), switched_off()
     startpoints.request("lake.s.0", StartpointOldest(), **WHO)
     world.begin(app)  # found and stored, nothing read yet
     startpoints.request("lake.s.1", StartpointOldest(), **WHO)
@@ -247,7 +247,7 @@ def test_what_is_stored_when_they_are_switched_off_is_left_alone_shown_and_follo
     ]
     last = world.output.batches[max(world.output.batches)]
     assert {ssp: start for ssp, (start, _) in last.read().items()} == before
-    listed = Startpoints(world.lake, off).list()
+    listed = Startpoints(off, lake=world.lake).list()
     assert [request["partition"] for request in (*listed["handed"], *listed["waiting"])] == ["lake.s.0", "lake.s.1"]
     (batch,) = world.delivered(app)
     assert batch.read() == {ssp(f"lake.s.{number}"): ("0", str(end)) for number, end in enumerate(ends(world))}
@@ -257,7 +257,9 @@ def test_a_replay_stays_where_it_is_while_they_are_switched_off_and_wakes_no_sen
     world: OffsetsWorld, app: Application
 ) -> None:
     world.run(app)
-    Startpoints(world.lake, app).request("lake.s.0", StartpointOldest(), until=StartpointSpecific(offset="2"), **WHO)
+    Startpoints(app, lake=world.lake).request(
+        "lake.s.0", StartpointOldest(), until=StartpointSpecific(offset="2"), **WHO
+    )
     small = Application("orders", max_batch_records=1)
     small.input_stream("lake.s")
     world.run(small, max_batches=1)
@@ -277,7 +279,9 @@ def test_what_was_applied_before_they_were_switched_off_is_not_applied_again_aft
     world: OffsetsWorld, app: Application
 ) -> None:
     world.run(app)
-    Startpoints(world.lake, app).request("lake.s.0", StartpointOldest(), until=StartpointSpecific(offset="2"), **WHO)
+    Startpoints(app, lake=world.lake).request(
+        "lake.s.0", StartpointOldest(), until=StartpointSpecific(offset="2"), **WHO
+    )
     world.begin(app)  # the replay has begun, and is still fanned out
     world.run(switched_off())
     assert world.reads(app) == [{ssp("lake.s.0"): ("0", "2")}]

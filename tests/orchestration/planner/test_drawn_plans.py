@@ -71,7 +71,7 @@ def test_the_drawing_of_the_example_in_the_documentation_is_the_one_of_its_plan(
     lake = open_lake(str(tmp_path / "lake"))
     create_streams(lake)
     (shown,) = [block for block in blocks_of(ROOT / "docs" / "planner.md") if block.language == "mermaid"]
-    assert shown.text.strip() == plan_application(flights, systems_for(flights, lake)).to_mermaid().strip()
+    assert shown.text.strip() == plan_application(flights, systems=systems_for(flights, lake=lake)).to_mermaid().strip()
 
 
 def test_the_text_shows_where_each_branch_begins() -> None:

@@ -40,7 +40,7 @@ def saying(new_streams: NewStreams | None) -> FakeStreams:
 
 def planned(streams: LakeStreams, fake: FakeStreams, app: Application) -> ExecutionPlan:
     systems: dict[str, StreamSystem] = {"lake": streams, "fake": fake}
-    return plan_application(app, systems)
+    return plan_application(app, systems=systems)
 
 
 def test_several_partitions_without_a_key_are_refused_where_the_system_says_so(streams: LakeStreams) -> None:

@@ -39,7 +39,7 @@ def main(master: str, port: str) -> None:
         "CAST(id AS STRING) AS key", "CAST(CONCAT('v', id) AS BINARY) AS value", "CONCAT('f', id % 50) AS family"
     )
     done = write_key_value_table(frame, table, family="family")
-    back = read_key_value_table(spark, table)
+    back = read_key_value_table(table, spark=spark)
     same = back.join(frame, ["family", "key", "value"]).count()
     print(json.dumps([done.entries, back.rdd.getNumPartitions(), back.count(), same]))
     spark.stop()

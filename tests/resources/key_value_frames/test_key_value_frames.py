@@ -85,7 +85,7 @@ def test_a_frame_has_each_entry_once_with_its_version_and_a_spark_partition_for_
 ) -> None:
     table = new_table(tmp_path)
     fill(table, [(None if n % 3 else f"family {n % 5}", f"k{n}", f"v{n}") for n in range(60)])
-    frame = read_key_value_table(spark, table, page_size=7)
+    frame = read_key_value_table(table, spark=spark, page_size=7)
     assert frame.rdd.getNumPartitions() == 4
     rows = frame.collect()
     by_key = {(row.family, row.key): (row.value, bytes(row.version)) for row in rows}
@@ -135,7 +135,7 @@ def test_what_each_serializer_writes_is_a_column_that_can_be_written_again(
 ) -> None:
     table, copy = new_table(tmp_path, key, value), new_table(tmp_path, key, value)
     fill(table, [(None, *entry), ("f", *entry)])
-    frame = read_key_value_table(spark, table)
+    frame = read_key_value_table(table, spark=spark)
     types = dict(frame.dtypes)
     assert (types["key"], types["value"]) == kinds
     assert [tuple(read_row) for read_row in frame.where("family = 'f'").select("key", "value").collect()] == [row]
@@ -214,7 +214,7 @@ def test_a_sealed_table_is_read_and_not_written_and_a_deleted_one_neither(spark:
     table = new_table(tmp_path)
     fill(table, [(None, "k", "v")])
     table.backend.seal(table.id, 4)
-    frame = read_key_value_table(spark, table)
+    frame = read_key_value_table(table, spark=spark)
     with pytest.raises(KeyValueTableSealedError):
         write_key_value_table(frame, table)
     assert frame.count() == 1

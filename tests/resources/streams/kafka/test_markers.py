@@ -143,7 +143,7 @@ def test_a_bounded_dataset_is_made_of_the_versions_on_a_topic(
         system.append("planes", table, producer="p", sequence=sequence, end_of_dataset=version)
 
     def advance() -> AdvanceReport:
-        return advance_dataset(system.lake, {"kafka": system}, planes, lambda: spark, by="test")
+        return advance_dataset(planes, lake=system.lake, systems={"kafka": system}, spark=lambda: spark, by="test")
 
     def served() -> dict[str, int]:
         view = StoredVersions(system.lake, planes).current()
@@ -195,7 +195,7 @@ def test_a_dataset_goes_on_in_a_topic_that_grew_between_two_versions(
     planes = bounded_dataset("planes", input="kafka.planes", key="tailnum", partitions=2)
 
     def advance() -> AdvanceReport:
-        return advance_dataset(system.lake, {"kafka": system}, planes, lambda: spark, by="test")
+        return advance_dataset(planes, lake=system.lake, systems={"kafka": system}, spark=lambda: spark, by="test")
 
     fleets = {f"v{n}": {f"N{number}": number * n for number in range(n, 30)} for n in (1, 2, 3)}
     for partitions, (version, seats) in zip((2, 3, 5), fleets.items(), strict=True):
@@ -232,7 +232,7 @@ def test_a_version_of_other_producers_that_a_topic_outgrew_is_abandoned_as_the_e
         assert theirs.flush(30) == 0
 
     def advance() -> AdvanceReport:
-        return advance_dataset(system.lake, {"kafka": system}, spec, lambda: spark, by="test")
+        return advance_dataset(spec, lake=system.lake, systems={"kafka": system}, spark=lambda: spark, by="test")
 
     send("v1", 1, 1)
     grow(kafka, system, "s", 2)
