@@ -230,7 +230,7 @@ def _lag_to_json(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
     from dagster_adjunct.resources.streams.registry import open_system
 
     system = split_stream_name(manifest.declaration.input)[0]
-    systems, now = {system: open_system(lake, system)}, lake.now()
+    systems, now = {system: open_system(system, lake)}, lake.now()
     lags = StreamPosition.of(systems, manifest).lags(now)
     return {
         "caught_up_at": manifest.confirmed_at,
