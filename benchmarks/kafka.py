@@ -52,7 +52,7 @@ def run(rounds: int, count: int = 1_000_000) -> None:
         lake = open_lake(Path(folder) / "lake")
         for form, declared in FORMS.items():
             kafka_system(form, bootstrap_servers=broker.bootstrap, topics={topic: declared})
-            measured = _compare(session(), open_system(form, lake), broker, ask, form, rounds, Path(folder))
+            measured = _compare(session(), open_system(lake, form), broker, ask, form, rounds, Path(folder))
             for timing in measured.values():
                 print(f"  {timing.name}: {count / timing.median:,.0f} rows/s")
             show(measured, f"connector_{form}", f"ours_{form}", GOAL)

@@ -134,7 +134,7 @@ def _joined(lake: Lake) -> object:
             ConfigurationError,
             {"setting": "sasl.password"},
         ),
-        (lambda lake: open_system("moon", lake), ConfigurationError, {"system": "moon"}),
+        (lambda lake: open_system(lake, "moon"), ConfigurationError, {"system": "moon"}),
         (lambda lake: SystemStreamPartition.parse("lake.s"), InvalidNameError, {"name": "lake.s"}),
         (
             lambda lake: LakeStreams(lake).create("a.b", schema=SCHEMA, key=["k"], partitions=1),

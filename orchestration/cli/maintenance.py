@@ -69,8 +69,9 @@ def advance(
     from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
     from dagster_adjunct.assets.writing.generation import Runtime
     from dagster_adjunct.orchestration.planner.catalog import open_dataset_systems, systems_for
-    from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints, session_scope
+    from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints
     from dagster_adjunct.resources.objects.lake import open_lake
+    from dagster_adjunct.resources.spark.scope import session_scope
 
     if make_current and partition is None:
         raise ConfigurationError(
@@ -230,7 +231,7 @@ def _lag_to_json(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
     from dagster_adjunct.resources.streams.registry import open_system
 
     system = split_stream_name(manifest.declaration.input)[0]
-    systems, now = {system: open_system(system, lake)}, lake.now()
+    systems, now = {system: open_system(lake, system)}, lake.now()
     lags = StreamPosition.of(systems, manifest).lags(now)
     return {
         "caught_up_at": manifest.confirmed_at,
@@ -276,8 +277,8 @@ def compact(
     Safe while readers and writers work; for cron.
     """
     from dagster_adjunct.assets.unbounded.compaction import compact_dataset
-    from dagster_adjunct.orchestration.step.run import session_scope
     from dagster_adjunct.resources.objects.lake import open_lake
+    from dagster_adjunct.resources.spark.scope import session_scope
 
     lake, person = open_lake(lake_url, create=False), resolve_user(by)
     chosen = cast(Literal["minor", "major"] | None, level)
@@ -305,8 +306,8 @@ def rebuild(
     """Rebuild an unbounded dataset from the start of its stream or its bulk snapshot; readers keep the old one."""
     from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
     from dagster_adjunct.orchestration.planner.catalog import open_dataset_systems
-    from dagster_adjunct.orchestration.step.run import session_scope
     from dagster_adjunct.resources.objects.lake import open_lake
+    from dagster_adjunct.resources.spark.scope import session_scope
 
     spec = advance_group(load_application(reference), name)[0]
     lake = open_lake(lake_url, create=False)

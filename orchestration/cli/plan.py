@@ -115,9 +115,9 @@ def verify_with_spark(app: Application, lake: Lake, planned: ExecutionPlan, mast
     """Return what Spark would do with the application, in a session started for that."""
     from dagster_adjunct.assets.writing.generation import Runtime
     from dagster_adjunct.orchestration.planner.catalog import systems_for
-    from dagster_adjunct.orchestration.step.run import session_scope
     from dagster_adjunct.orchestration.step.verify_plan import verify_plan
     from dagster_adjunct.resources.spark.in_process import session_factory
+    from dagster_adjunct.resources.spark.scope import session_scope
 
     with session_scope(master=master, lake_url=lake.url) as spark:
         return verify_plan(

@@ -29,7 +29,7 @@ def open_system(lake: Lake, name: str) -> StreamSystem:
 
 def open_systems(lake: Lake, streams: Iterable[str]) -> dict[str, StreamSystem]:
     """Return by name the systems of these streams ("lake.orders")."""
-    return {name: open_system(name, lake) for name in {split_stream_name(stream)[0] for stream in streams}}
+    return {name: open_system(lake, name) for name in {split_stream_name(stream)[0] for stream in streams}}
 
 
 def _systems() -> dict[str, SystemFactory]:

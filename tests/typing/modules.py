@@ -70,7 +70,7 @@ with open_dataset(lake, "items") as opened:
     assert_type(opened.get("a"), dict[str, Any] | None)
     assert_type(opened.diff("monday", "tuesday"), VersionDiff)
 assert_type(discard(lake, "items", by="ada"), DiscardReport)
-assert_type(open_system("lake", lake), StreamSystem)
+assert_type(open_system(lake, "lake"), StreamSystem)
 assert_type(
     kafka_system("kafka", bootstrap_servers="kafka:9092", topics={"orders": KafkaTopic(value=Json("item string"))}),
     KafkaSettings,
@@ -101,7 +101,7 @@ class Machines(TableReadFunction[str, dict[str, Any]], TableWriteFunction[str, d
 
 
 def system_of(lake: Lake) -> StreamSystem:
-    return open_system("lake", lake)
+    return open_system(lake, "lake")
 
 
 register_system("mine", system_of)

@@ -35,9 +35,9 @@ def test_a_stream_name_that_is_not_safe_is_refused() -> None:
 def test_a_system_is_opened_by_its_name(lake: Lake) -> None:
     register_system("mine", LakeStreams)
     register_system("mine", LakeStreams)
-    assert isinstance(open_system("lake", lake), LakeStreams)
-    assert isinstance(open_system("mine", lake), LakeStreams)
+    assert isinstance(open_system(lake, "lake"), LakeStreams)
+    assert isinstance(open_system(lake, "mine"), LakeStreams)
     with pytest.raises(ConfigurationError, match="no stream system 'kafka2'"):
-        open_system("kafka2", lake)
+        open_system(lake, "kafka2")
     with pytest.raises(ConfigurationError, match="registered already"):
         register_system("mine", lambda lake: LakeStreams(lake))

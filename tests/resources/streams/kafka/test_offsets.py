@@ -285,7 +285,7 @@ def test_a_topic_that_is_compacted_and_cut_off_does_not_tell_all(system: KafkaSt
 def test_a_registered_system_opens_by_name_and_the_same_call_may_come_again(lake: Lake, kafka: KafkaServer) -> None:
     given: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap, "topics": {"s": KafkaTopic("t")}}
     assert kafka_system("kafka-again", **given) == kafka_system("kafka-again", **given)
-    opened = open_system("kafka-again", lake)
+    opened = open_system(lake, "kafka-again")
     assert isinstance(opened, KafkaStreams)
     assert opened.settings.topics["s"].topic == "t"
     with pytest.raises(ConfigurationError, match="registered already"):
