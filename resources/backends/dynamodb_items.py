@@ -324,7 +324,7 @@ class ItemCodec:
                 table=self.label,
             )
         for (name, tag), part, largest in zip(self.key.items(), parts, _MAX_KEY_BYTES, strict=False):
-            stored = item[name] = self._value(name, part)
+            stored = item[name] = self.value(name, part)
             if tag not in stored:
                 raise SchemaMismatchError(
                     f"{self.label}: its key {name!r} is stored as {tag}, but got {part!r} ({type(part).__name__}).",
@@ -375,7 +375,7 @@ class ItemCodec:
     def sum(self, name: str, old: AttributeValue | None, number: AttributeValue) -> AttributeValue:
         """The column's value after adding a number; SchemaMismatchError if that exceeds its type."""
         if old is not None and name in self._bounds:
-            self._value(name, self._decoders[name]({"N": str(exact_sum(old, number))}))
+            self.value(name, self._decoders[name]({"N": str(exact_sum(old, number))}))
         return add_numbers(old, number)
 
     def check_sums(self, changes: EncodedChanges, item: Item) -> None:
@@ -409,10 +409,6 @@ class ItemCodec:
                 table=self.label,
             ) from error
 
-    def value(self, name: str, value: Any) -> AttributeValue:
-        """The attribute value of a non-null value of a column."""
-        return self._value(name, value)
-
     def check_size(self, item: Item) -> None:
         """Raise for an item that exceeds DynamoDB's size limit."""
         size = sum(len(name.encode()) + attribute_bytes(value) for name, value in item.items())
@@ -435,7 +431,7 @@ class ItemCodec:
         except (KeyError, TypeError, ValueError, ArithmeticError):
             item = {}
         if not item:
-            item = {name: self._value(name, value) for name, value in record.items() if value is not None}
+            item = {name: self.value(name, value) for name, value in record.items() if value is not None}
         for name, stored in key.items():
             if name in item and not _is_same(item.pop(name), stored):
                 raise SchemaMismatchError(
@@ -446,7 +442,8 @@ class ItemCodec:
                 )
         return item
 
-    def _value(self, name: str, value: Any) -> AttributeValue:
+    def value(self, name: str, value: Any) -> AttributeValue:
+        """The attribute value of a non-null value of a column."""
         encode: Callable[[Any], AttributeValue] | None = self._encoders.get(name)
         if encode is None:
             if self.names is not None:
@@ -506,7 +503,7 @@ class ItemCodec:
                     column=name,
                 )
             if self.names is not None and name not in self.names:
-                self._value(name, None)  # says that there is none
+                self.value(name, None)  # says that there is none
         for verb, values, tag in (("adds to", encoded.add, "N"), ("appends to", encoded.append, "L")):
             for name, stored in values.items():
                 if tag not in stored:

@@ -23,8 +23,8 @@ from dagster_adjunct.resources.schemas.records import ArrowFrame
 from dagster_adjunct.resources.tables.arrow import ArrowEntries, is_arrow
 from dagster_adjunct.resources.tables.batching import BatchLayer, BatchProvider
 from dagster_adjunct.resources.tables.cache import Cache, CacheLayer
+from dagster_adjunct.resources.tables.conditions import DeclaredConditions
 from dagster_adjunct.resources.tables.functions import (
-    DeclaredConditions,
     FunctionLayer,
     TableReadFunction,
     TableWriteFunction,
