@@ -221,7 +221,7 @@ def test_a_table_is_made_once_whoever_comes_first_and_paid_by_request(new_table,
     client = dynamodb_server.client()
     table = client.describe_table(TableName=store.table)["Table"]
     assert table["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"
-    forgets = client.describe_time_to_get_client(TableName=store.table)["TimeToLiveDescription"]
+    forgets = client.describe_time_to_live(TableName=store.table)["TimeToLiveDescription"]
     assert forgets == {"TimeToLiveStatus": "ENABLED", "AttributeName": "adjunct_expires"}
 
 
@@ -471,7 +471,7 @@ def test_times_that_can_not_be_compared_are_an_error_and_no_skip(new_table):
 def test_idempotent_puts_need_the_columns_that_they_would_take_away(new_table):
     store = new_table({"id": "string"}, None)
     assert not store.capabilities.idempotent
-    with pytest.raises(ConfigurationError, match="no declared columns"):
+    with pytest.raises(ConfigurationError, match="declares no columns"):
         do(store, marked(PUT, [("k", {})], conditions=Conditions(idempotent=True)))
 
 
@@ -703,7 +703,7 @@ class Doubling(DynamoDbTable):
 
 
 def test_a_session_stays_in_its_process(new_table):
-    with pytest.raises(ConfigurationError, match="has a session of this process"):
+    with pytest.raises(ConfigurationError, match="has a boto3 session"):
         pickle.dumps(new_table())
 
 

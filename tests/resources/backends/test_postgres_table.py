@@ -69,11 +69,11 @@ def test_times_without_zone_in_an_existing_table_are_utc(postgres_server):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"s": 5}, "column 's' is text and got 5 .int.; expected a str"),
+        ({"s": 5}, "column 's' is text, but got 5 .int.; expected a str"),
         ({"at": datetime(2013, 7, 1)}, "expected a datetime with a time zone"),
         ({"nope": 1}, "no column 'nope'"),
         ({"small": 40_000}, "out of range"),
-        ({"s": "a\0b"}, "the values don't fit"),
+        ({"s": "a\0b"}, "the values do not fit"),
     ],
 )
 def test_a_value_that_does_not_fit_is_named_and_the_other_entries_are_written(fields, message):
@@ -234,7 +234,7 @@ def test_the_right_password_works_and_is_in_no_repr_pickle_or_description(postgr
 
 
 def test_a_password_in_the_declaration_is_refused():
-    with pytest.raises(ConfigurationError, match="would travel in pickles") as error:
+    with pytest.raises(ConfigurationError, match="would end up in pickles") as error:
         PostgresTable("t", "id", connect={"host": "127.0.0.1", "password": "hunter2"})
     assert "hunter2" not in str(error.value)
 

@@ -641,8 +641,8 @@ def test_passwords_come_from_the_environment_and_show_nowhere(new_table, monkeyp
         ({"url": "redis://h", "url_env": "X"}, "both url and url_env"),
         ({"url": "redis://u:secret@h"}, "a password in its url"),
         ({"url": "redis://h?password=secret"}, "a password in its url"),
-        ({"url": "http://h"}, "can't be read as a URL"),
-        ({"url": "redis://h:port"}, "can't be read as a URL"),
+        ({"url": "http://h"}, "is not a valid URL"),
+        ({"url": "redis://h:port"}, "is not a valid URL"),
         ({"url": "redis://h", "timeout": 0}, "timeout=0"),
     ],
 )
