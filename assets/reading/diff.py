@@ -1,8 +1,7 @@
-"""What differs between two versions: added, removed and changed keys, without Spark.
+"""Compares two versions without Spark: added, removed and changed keys.
 
-A key lies in the same bucket in both versions, so the files of a bucket are compared with each other and nothing is
-shuffled. Where the versions lie in different buckets (a dataset that was made anew with other partitions, say), all
-rows are compared at once.
+A key is in the same bucket in both versions, so files are compared bucket by bucket without a shuffle. Versions with
+different buckets (a dataset that was recreated with other partitions, say) are compared as a whole.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ _ANCHORS = 32
 
 @dataclass(frozen=True, slots=True)
 class TableComparison:
-    """What two tables have in common, and what not, as row numbers (numpy).
+    """The differences between two tables, as row numbers (numpy).
 
-    `added` are rows of the new table whose key the old one has not, `removed` rows of the old table the other way
-    round. `before` and `after` are the rows of keys in both whose values differ, in the same order.
+    `added` are rows of the new table whose key the old one lacks, `removed` the reverse. `before` and `after` are the
+    rows of common keys whose values differ, in the same order.
     """
 
     added: Any
@@ -51,10 +50,10 @@ class TableComparison:
 
 
 def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str], values: Sequence[str]) -> TableComparison | None:
-    """Compare the rows with equal key in the columns `values`; None when a key stands twice in a table.
+    """Compare the rows with equal keys in the columns `values`; None if a key is duplicated in a table.
 
-    A null equals a null and a NaN a NaN. The tables may have further columns, which only travel along. The columns
-    compared have the same type in both (see `common_type`).
+    Nulls equal nulls, and NaN equals NaN. Other columns are ignored. Compared columns must have the same type in both
+    (see `common_type`).
     """
     import numpy as np
     import pyarrow as pa
@@ -70,7 +69,7 @@ def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str], values: Seq
     if np.count_nonzero(known) != np.count_nonzero(stays):
         return None
     rows = at[stays]
-    # Sorted files have their common keys in the same order: a filter is cheaper than to take rows one by one.
+    # Sorted files have their common keys in the same order, and a filter is cheaper than taking rows one by one.
     ordered = bool(np.all(rows[1:] > rows[:-1]))
     there = pa.array(known) if ordered else pa.array(rows)
     every_old, every_new, common = ordered and bool(known.all()), bool(stays.all()), pa.array(stays)
@@ -92,9 +91,9 @@ def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str], values: Seq
 def _match_rows(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
     """Return for each value of `new` its row in `old`, or -1.
 
-    Sorted versions that differ little are the same sequence with rows left out here and there, so most rows are found
-    by guessing: every 32nd value of `old` is looked up, and what follows it is taken to lie at the same distance. Each
-    guess is checked; only rows that it missed are looked up in a hash table of values, which is what costs time.
+    Sorted versions that differ little are the same sequence with a few rows added or removed, so most rows are found by
+    guessing: every 32nd value of `old` is looked up, and the rows after it are assumed to be at the same distance. Each
+    guess is checked. Only the rows that were missed are looked up in a hash table, which is the expensive part.
     """
     import numpy as np
     import pyarrow.compute as pc
@@ -126,7 +125,7 @@ def _match_rows(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
 
 
 def key_codes(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
-    """Return one column whose values are equal where all of `columns` are: itself, or numbers for several."""
+    """Return one column that is equal where all of `columns` are: the only one, or numbers for several."""
     import numpy as np
     import pyarrow as pa
 
@@ -157,7 +156,7 @@ def smallest_rows(table: pa.Table, rows: Any, key: Sequence[str], count: int) ->
 
 
 def common_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
-    """Return a type that holds every value of both exactly; None where there is none."""
+    """Return a type that holds every value of both exactly, or None."""
     import pyarrow as pa
     import pyarrow.types as t
 
@@ -176,7 +175,7 @@ def _concat_columns(old: pa.ChunkedArray, new: pa.ChunkedArray) -> pa.ChunkedArr
 
 
 def _number_values(column: pa.ChunkedArray) -> tuple[Any, int]:
-    """Return a number for each row, equal where the values are, and how many numbers there are (1 or more)."""
+    """Return a number for each row, equal where the values are, and the count of distinct numbers (at least 1)."""
     import numpy as np
 
     encoded = column.dictionary_encode().unify_dictionaries()
@@ -187,7 +186,7 @@ def _number_values(column: pa.ChunkedArray) -> tuple[Any, int]:
 
 
 def _differing(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
-    """Return where the two differ, as a numpy mask."""
+    """Return a numpy mask of the rows where the two differ."""
     import numpy as np
     import pyarrow.compute as pc
     import pyarrow.types as t
@@ -201,11 +200,10 @@ def _differing(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
 
 
 def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = True) -> pa.Table:
-    """Return the entries of one bucket, or of all (None), with the columns that users see.
+    """Return the entries of one bucket, or of all (None), with the columns that users see and deltas merged.
 
-    Deltas are merged, so each key stands once. Whole files are fetched, in one request each. `threads` decodes columns
-    side by side: False where the caller has buckets read side by side. Raises ManifestMismatchError for a file that is
-    missing, damaged or not what the manifest says.
+    Each file is fetched whole, in one request. `threads` decodes columns in parallel; pass False where buckets are read
+    in parallel. Raises ManifestMismatchError for a file that is missing or damaged or differs from the manifest.
     """
     import pyarrow as pa
 
@@ -232,7 +230,7 @@ def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = Tru
 
 
 def _current_rows(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...]) -> pa.Table:
-    """Return the row of each key with the highest (moment, position, generation), unless it is a tombstone."""
+    """Return the row of each key with the highest (valid_from, position, generation), without tombstones."""
     import numpy as np
 
     if not rows.num_rows:
@@ -249,10 +247,10 @@ def _current_rows(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, 
 
 
 def _newest_rows(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...]) -> pa.Table:
-    """Return the row with the highest (position, generation) of each key, unless it is a tombstone.
+    """Return the row of each key with the highest (position, generation), without tombstones.
 
-    `files` are the rows and the generation of each file, in the order of `rows`. Only keys that stand in a delta
-    are sorted out; the base's other rows pass as they are.
+    `files` are the row count and generation of each file, in the order of `rows`. Only keys in deltas are sorted; the
+    other rows of the base pass unchanged.
     """
     import numpy as np
     import pyarrow.compute as pc
@@ -274,7 +272,7 @@ def _newest_rows(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, .
 
 
 def _sortable_positions(positions: pa.ChunkedArray) -> Any:
-    """Return numbers that compare as positions do, which may be texts."""
+    """Return numbers that sort like the positions, which may be strings."""
     import pyarrow.compute as pc
     import pyarrow.types as pt
 
@@ -287,7 +285,7 @@ _MAX_BUCKETS = 4
 
 @dataclass(frozen=True, slots=True)
 class ChangedEntry:
-    """An entry that both versions have, with other values."""
+    """An entry whose values differ between the two versions."""
 
     key: Entry
     old: Entry
@@ -296,11 +294,11 @@ class ChangedEntry:
 
 @dataclass(frozen=True, slots=True)
 class VersionDiff:
-    """How the version of the id `new` differs from that of `old`: keys counted and sampled, and columns.
+    """The differences between the versions with the ids `old` and `new`: counted and sampled keys, and columns.
 
-    Samples hold the smallest keys, as dicts by column, which `Dataset.get` takes. Entries are compared in the columns
-    that both versions have. One whose type changed, given as (name, old, new), is compared where both types are
-    whole numbers, floating numbers or decimals; else it is left out.
+    Samples hold the smallest keys as dicts by column, which `Dataset.get` accepts. Entries are compared in the columns
+    of both versions. A column whose type changed, listed as (name, old, new), is compared only if both types are
+    integers, floating-point numbers or decimals.
     """
 
     old: str
@@ -317,7 +315,7 @@ class VersionDiff:
     columns_retyped: tuple[tuple[str, str, str], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the same as JSON-able values: times as ISO text, decimals as text, binary as base64."""
+        """Return JSON-able values: times as ISO strings, decimals as strings, binary as base64."""
         return {
             "old": self.old,
             "new": self.new,
@@ -342,9 +340,8 @@ class VersionDiff:
 def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -> VersionDiff:
     """Return how `new` differs from `old`, with up to `sample` keys of each kind.
 
-    Buckets whose contents are equal by the manifests' checksums are not read. Of the others, at most four are in
-    memory at a time. Raises DatasetError when the two are keyed differently, and ManifestMismatchError for a missing
-    or damaged file.
+    Buckets that are equal by the manifests' checksums are not read. At most four others are in memory at a time. Raises
+    DatasetError if the two have different keys, and ManifestMismatchError for a missing or damaged file.
     """
     if sample < 0:
         raise ConfigurationError(
@@ -385,9 +382,9 @@ def _workers() -> int:
 
 @lru_cache(maxsize=1)
 def _pool(_: int) -> ThreadPoolExecutor:
-    """Return the threads for diffs in this process. Ending them after each diff would cost a quarter of its time.
+    """Return the thread pool for diffs in this process. Ending it after each diff would cost a quarter of its time.
 
-    By process id, since a forked process has none of its parent's threads.
+    It is cached by process id, since a forked process lacks its parent's threads.
     """
     return ThreadPoolExecutor(_workers(), thread_name_prefix="adjunct-diff")
 
@@ -396,8 +393,8 @@ def _pool(_: int) -> ThreadPoolExecutor:
 class _BucketDiff:
     """One bucket's part of a diff.
 
-    `counts` are those of added, removed, changed and unchanged; `rows` samples of the first two, and of the changed
-    ones as they were and are.
+    `counts` are those of added, removed, changed and unchanged keys; `rows` are samples of added and removed rows, and
+    of changed ones before and after.
     """
 
     counts: tuple[int, int, int, int]
@@ -417,8 +414,8 @@ def _diff_bucket(
     comparison = compare_tables(before, after, key, [name for name in types if name not in key])
     if comparison is None:
         raise DatasetError(
-            f"a key of {', '.join(key)} stands twice in version {old.version} or {new.version} of {new.dataset!r}.",
-            "Only versions with unique keys can be compared: check both with the validator of unique keys.",
+            f"the key ({', '.join(key)}) is not unique in version {old.version} or {new.version} of {new.dataset!r}.",
+            "Compare versions with unique keys only; the validator unique_keys() finds the duplicates.",
             version=old.version,
         )
     counts = (len(comparison.added), len(comparison.removed), len(comparison.after), comparison.unchanged)
@@ -432,7 +429,7 @@ def _diff_bucket(
 
 
 def _merge_samples(parts: list[tuple[pa.Table, ...]], key: tuple[str, ...], count: int) -> tuple[pa.Table, ...]:
-    """Return of each kind of rows those with the smallest keys, over all parts."""
+    """Return the rows with the smallest keys of each kind, over all buckets."""
     import numpy as np
     import pyarrow as pa
 
@@ -449,7 +446,7 @@ def _cast(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
 
 
 def _compared_types(old: VersionReader, new: VersionReader) -> dict[str, pa.DataType]:
-    """Return the columns to compare, and the type to compare each in. Raises DatasetError where keys differ."""
+    """Return the columns to compare, with the type to compare each in. Raises DatasetError if keys differ."""
     mine = {field.name: field.type for field in old.schema.fields}
     types = {
         field.name: common_type(arrow_type(mine[field.name]), arrow_type(field.type))
@@ -461,14 +458,14 @@ def _compared_types(old: VersionReader, new: VersionReader) -> dict[str, pa.Data
         raise DatasetError(
             f"version {old.version} of {old.dataset!r} is keyed by ({keys[0]}) and version {new.version} of "
             f"{new.dataset!r} by ({keys[1]}).",
-            "Only versions with the same key can be compared.",
+            "Compare versions with the same key.",
             version=old.version,
         )
     return {name: kind for name, kind in types.items() if kind is not None}
 
 
 def _buckets_to_read(old: VersionReader, new: VersionReader) -> tuple[list[int | None], int]:
-    """Return the buckets whose contents may differ (None: all at once), and the rows of the others."""
+    """Return the buckets whose contents may differ (None: all at once), and the row count of the others."""
     layouts = [
         (view.sealed.layout.partitions, [view.schema.field(name) for name in view.sealed.partition_by])
         for view in (old, new)
@@ -496,7 +493,7 @@ def _files_by_bucket(view: VersionReader) -> dict[int, list[BucketFile]]:
 
 
 def _has_same_content(old: list[BucketFile], new: list[BucketFile]) -> bool:
-    """Whether one file has the rows of the other: the same bytes, or the same rows' hashes."""
+    """Whether both have one file with the same rows, by SHA-256 or digest."""
     if len(old) != 1 or len(new) != 1:
         return False
     (a,), (b,) = old, new
@@ -504,7 +501,7 @@ def _has_same_content(old: list[BucketFile], new: list[BucketFile]) -> bool:
 
 
 def _jsonable(entry: Entry) -> Entry:
-    """Return an entry as JSON-able values; JSON has no infinite numbers, nor NaN."""
+    """Return an entry as JSON-able values, with infinities and NaN as strings."""
     values = encode_key(list(entry.values()))
     texts = [str(v) if isinstance(v, float) and not math.isfinite(v) else v for v in values]
     return dict(zip(entry, texts, strict=True))

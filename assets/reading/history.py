@@ -1,9 +1,11 @@
-"""The versions of a bounded dataset over time: each is valid from the time that it states until the next one is.
+"""Reads a dataset over time: all entries with the interval in which each was valid, or those of one moment.
 
-    versions, by the time that they are valid from   -> one of each time: of several the one that was sealed last
-    their files, a generation a version              -> one bucketed table, and the intervals follow from the generation
+This is *valid time*, which entries or versions state. What was committed and served at a time is another question,
+which `open_dataset(…, as_of=…)` answers.
 
-A key that a version does not hold has no row while that version is valid.
+Each version of a bounded dataset is valid from the time that it states until the next one; of several with the same
+time, the one sealed last counts. Their files are read as one bucketed table with a generation for each version, which
+gives the interval. A key that a version lacks has no row while that version is valid.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A version and the time [start, end) for which it is valid; the newest one has no end."""
+    """A version and the interval [start, end) in which it is valid; the newest one has no end."""
 
     version: SealedVersion
     start: datetime
@@ -46,8 +48,8 @@ class Span:
 class VersionsOverTime:
     """Reads versions of one bounded dataset over time. Raises DatasetError where they can't be read as one table.
 
-    `sealed` are in any order, each with the time that it is valid from. Entries have the columns of the version that
-    was sealed last: what earlier ones lack is null there.
+    `sealed` may be in any order. Entries have the columns of the version that was sealed last, with null where an
+    earlier version lacks one.
     """
 
     def __init__(self, store: ObjectStore, dataset: str, sealed: Sequence[SealedVersion]) -> None:
@@ -56,8 +58,8 @@ class VersionsOverTime:
         self._newest = max((span.version for span in self.spans), key=lambda version: version.number, default=None)
         if self._newest is None:
             raise DatasetError(
-                f"dataset {dataset!r} has no sealed version that says since when it is valid.",
-                'Declare valid_from="name", "marker" or a pattern: versions that are sealed from then on say it.',
+                f"dataset {dataset!r} has no sealed version that states since when it is valid.",
+                'Declare valid_from="name", "marker" or a pattern; it applies to versions sealed from then on.',
                 dataset=dataset,
             )
         for span in self.spans:
@@ -68,7 +70,7 @@ class VersionsOverTime:
 
     @property
     def sealed(self) -> SealedVersion:
-        """The version that was sealed last: columns, key and buckets are its."""
+        """The version that was sealed last, whose columns, key and buckets are used."""
         assert self._newest is not None
         return self._newest
 
@@ -79,38 +81,38 @@ class VersionsOverTime:
 
     @property
     def version(self) -> str:
-        """What tells these versions from others, for names: the id of the one that was sealed last."""
+        """The id of the version that was sealed last."""
         return self.sealed.id
 
     @property
     def versions(self) -> tuple[str, ...]:
-        """The ids of the versions, by the time that they are valid from."""
+        """The ids of the versions, ordered by the start of their validity."""
         return tuple(span.version.id for span in self.spans)
 
     @property
     def edge(self) -> int | None:
-        """Since when the oldest version is valid, in microseconds since the epoch: before it nothing is known."""
+        """The start of the oldest version's validity, in microseconds since the epoch; before it nothing is known."""
         return to_micros(self.spans[0].start)
 
     @property
     def layout(self) -> BucketLayout:
-        """How the rows of all versions are read."""
+        """The layout with which all versions are read."""
         return self.sealed.layout
 
     @property
     def generations(self) -> tuple[Generation, ...]:
-        """The generation of each version, numbered from 1 in the order of time."""
+        """The generation of each version, numbered from 1 in time order."""
         return tuple(replace(span.version.generations[0], id=n) for n, span in enumerate(self.spans, 1))
 
     def at(self, moment: datetime) -> VersionReader | None:
-        """Return the version that is valid at a moment, None before the oldest one."""
+        """Return a reader of the version that was valid at a moment, None before the oldest one."""
         valid = next((span for span in reversed(self.spans) if span.start <= moment), None)
         return None if valid is None else VersionReader(self.store, self.dataset, valid.version)
 
     def history_of(self, key: object) -> list[Validity]:
-        """Return what was valid of a key and when, oldest first; where a version lacks the key there is no entry.
+        """Return the entries of a key over time, oldest first; None where a version lacks the key.
 
-        Neighbours of the same content are joined. Raises what `VersionReader.get` raises.
+        Adjacent intervals with equal entries are merged. Raises what `VersionReader.get` raises.
         """
         parts: list[Validity] = []
         for span in self.spans:
@@ -145,7 +147,7 @@ class VersionsOverTime:
 
 
 def version_spans(sealed: Iterable[SealedVersion]) -> tuple[Span, ...]:
-    """Return the versions that say a time, in its order, each valid until the next; of one time the one sealed last."""
+    """Return the versions that state a time, in time order; of several with one time, the one sealed last."""
     by_time: dict[datetime, SealedVersion] = {}
     for version in sorted(sealed, key=lambda version: version.number):
         if version.valid_from is not None:
@@ -157,18 +159,18 @@ def version_spans(sealed: Iterable[SealedVersion]) -> tuple[Span, ...]:
 
 
 def to_micros(moment: datetime | None) -> int | None:
-    """Return a moment in microseconds since the epoch."""
+    """Return a moment in microseconds since the epoch, or None."""
     return None if moment is None else (moment - _BEGIN) // timedelta(microseconds=1)
 
 
 def _require_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion) -> None:
-    """Refuse a version that does not lie in the buckets of the newest one, or has a column of another kind."""
+    """Reject a version with other partitions or another key than the newest, or an incompatible column."""
     what = f"dataset {dataset!r}: version {old.id} can't be read over time with {newest.id}, which was sealed last: "
     if old.partitions != newest.partitions:
         counts = " and ".join(str(version.partitions or "one copy") for version in (old, newest))
         raise DatasetError(
             f"{what}they have different partitions ({counts}).",
-            f"Bring all to one number: adjunct dataset repartition {dataset} --partitions N --reason ….",
+            f"Repartition all to one number: adjunct dataset repartition {dataset} --partitions N --reason ….",
             dataset=dataset,
             version=old.id,
         )
@@ -195,23 +197,17 @@ def _types(version: SealedVersion, names: Sequence[str]) -> list[str]:
     return [version.columns.field(name).type for name in names]
 
 
-# What a dataset says of other times than now: all entries with the time in which each was valid, or those of a moment.
-#
-# This is the time that entries state (*valid time*). What was committed when, and served then, is another question:
-# `open_dataset(…, as_of=…)` answers that one.
-
-
 Reader = VersionReader | VersionsOverTime
 _STARTS, _RUN = "__starts", "__run"
 
 
 @dataclass(frozen=True, slots=True)
 class EntriesOverTime:
-    """All entries of a dataset over time, as a frame of type 2: one row for each interval of a key.
+    """All entries of a dataset over time (slowly changing dimension, type 2): one row for each interval of a key.
 
-    Beside the entry's columns a row has `valid_from`, `valid_to` (excluded; null: it is valid now) and `is_current`.
-    Deletions are gaps, and touching intervals of one key with equal entries are one. What had ended by the edge of the
-    history is left out.
+    Rows have the entry's columns, `valid_from`, `valid_to` (excluded; null: valid now) and `is_current`. Deletions are
+    gaps, and adjacent intervals of a key with equal entries are merged. Intervals that ended before the edge of the
+    history are left out.
     """
 
     reader: Reader
@@ -226,7 +222,7 @@ class EntriesOverTime:
 
     @property
     def version(self) -> str:
-        """The id of the version that was read (of a bounded dataset, of the one sealed last)."""
+        """The id of the version that is read; of a bounded dataset, of the one sealed last."""
         return self.reader.version
 
     @property
@@ -236,23 +232,23 @@ class EntriesOverTime:
 
     @property
     def names(self) -> tuple[str | None, str, str]:
-        """What the three columns of time are called; see `time_column_names`."""
+        """The names of the three time columns; see `time_column_names`."""
         return time_column_names(self.reader)
 
     @property
     def schema(self) -> Schema:
-        """The columns of the entries. Those of time follow them."""
+        """The columns of the entries, without the time columns, which follow them in the frame."""
         return self.reader.schema
 
     @translate_spark_errors()
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
-        """Return the frame. A partitioned dataset is read with no exchange; each bucket is sorted by key and time."""
+        """Return the frame, without an exchange for a partitioned dataset; each bucket is sorted by key and time."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
         rows = self.reader.history_frame(resolve_session(spark))
         edge = history_edge(self.reader)
-        if edge is not None:  # whether or not a compaction has dropped it already
+        if edge is not None:  # also before a compaction drops them
             rows = rows.where(F.col(VALID_TO).isNull() | (F.col(VALID_TO) > F.timestamp_micros(F.lit(edge))))
         if not self.reader.sealed.partition_by:
             rows = rows.coalesce(1)
@@ -277,7 +273,7 @@ class EntriesOverTime:
 
 @dataclass(frozen=True, slots=True)
 class EntriesAt:
-    """The entries of a dataset that were valid at a moment; raises DatasetError for one that its history lacks."""
+    """The entries of a dataset that were valid at a moment; raises DatasetError for one before its history."""
 
     reader: Reader
     moment: datetime
@@ -293,7 +289,7 @@ class EntriesAt:
 
     @property
     def version(self) -> str:
-        """The id of the version that was read (of a bounded dataset, of the one that was valid)."""
+        """The id of the version that is read; of a bounded dataset, of the one that was valid."""
         return self.read.version
 
     @property
@@ -326,17 +322,17 @@ class EntriesAt:
 
 
 def require_history(reader: Reader) -> None:
-    """Refuse a version that holds entries of one time only. Raises DatasetError."""
+    """Raise DatasetError for a version without history."""
     if isinstance(reader, VersionReader) and reader.sealed.history is None:
         raise no_history_error(reader.dataset)
 
 
 def validate_moment(reader: Reader, moment: datetime) -> None:
-    """Refuse a time without its zone, and one that lies before what the history holds."""
+    """Raise ConfigurationError for a time without its zone, and DatasetError for one before the history."""
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         raise ConfigurationError(
-            f"dataset {reader.dataset!r} is to be read as it was valid at {moment!r}: expected a time with its zone.",
-            "Give a datetime with one: tzinfo=UTC.",
+            f"dataset {reader.dataset!r}: argument 'moment' is {moment!r}, expected a time with its zone.",
+            "Give a datetime with its zone, such as tzinfo=UTC.",
             argument="moment",
             dataset=reader.dataset,
         )
@@ -346,29 +342,29 @@ def validate_moment(reader: Reader, moment: datetime) -> None:
     if edge is not None and asked < edge:
         since = datetime_from_micros(edge)
         raise DatasetError(
-            f"dataset {reader.dataset!r}: what was valid at {moment.astimezone(UTC)} is not known; its history "
-            f"begins at {since.astimezone(UTC)}.",
-            "A longer history keeps more: history=… of a change stream, discard=DiscardPolicy(keep=…) of versions.",
+            f"dataset {reader.dataset!r}: it is not known what was valid at {moment.astimezone(UTC)}, before its "
+            f"history begins at {since.astimezone(UTC)}.",
+            "Declare a longer history to keep more: history=…, or discard=DiscardPolicy(keep=…) for versions.",
             dataset=reader.dataset,
         )
 
 
 def history_edge(reader: Reader) -> int | None:
-    """Return the first moment that the history is whole at, in microseconds since the epoch; None: it has no begin."""
+    """Return the moment from which the history is complete, in microseconds since the epoch; None: always."""
     return reader.edge if isinstance(reader, VersionsOverTime) else reader.sealed.edge
 
 
 def content_columns(reader: Reader) -> list[str]:
-    """Return the columns that say whether two entries of a key are equal: not since when they are valid."""
+    """Return the columns by which entries of a key are compared: all but the key and the start of validity."""
     told = _valid_from_column(reader)
     return [name for name in reader.schema.names if name not in reader.sealed.key and name != told]
 
 
 def time_column_names(reader: Reader) -> tuple[str | None, str, str]:
-    """Return what the columns of time are called beside those of entries.
+    """Return the names of the time columns: (valid_from, valid_to, is_current).
 
-    Where entries tell since when they are valid in a column `valid_from`, that is it (None: there is no other). Where
-    they have another column that is called as one of the three, all begin with `__`.
+    The first is None where entries have the start of their validity in a column `valid_from` already. Where entries
+    have another column with one of these names, all three begin with `__`.
     """
     own = {name.lower() for name in reader.schema.names}
     told = _valid_from_column(reader) == "valid_from"
@@ -378,6 +374,6 @@ def time_column_names(reader: Reader) -> tuple[str | None, str, str]:
 
 
 def _valid_from_column(reader: Reader) -> str | None:
-    """Return the column that says since when an entry is valid, None where its record or version does."""
+    """Return the column with the start of an entry's validity, None where its record or version has it."""
     history = reader.sealed.history if isinstance(reader, VersionReader) else None
     return None if history is None else history.valid_from

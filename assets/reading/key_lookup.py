@@ -1,7 +1,9 @@
-"""One row group of a sealed file, decoded and searchable by key.
+"""Finds entries by key in sealed Parquet files without Spark, reading only the row groups that may hold them.
 
-Rows are sorted by key. Key columns are searched in their stored form (schemas/plain_values.py) straight in Arrow's
-buffers, so nothing is converted that is not asked for.
+Files are sorted by key. The manifest's key range says whether a file may hold a key, the footer which row group, and a
+binary search finds the row. Key columns are searched in stored form (see `to_plain`) directly in Arrow's buffers, so
+only the returned values are converted. A row group is one ranged request, and so is a footer that the manifest lacks.
+Files never change, so footers and decoded row groups are kept in a bounded cache, which readers may share.
 """
 
 from __future__ import annotations
@@ -35,26 +37,22 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
     from dagster_adjunct.resources.objects.store import ObjectStore
 
-# Keys of entries: from what a caller gives to the declared types, and back from manifests.
-#
-# 1 as int and as bigint hash differently, so a key is brought to the declared type before it
-# is hashed, and a value of another kind is an error, never a miss.
-
 
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
 
 def coerce_key(what: str, fields: Sequence[Field], key: object) -> tuple[Any, ...]:
-    """Return `key` as one value a key column, in the declared types.
+    """Return `key` as one value for each key column, in the declared types.
 
-    A key of one column may be given bare; others as a tuple in the order of the key, or as a mapping by column
-    name. `what` names the dataset in errors. Raises SchemaMismatchError and NullKeyError.
+    A key of one column may be a bare value; other keys are tuples in the order of the key, or mappings by column name.
+    Values hash differently by type (1 as int and as bigint), so a value of the wrong type is an error, not a miss.
+    `what` names the dataset in errors. Raises SchemaMismatchError and NullKeyError.
     """
     names = [field.name for field in fields]
     if isinstance(key, Mapping):
         if set(key) != set(names):
             raise SchemaMismatchError(
-                f"{what}: a key names the columns {', '.join(map(str, key))}: expected {', '.join(names)}.",
+                f"{what}: the key has the columns {', '.join(map(str, key))}, expected {', '.join(names)}.",
                 "Give exactly the key columns.",
                 argument="key",
             )
@@ -65,19 +63,20 @@ def coerce_key(what: str, fields: Sequence[Field], key: object) -> tuple[Any, ..
         values = (key,)
     if len(values) != len(fields):
         raise SchemaMismatchError(
-            f"{what}: a key of {len(values)} value(s) is given: the key is ({', '.join(names)}).",
-            "Give one value a key column, as a tuple in this order or as a dict.",
+            f"{what}: the key has {len(values)} value(s), expected {len(names)}: ({', '.join(names)}).",
+            "Give one value for each key column, as a tuple in this order or as a dict.",
             argument="key",
         )
     return tuple(_coerce(what, field, value) for field, value in zip(fields, values, strict=True))
 
 
 def key_from_text(what: str, fields: Sequence[Field], texts: Sequence[str]) -> tuple[Any, ...]:
-    """Return the key that a command line gives, one text a key column (times as ISO 8601, binary as base64)."""
+    """Return the key in these texts of a command line, one a key column (times as ISO 8601, binary as base64)."""
     if len(texts) != len(fields):
         raise SchemaMismatchError(
-            f"{what}: {len(texts)} key value(s) are given: the key is ({', '.join(f.name for f in fields)}).",
-            "Give one value a key column, in this order.",
+            f"{what}: {len(texts)} key value(s) are given, expected {len(fields)}: "
+            f"({', '.join(f.name for f in fields)}).",
+            "Give one value for each key column, in this order.",
             argument="key",
         )
     values = []
@@ -90,7 +89,7 @@ def key_from_text(what: str, fields: Sequence[Field], texts: Sequence[str]) -> t
 
 
 def decode_key(types: Sequence[str], encoded: Sequence[Any]) -> tuple[Any, ...]:
-    """Return a key of columns of these types that `encode_key` wrote into a manifest."""
+    """Return a key from a manifest, as `encode_key` wrote it, in these types."""
     return tuple(
         _text_parser(kind)(value) if isinstance(value, str) else value
         for kind, value in zip(types, encoded, strict=True)
@@ -100,7 +99,7 @@ def decode_key(types: Sequence[str], encoded: Sequence[Any]) -> tuple[Any, ...]:
 def stored_key_from_manifest(
     types: Sequence[str], plain: Sequence[Callable[[Any], Plain]], encoded: Sequence[Any] | None
 ) -> tuple[Plain, ...]:
-    """Return a key of a manifest in stored form (`plain`: by key column); () where the manifest has none."""
+    """Return a key from a manifest in stored form (`plain` converts each column); () without one."""
     if encoded is None:
         return ()
     return tuple(stored(value) for stored, value in zip(plain, decode_key(types, encoded), strict=True))
@@ -127,7 +126,7 @@ def _timestamp(text: str) -> dt.datetime:
 def _coerce(what: str, field: Field, value: object) -> Any:
     if value is None:
         raise NullKeyError(
-            f"{what}: a key has no {field.name!r}.", "No entry has a null in its key.", column=field.name
+            f"{what}: key column {field.name!r} is null.", "Give a value: keys have no nulls.", column=field.name
         )
     try:
         coerced = _CHECKS.get(field.type.partition("(")[0], _text)(field, value)
@@ -148,7 +147,7 @@ def _integer(field: Field, value: object) -> int:
 def _text(field: Field, value: object) -> str:
     if not isinstance(value, str):
         raise TypeError
-    value.encode()  # a half of a surrogate pair can't be stored, so it is no key
+    value.encode()  # half of a surrogate pair can't be stored, so it is no key
     return str(value)
 
 
@@ -190,7 +189,7 @@ _CHECKS: dict[str, Callable[[Field, object], Any]] = {
 }
 _EXPECTED = {
     **{kind: f"a whole number of {bits} bits" for kind, bits in _BITS.items()},
-    "string": "a text",
+    "string": "a string",
     "date": "a date (not a date with a time)",
     "timestamp": "a datetime with a time zone",
     "decimal": "a Decimal or whole number that fits",
@@ -201,7 +200,7 @@ _EXPECTED = {
 def _wrong_type_error(what: str, field: Field, value: object) -> SchemaMismatchError:
     expected = _EXPECTED.get(field.type.partition("(")[0], field.type)
     return SchemaMismatchError(
-        f"{what}: key column {field.name!r} is {field.type}, and {value!r} ({type(value).__name__}) is given: "
+        f"{what}: key column {field.name!r} is {field.type}, and {value!r} ({type(value).__name__}) is given, "
         f"expected {expected}.",
         "Convert the value first.",
         column=field.name,
@@ -215,7 +214,7 @@ _CODES = {
 
 
 class RowGroup:
-    """The rows of one row group. Keys, and leading parts of keys, are tuples in stored form."""
+    """A decoded row group, searchable by key. Keys, and leading parts of keys, are tuples in stored form."""
 
     __slots__ = ("_keys", "_values", "rows", "size", "table")
 
@@ -232,14 +231,14 @@ class RowGroup:
         return tuple(column[row] for column in self._keys)
 
     def find(self, key: tuple[Plain, ...]) -> int | None:
-        """Return the row of this key."""
+        """Return the row of this key, or None."""
         row = self.first_at_or_after(key)
         if row < self.rows and self.key(row) == key:
             return row
         return None
 
     def first_at_or_after(self, key: tuple[Plain, ...]) -> int:
-        """Return the first row whose key, as far as `key` goes, is not less; the number of rows if all are less."""
+        """Return the first row whose key is not less than `key`, a leading part; the number of rows if all are less."""
         low, high = 0, self.rows
         last = len(key) - 1
         for index, value in enumerate(key):
@@ -250,7 +249,7 @@ class RowGroup:
         return low
 
     def range_of(self, prefix: tuple[Plain, ...]) -> tuple[int, int]:
-        """Return the first row whose key begins so, and the row after the last; the same number where none does."""
+        """Return the first row with this key prefix and the row after the last; the same number without any."""
         low, high = 0, self.rows
         for column, value in zip(self._keys, prefix, strict=False):
             low, high = bisect_left(column, value, low, high), bisect_right(column, value, low, high)
@@ -266,7 +265,7 @@ class RowGroup:
 
 
 def row_group_range(metadata: pq.FileMetaData, group: int) -> tuple[int, int]:
-    """Return where a row group begins in its file, and its length, in bytes."""
+    """Return the start of a row group in its file and its length, in bytes."""
     row_group = metadata.row_group(group)
     begins, ends = [], []
     for index in range(metadata.num_columns):
@@ -280,12 +279,12 @@ def row_group_range(metadata: pq.FileMetaData, group: int) -> tuple[int, int]:
 
 
 def decode_group(metadata: pq.FileMetaData, group: int, data: bytes, layout: BucketLayout) -> RowGroup:
-    """Return a row group from its bytes. Raises pyarrow's errors, or OSError, where they are damaged."""
+    """Decode a row group from its bytes. Raises pyarrow's errors or OSError for damaged bytes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     start, _ = row_group_range(metadata, group)
-    # Only the group's own range is read through the window, whose end is where pyarrow expects the file's.
+    # pyarrow reads only the group's range through the window, which ends where it expects the end of the file.
     source = pa.PythonFile(RangedFile(start + len(data), partial(_read_window, memoryview(data), start)), mode="r")
     file = pq.ParquetFile(source, metadata=metadata, pre_buffer=False, page_checksum_verification=True)
     table = file.read_row_group(group, columns=list(layout.columns), use_threads=False)
@@ -293,14 +292,14 @@ def decode_group(metadata: pq.FileMetaData, group: int, data: bytes, layout: Buc
 
 
 def _read_window(data: memoryview, start: int, at: int, count: int) -> memoryview:
-    """Return bytes of a file of which only `data` is there, from `start` on."""
+    """Return bytes of a file of which only `data`, from `start` on, is available."""
     if at < start:
         raise OSError(f"bytes at {at} are asked for, before the row group at {start}")
     return data[at - start : at - start + count]
 
 
 class _Bytes(Sequence[bytes]):
-    """Texts or binaries of one Arrow array as bytes."""
+    """The strings or binaries of an Arrow array, as bytes."""
 
     __slots__ = ("_data", "_offsets")
 
@@ -331,7 +330,7 @@ class _Unscaled(Sequence[int]):
 
 
 class _Converted(Sequence[Plain]):
-    """Any column as stored forms, each made when it is asked for."""
+    """A column of any type in stored form, converted on access."""
 
     __slots__ = ("_column", "_plain")
 
@@ -346,12 +345,12 @@ class _Converted(Sequence[Plain]):
 
 
 def _single_chunk(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Return the only chunk: reading a value of it is faster. More than 2 GiB of text stay in chunks."""
+    """Return the only chunk, which reads faster; columns of more than 2 GiB of text stay chunked."""
     return column.chunk(0) if column.num_chunks == 1 else column
 
 
 def _searchable(column: pa.Array | pa.ChunkedArray, kind: str) -> Sequence[Any]:
-    """Return a key column, which has no nulls, as stored forms."""
+    """Return a key column, which has no nulls, in stored form."""
     import pyarrow as pa
 
     if isinstance(column, pa.ChunkedArray) or not len(column):
@@ -362,9 +361,9 @@ def _searchable(column: pa.Array | pa.ChunkedArray, kind: str) -> Sequence[Any]:
 
 
 def _reader(column: pa.Array | pa.ChunkedArray) -> Callable[[int], Any]:
-    """Return what gives the value of a row as `as_py` does, which takes up to ten times as long.
+    """Return a function that returns the value of a row like `as_py`, up to ten times as fast.
 
-    The usual types are read from Arrow's buffers, others as pyarrow reads them.
+    The common types are read from Arrow's buffers, others through pyarrow.
     """
     import pyarrow as pa
     import pyarrow.types as t
@@ -406,24 +405,16 @@ def _instants(column: pa.Array) -> Callable[[int], dt.datetime]:
 
 
 def _offsets_and_data(array: pa.Array) -> tuple[memoryview, memoryview]:
-    """Return the offsets of an array of texts or binaries, and what they point into."""
+    """Return the offsets of an array of strings or binaries, and the data that they index."""
     _, offsets, data = array.buffers()
     ends = memoryview(offsets).cast("i")[array.offset : array.offset + len(array) + 1]
     return ends, memoryview(data) if data is not None else memoryview(b"")
 
 
 def _numbers(array: pa.Array) -> Any:
-    """Return an array of fixed width as a memoryview of the numbers in it."""
+    """Return an array of fixed width as a memoryview of its numbers."""
     code: Any = _CODES[str(array.type).partition("[")[0]]
     return memoryview(array.buffers()[1]).cast(code)[array.offset : array.offset + len(array)]
-
-
-# Finds single entries in sealed Parquet files without Spark, reading only the row groups that may hold them.
-#
-# Files are sorted by key. The manifest's key range says whether a file can hold a key, the footer in which row
-# group, and a binary search finds the row. Files never change, so footers and decoded row groups are kept in a
-# bounded cache that all views of a process may share. A row group is one ranged request; a footer is none where the
-# manifest has it, else one.
 
 
 Key = tuple[Plain, ...]
@@ -432,10 +423,10 @@ _TAIL_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """A file's metadata, and of each row group a key that none of its keys is less than.
+    """A file's metadata, and for each row group a lower bound of its keys.
 
-    That is the group's first key where `exact`. Files written before these were kept tell by their statistics,
-    and only of the first key column.
+    With `exact` the bounds are the first keys. Files without stored first keys have bounds from statistics, of the
+    first key column only.
     """
 
     metadata: pq.FileMetaData
@@ -443,7 +434,7 @@ class Footer:
     exact: bool
 
     def find_group(self, key: Key) -> int:
-        """Return the last row group that may hold this key, or what follows it; earlier ones only if not `exact`."""
+        """Return the last row group that may hold this key; without `exact`, earlier ones may hold it too."""
         return max(0, bisect_right(self.starts, key) - 1)
 
 
@@ -456,7 +447,7 @@ class KeyFiles:
         self.id = generation.id
         self._layout, self._cache = layout, cache
         self._place = f"{store.url}/{generation.folder}"
-        self._as = layout.ddl  # a version whose columns have changed since reads the same files as others do, otherwise
+        self._as = layout.ddl  # versions with different columns read the same files differently
         self._key, self._types = layout.key, layout.key_types
         self._plain = tuple(plain_converter(kind) for kind in self._types)
         self._files = {
@@ -485,7 +476,7 @@ class KeyFiles:
         return None if row is None else (rows, row)
 
     def find_all(self, bucket: int, prefix: Key) -> Iterator[tuple[RowGroup, int, int]]:
-        """Yield (row group, first row, row after the last) of the keys that begin so, in their order."""
+        """Yield (row group, first row, row after the last) of the keys with this prefix, in order."""
         stored = self._files.get(bucket)
         if stored is None:
             return
@@ -505,8 +496,7 @@ class KeyFiles:
     def scan(self, bucket: int, start: Key, end: Key | None) -> Iterator[tuple[RowGroup, int, int]]:
         """Yield (row group, first row, row after the last) of the keys from `start` on and less than `end`.
 
-        Both may be leading parts of keys; () is before all keys, None after all. A row group is read when it is
-        asked for.
+        Both may be leading parts of keys; () is before all keys, None after all. Row groups are read on demand.
         """
         stored = self._files.get(bucket)
         if stored is None:
@@ -527,7 +517,7 @@ class KeyFiles:
             rows = self._group(file, footer, group)
 
     def _group_at(self, file: StoredFile, footer: Footer, key: Key) -> tuple[int, RowGroup]:
-        """Return the row group in which this key is, if it is in the file, or where it would be."""
+        """Return the number and rows of the row group where this key is, or would be."""
         group = footer.find_group(key)
         rows = self._group(file, footer, group)
         while not footer.exact and group and key < rows.key(0):
@@ -555,7 +545,7 @@ class KeyFiles:
             metadata = file.reading(lambda: _parse_footer(tail))
             if metadata.num_rows != file.file.rows:
                 raise file.damaged(f"it has {metadata.num_rows} rows")
-            return self._build_footer(metadata), 4 * len(tail)  # parsed, it takes a few times its stored size
+            return self._build_footer(metadata), 4 * len(tail)  # parsed, it takes about four times its stored size
 
         return self._cache.get((self._place, file.file.bucket), load)
 
@@ -569,14 +559,14 @@ class KeyFiles:
         starts: list[Key] = []
         for group in range(metadata.num_row_groups):
             stats = metadata.row_group(group).column(first).statistics
-            # Without statistics: no less than the group before, since rows are sorted.
+            # Without statistics the bound is that of the group before, since rows are sorted.
             known = (self._plain[0](stats.min),) if stats is not None and stats.has_min_max else ()
             starts.append(max(known, starts[-1] if starts else ()))
         return Footer(metadata, tuple(starts), False)
 
 
 def _read_tail(file: StoredFile) -> bytes:
-    """Return the file from its footer on, in one request unless the footer is very long."""
+    """Return the end of the file from its footer on, in one request unless the footer is very long."""
     size = file.file.size
     tail = file.store.get_range(file.key, max(0, size - _TAIL_BYTES), min(size, _TAIL_BYTES))
     length = int.from_bytes(tail[-8:-4], "little") + 8

@@ -1,14 +1,13 @@
-"""The rows of a table with history by Spark: each with the interval in which it was valid, base and deltas as one scan.
+"""Rows of a table with history: by key in plain Python, and with Spark each with the interval in which it was valid.
 
-    scan of all generations   -> the columns, and `__valid_from`, `__valid_to`, `__first`, as they are stored
+    scan of all generations   -> the columns, and `__valid_from`, `__valid_to`, `__first` as stored
 
-Where there are deltas, one of two ways puts their rows between those of the base. Few rows are sorted by key and time
-in their buckets, and each looks at its neighbours: one scan, one job. Of many rows the base stays as it was written:
+A base without deltas is read as stored. Deltas are merged in one of two ways, both without an exchange. With few rows,
+each bucket is sorted by key and time, and each row takes its end from its neighbour: one scan, one job. With many rows,
+the base is not sorted:
 
-    rows of the keys in deltas -> the newest of each (key, valid_from), with its interval worked out anew
-                               -> what the scan does not say of them is broadcast, and corrects it
-
-No row is moved in either, and a base alone is read as it was written.
+    rows of the keys in deltas -> the newest of each (key, valid_from), with its new interval
+                               -> where that differs from the scan it is broadcast, and corrects the scanned rows
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _NAN = object()
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """What was valid of a key from one moment (included) to another (excluded; None: it still is).
+    """The entry of a key from one moment (included) to another (excluded; None: it is valid now).
 
     `entry` is None where the key was deleted.
     """
@@ -55,13 +54,13 @@ class Validity:
         return self.valid_to is None and self.entry is not None
 
     def holds(self, moment: datetime) -> bool:
-        """Whether the moment lies in it."""
+        """Whether the moment is in the interval."""
         return self.valid_from <= moment and (self.valid_to is None or moment < self.valid_to)
 
 
 @dataclass(frozen=True, slots=True)
 class RowOverTime:
-    """One stored row of a key; rows of the same moment compare by `rank`, (position, generation)."""
+    """One stored row of a key; rows with the same `valid_from` are ordered by `rank`, (position, generation)."""
 
     valid_from: datetime
     rank: tuple[int, int]
@@ -70,26 +69,26 @@ class RowOverTime:
 
     @property
     def deleted(self) -> bool:
-        """Whether it says that the key was deleted."""
+        """Whether the row is a deletion."""
         return bool(self.rows.value(TOMBSTONE, self.row))
 
     def entry(self, names: tuple[str, ...]) -> dict[str, Any] | None:
-        """Return what was valid with it, None for a deletion."""
+        """Return the entry of the row, None for a deletion."""
         return None if self.deleted else self.rows.entry(names, self.row)
 
 
 def no_history_error(dataset: str) -> DatasetError:
-    """Return the error for a version that keeps no entries over time."""
+    """Return the error for a version without history."""
     return DatasetError(
-        f"dataset {dataset!r}: this version keeps no history: of each key it holds the newest entry only.",
-        'Declare history=timedelta(…) or "all", which needs a table built anew: under a new name, or after adjunct '
-        f"dataset delete {dataset} --reason …. What was served earlier is read by open_dataset(…, as_of=…).",
+        f"dataset {dataset!r}: this version keeps no history, only the newest entry of each key.",
+        'Declare history=timedelta(…) or "all" for a new table: under a new name, or after adjunct dataset delete '
+        f"{dataset} --reason …. To read what was served earlier, use open_dataset(…, as_of=…).",
         dataset=dataset,
     )
 
 
 def find_newest_row(generations: Iterable[KeyFiles], bucket: int, key: Key) -> RowOverTime | None:
-    """Return the row of a key with the highest (moment, position, generation); None where there is none."""
+    """Return the row of a key with the highest (valid_from, position, generation), or None."""
     newest: RowOverTime | None = None
     for files in generations:
         last = deque(files.find_all(bucket, key), maxlen=1)
@@ -106,10 +105,10 @@ def read_key_history(
     edge: datetime | None,
     told_by: str | None,
 ) -> list[Validity]:
-    """Return what was valid of a key and when, oldest first, deletions included; nothing for a key without rows.
+    """Return the entries of a key over time, oldest first, with deletions; [] for a key without rows.
 
-    `edge` is the earliest moment that the history is exact for: what had ended by then is left out, whether or not a
-    compaction has dropped it already. `told_by` is the column that says since when an entry is valid, if one does.
+    Intervals that ended before `edge` are left out, also before a compaction drops them. `told_by` is the column with
+    the start of an entry's validity, if there is one.
     """
     at: dict[datetime, RowOverTime] = {}
     for files in generations:
@@ -124,7 +123,7 @@ def read_key_history(
 
 
 def merge_equal_neighbours(parts: Iterable[Validity], told_by: str | None = None) -> Iterator[Validity]:
-    """Yield the parts of a history with neighbours of the same content as one; since when it is valid is no content."""
+    """Yield the parts of a history, merging adjacent ones whose entries are equal except in the column `told_by`."""
 
     def content(part: Validity) -> dict[str, Any] | None:
         return (
@@ -144,7 +143,7 @@ def merge_equal_neighbours(parts: Iterable[Validity], told_by: str | None = None
 
 
 def _comparable(value: Any) -> Any:
-    """Return the value, or one that equals itself for NaN, as it does to Spark and the engines that read all keys."""
+    """Return the value, or for NaN an object that equals itself, as NaN does in Spark and other engines."""
     return _NAN if isinstance(value, float) and isnan(value) else value
 
 
@@ -165,10 +164,10 @@ _STORED_END, _STORED_FIRST = "__stored_end", "__stored_first"
 
 @dataclass(frozen=True, slots=True)
 class RowsOverTime:
-    """What is read of one version's rows, given all of them as they are stored, with their generation.
+    """Merges all stored rows of one version, which have their generation.
 
-    Up to `sorted_rows` rows of base and deltas are merged by sorting their buckets, and any number where more than
-    `broadcast_rows` of them are in deltas. Of others, what deltas change is broadcast.
+    Up to `sorted_rows` rows are merged by sorting their buckets, as is any number with more than `broadcast_rows` rows
+    in deltas. Otherwise the changes by deltas are broadcast.
     """
 
     sealed: SealedVersion
@@ -179,28 +178,28 @@ class RowsOverTime:
     def intervals(self) -> DataFrame:
         """Return the newest row of each (key, valid_from) with the interval in which it is valid.
 
-        The columns are those of the rows; of one key the intervals touch each other. A row that is valid now has no
-        `__valid_to`, the oldest of a key is `__first`, and a deletion is a row, too (`__tombstone`).
+        The columns are those of the rows, and the intervals of a key are adjacent. A row that is valid now has no
+        `__valid_to`, the oldest of a key is `__first`, and deletions are rows too (`__tombstone`).
         """
         return self._merge(self.rows)
 
     def current(self) -> DataFrame:
-        """Return the row of each key that is valid now, unless it deletes."""
+        """Return the row of each key that is valid now, without deletions."""
         from pyspark.sql import functions as F
 
         rows = self.rows
         if self._changes:
-            # What the base has ended stays ended: a later change of the key can only come behind it or take it back.
+            # Rows that ended in the base stay ended, so they need not be merged.
             rows = self._merge(rows.where((F.col(GENERATION_COLUMN) != self._base) | F.col(VALID_TO).isNull()))
         return rows.where(F.col(VALID_TO).isNull() & ~F.col(TOMBSTONE))
 
     def valid_at(self, moment: Column) -> DataFrame:
-        """Return the row of each key that was valid at a moment, unless it deletes."""
+        """Return the row of each key that was valid at a moment, without deletions."""
         from pyspark.sql import functions as F
 
         rows = self.rows
         if self._changes:
-            # What the base ended by then stays ended, and what begins later only ends what was valid then.
+            # Rows that ended in the base by then stay ended, and rows that begin later don't matter.
             lasted = (F.col(GENERATION_COLUMN) != self._base) | F.col(VALID_TO).isNull() | (F.col(VALID_TO) > moment)
             rows = self._merge(rows.where((F.col(VALID_FROM) <= moment) & lasted))
         ended = F.col(VALID_TO) <= moment
@@ -208,14 +207,14 @@ class RowsOverTime:
 
     @property
     def _base(self) -> int:
-        """The generation whose rows say where they end; none after an erasure that has left no row of it."""
+        """The generation whose rows store their end; -1 after an erasure that left no row of it."""
         first = next((generation for generation in self.sealed.generations if generation.files), None)
         untold = first is None or any(file.stats.get(HAS_ENDS) is False for file in first.files)
         return _NO_GENERATION if untold or first is None else first.id
 
     @property
     def _changes(self) -> int:
-        """Rows in deltas."""
+        """The number of rows in deltas."""
         return sum(generation.rows for generation in self.sealed.generations if generation.id != self._base)
 
     def _merge(self, rows: DataFrame) -> DataFrame:
@@ -227,9 +226,9 @@ class RowsOverTime:
         return self._merge_by_sorting(rows) if few or changes > self.broadcast_rows else self._merge_by_broadcast(rows)
 
     def _merge_by_sorting(self, rows: DataFrame) -> DataFrame:
-        """Return them from one scan, in the order of key and time: where a row ends is where its neighbour begins."""
+        """Return the merged rows from one sorted scan: a row ends where the next one of its key begins."""
         if not self.sealed.partition_by:
-            rows = rows.coalesce(1)  # one file a generation: no exchange is needed to meet in one task
+            rows = rows.coalesce(1)  # one file a generation: one task needs no exchange
         keys = ", ".join(quote_name(name) for name in self.sealed.key)
         in_time = f"PARTITION BY {keys} ORDER BY {VALID_FROM}, {POSITION}, {GENERATION_COLUMN}"
         placed = rows.selectExpr(
@@ -242,14 +241,14 @@ class RowsOverTime:
         return newest.selectExpr(*[now.get(name) or quote_name(name) for name in rows.columns])
 
     def _merge_by_broadcast(self, rows: DataFrame) -> DataFrame:
-        """Return them as they are scanned, corrected by what is broadcast: what the deltas have changed."""
+        """Return the scanned rows, corrected by the broadcast changes of the deltas."""
         from pyspark.sql import functions as F
 
         news = F.broadcast(self._corrections(rows))
         same = reduce(and_, (named_column(name) == F.col(f"__key_{i}") for i, name in enumerate(self.sealed.key)))
         joined = rows.join(news, same & (F.col(VALID_FROM) == F.col(_AT)), "left")
         known = F.col(_WINNER).isNotNull()
-        # A row of the base of which there is no news is as it was; one of a delta is the winner, or superseded.
+        # A base row without a correction is unchanged; a delta row is the newest, or superseded.
         kept = joined.where(
             F.when(known, F.col(GENERATION_COLUMN) == F.col(_WINNER)).otherwise(F.col(GENERATION_COLUMN) == self._base)
         )
@@ -262,9 +261,9 @@ class RowsOverTime:
         )
 
     def _corrections(self, rows: DataFrame) -> DataFrame:
-        """Return what the scan does not say: (key, valid_from) with the generation, end and `first` of its newest row.
+        """Return the corrections of the scan: (key, valid_from) with generation, end and `first` of its newest row.
 
-        That is each that a delta has, and those of the base whose interval is another one now.
+        They cover each row of a delta, and the base rows whose interval has changed.
         """
         from pyspark.sql import Window
         from pyspark.sql import functions as F

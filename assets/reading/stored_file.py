@@ -26,7 +26,7 @@ _CHUNK = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """One file of a version, where it is stored. `what` names the dataset and version in errors."""
+    """A stored file of a version. `what` names the dataset and version in errors."""
 
     store: ObjectStore
     what: str
@@ -39,14 +39,14 @@ class StoredFile:
         return f"{self.folder}/{self.file.name}"
 
     def sha256(self) -> str:
-        """Return the object's SHA-256, read in ranges as long as the manifest lists. Raises ObjectNotFoundError."""
+        """Return the SHA-256 of as many bytes as the manifest lists, read in ranges. Raises ObjectNotFoundError."""
         digest = hashlib.sha256()
         for start in range(0, self.file.size, _CHUNK):
             digest.update(self.store.get_range(self.key, start, min(_CHUNK, self.file.size - start)))
         return digest.hexdigest()
 
     def open(self) -> pq.ParquetFile:
-        """Return the opened file. Raises ManifestMismatchError where it is missing or can't be read."""
+        """Return the opened Parquet file. Raises ManifestMismatchError where it is missing or unreadable."""
         import pyarrow.parquet as pq
 
         return self.reading(
@@ -56,7 +56,7 @@ class StoredFile:
         )
 
     def reading(self, read: Callable[[], T]) -> T:
-        """Return what `read` returns; its errors about a damaged file become ManifestMismatchError."""
+        """Return `read()`, with errors about a missing or damaged file raised as ManifestMismatchError."""
         import pyarrow as pa
 
         try:
@@ -77,7 +77,7 @@ class StoredFile:
 
 
 def list_stored_files(store: ObjectStore, dataset: str, sealed: SealedVersion) -> list[StoredFile]:
-    """Return all files of a version, those of every generation."""
+    """Return all files of a version."""
     what = f"dataset {dataset!r}, version {sealed.id}"
     return [
         StoredFile(store, what, generation.folder, file)
@@ -87,7 +87,7 @@ def list_stored_files(store: ObjectStore, dataset: str, sealed: SealedVersion) -
 
 
 def count_nulls(files: Sequence[StoredFile], columns: Sequence[str]) -> dict[str, int]:
-    """Return how many nulls these columns hold, from the files' footers: a small read for each file."""
+    """Return how many nulls these columns hold, by the statistics in the files' footers."""
     nulls = dict.fromkeys(columns, 0)
     for stored in files:
         for name, count in stored.reading(partial(_nulls, stored.open(), columns)).items():

@@ -27,7 +27,7 @@ _WORKERS = 8
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One object that is not what the manifest lists, and what was found instead."""
+    """A stored object that differs from the manifest, and how."""
 
     object: str
     problem: str
@@ -38,7 +38,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What a check of one version, by its id, found. `objects`, `rows` and `bytes` are what the manifest lists."""
+    """The result of verifying one version. `objects`, `rows` and `bytes` are those that the manifest lists."""
 
     dataset: str
     version: str
@@ -50,7 +50,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every object is what the manifest lists."""
+        """Whether every object is as the manifest lists it."""
         return not self.damaged
 
     def summary(self) -> str:
@@ -69,9 +69,9 @@ class VerifyReport:
 
 
 def verify_version(view: VersionReader, *, deep: bool = False) -> VerifyReport:
-    """Read every object of a version and say which are missing, damaged or not listed; raises nothing for these.
+    """Read all objects of a version; report which are missing, damaged or unlisted, without raising for these.
 
-    Reads all bytes once (with `deep` the key columns once more), in ranges, several objects at a time.
+    Reads all bytes once, in ranges and several objects at a time; with `deep` the key columns once more.
     """
     files = list_stored_files(view.store, view.dataset, view.sealed)
     check = partial(_verify_file, layout=view.sealed.layout, deep=deep)
@@ -90,11 +90,11 @@ def verify_version(view: VersionReader, *, deep: bool = False) -> VerifyReport:
 
 
 def _unlisted_objects(view: VersionReader, listed: set[str]) -> Iterator[Damage]:
-    """Find objects beside those listed: Spark would refuse the whole folder for one of them."""
+    """Yield objects that are not listed, with which Spark can't read the folder."""
     for folder in sorted({generation.folder for generation in view.sealed.generations}):
         for item in view.store.list(f"{folder}/"):
             if item.key not in listed:
-                yield Damage(item.key, "it is not listed in the manifest; Spark refuses the version while it is there")
+                yield Damage(item.key, "the manifest does not list it; Spark can't read the version while it exists")
 
 
 def _verify_file(stored: StoredFile, *, layout: BucketLayout, deep: bool) -> list[Damage]:
@@ -165,7 +165,7 @@ def _bucket_problem(keys: pa.Table, layout: BucketLayout, bucket: int) -> str:
 
 
 def _order_problem(keys: pa.Table, key: Sequence[str]) -> str:
-    """Say where a key is not greater than the one before it: rows are sorted, and no key comes twice."""
+    """Return where keys are not strictly ascending, "" if they are."""
     import pyarrow.compute as pc
 
     count = keys.num_rows - 1

@@ -604,7 +604,7 @@ def test_what_can_t_be_forgotten_is_refused_with_what_to_do(people: World) -> No
     refused(DatasetNotFoundError, "dataset 'nobody' has no commit", dataset="nobody")
     refused(ConfigurationError, "is to forget no keys", keys=[])
     refused(SchemaMismatchError, "key column 'person' is string, and 5", keys=[5])
-    refused(NullKeyError, "a key has no 'person'", keys=[None])
+    refused(NullKeyError, "key column 'person' is null", keys=[None])
     refused(ConfigurationError, "does not say a reason", reason=" ")
     refused(ConfigurationError, "does not say who does it", by="")
     refused(ConfigurationError, "the reason of an erasure names a key", reason=f"{SECRET} asked for it")

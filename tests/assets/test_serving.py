@@ -118,9 +118,9 @@ def test_entries_schema_and_facts_of_the_version_served(planes: Planes) -> None:
         assert [key for key, _ in served.items()] == [f"N{n:03d}" for n in range(COUNT)]
         assert [key for key, _ in served.items("N03")] == [f"N{n:03d}" for n in range(30, 40)]
         assert [key for key, _ in served.items(start="N005", end="N008")] == ["N005", "N006", "N007"]
-        with pytest.raises(SchemaMismatchError, match="expected a text"):
+        with pytest.raises(SchemaMismatchError, match="expected a string"):
             served.get(7)
-        with pytest.raises(SchemaMismatchError, match="expected a text"):
+        with pytest.raises(SchemaMismatchError, match="expected a string"):
             served.items(start=7)
 
 

@@ -144,7 +144,7 @@ def test_markers_of_different_times_or_of_none_reject_a_version(place: Place) ->
     reasons = [ref.reason for ref in StoredVersions(place.lake, "planes").versions()]
     assert "no marker says since when it is valid" in reasons[0]
     assert "its markers say different times (2026-01-03 00:00:00 UTC, 2026-01-04 00:00:00 UTC)" in reasons[1]
-    with pytest.raises(DatasetError, match="has no sealed version that says since when it is valid"):
+    with pytest.raises(DatasetError, match="has no sealed version that states since when it is valid"):
         place.reader()
     with pytest.raises(ConfigurationError, match="a time with its zone"):
         place.streams.append_markers("planes", "v3", producer="m", sequence=9, valid_from=dt.datetime(2026, 1, 1))
