@@ -1,4 +1,4 @@
-"""The entries of datasets that a batch's joins meet, in the versions that it was begun with."""
+"""The entries of datasets that a batch's joins read, in the versions named in its intent."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def build_timed_rows(spark: SparkSession, read: VersionReader | VersionsOverTime) -> TimedRows:
-    """Return the rows over time of a version with history, or of versions."""
+    """Return the rows over time of a version with history, or of several versions."""
     if isinstance(read, VersionsOverTime):
-        edge = read.edge  # a version before the oldest one may have been discarded, or was never delivered
+        edge = read.edge  # earlier versions may have been discarded
     else:
         edge = None if read.sealed.history is None else read.sealed.history.pruned
     known_from = None if edge is None else _BEGIN + timedelta(microseconds=edge)
@@ -38,7 +38,7 @@ def build_timed_rows(spark: SparkSession, read: VersionReader | VersionsOverTime
 
 
 def empty_timed_rows(spark: SparkSession, store: ObjectStore, dataset: AdjunctDataset, schema: Schema) -> TimedRows:
-    """Return what is met of a dataset that has no version yet: nothing, in its buckets."""
+    """Return the rows of a dataset that has no version yet: none, in its buckets."""
     layout = build_layout(schema, dataset.key, dataset.partition_by, dataset.partitions, True, over_time=True)
     return TimedRows(bucketed_frame(spark, store, dataset.name, layout, []), schema, None)
 
@@ -48,7 +48,7 @@ def choose_history(
     view: VersionReader | TransientVersion | None,
     pinned: VersionsOverTime | None,
 ) -> VersionReader | VersionsOverTime | None:
-    """Return what is read of a dataset over time: the versions that are pinned, else this one; None: there is none."""
+    """Return what to read of a dataset over time: the pinned versions, else this version; None if there is none."""
     if pinned is not None or not isinstance(view, VersionReader):
         return pinned
     return view if dataset.follows_changes else VersionsOverTime(view.store, dataset.name, [view.sealed])
@@ -57,9 +57,9 @@ def choose_history(
 def read_entries(
     graph: BatchGraph, dataset: str, local: LocalTableWrites, nothing: Callable[[AdjunctDataset, Schema], DataFrame]
 ) -> tuple[DataFrame, Schema]:
-    """Return the entries of a dataset and their columns: of a local table with what the batch has sent to it.
+    """Return the entries of a dataset and their columns; a local table includes what the batch has sent to it.
 
-    One that is held back by nothing and not built yet holds `nothing`, in the columns that it will have.
+    For a dataset without `bootstrap` that is not built yet, return `nothing` with the columns that it will have.
     """
     declared = graph.app.dataset(dataset)
     if declared.is_owned_by(graph.app.name):
@@ -73,7 +73,7 @@ def read_entries(
 
 
 def read_rows_over_time(graph: BatchGraph, dataset: str) -> TimedRows:
-    """Return what was valid when in a dataset, of the version or versions that the batch was begun with."""
+    """Return which rows of a dataset were valid when, in the version or versions of the batch."""
     declared, view = graph.app.dataset(dataset), graph.inputs.views[dataset]
     read = choose_history(declared, view, graph.inputs.over_time.get(dataset))
     if read is None:

@@ -1,4 +1,4 @@
-"""Writes a batch's records to remote tables, and looks records up in them."""
+"""Writes a batch's records to streams, remote tables and functions, and looks records up in remote tables."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FunctionOutputs:
-    """The functions that a batch hands records to; `before_output` is called with the name before one is called."""
+    """Hands records to sink functions; `before_output` is called with a function's name before it is called."""
 
     graph: BatchGraph
     counts: BatchCounts
     before_output: Callable[[str], None]
 
     def call_sink(self, operator: str, frame: DataFrame, function: SinkFunction, sensitive: frozenset[str]) -> None:
-        """Hand over all records, in tasks; errors tell no values of `sensitive` columns."""
+        """Hand all records to the function, in tasks; errors omit values of `sensitive` columns."""
         self.before_output(function_label(function))
         self.counts.add(
             operator, function_sinks.hand_to_function(frame, self._call(operator, function, None, sensitive))
@@ -70,7 +70,7 @@ class FunctionOutputs:
     def call_sink_for_results(
         self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema, sensitive: frozenset[str]
     ) -> DataFrame:
-        """Return the results, as they were recorded when the batch was run first, where the records lie."""
+        """Return the function's results, as recorded by the batch's first run, partitioned like the records."""
         graph = self.graph
         asked = {"function": function_label(function), "returns": {field.name: field.type for field in returns.fields}}
         record = RecordedAnswers(graph.context.lake, graph.app.name, graph.inputs.batch, operator, asked)
@@ -102,7 +102,7 @@ _LETTER_IDENTITY = ("table", "kind", "key", "record")
 
 
 def records_from_letters(spark: SparkSession, table: str, letters: Letters) -> DataFrame:
-    """Return refused records as records of a stream, at the positions of those that they were."""
+    """Return rejected records as records of a stream, at the positions of the originals."""
     ddl = ", ".join((RECORD_META_DDL, *(f"`{name}` {kind}" for name, kind in DEAD_LETTER_COLUMNS.items())))
     rows = [
         (
@@ -119,9 +119,9 @@ def records_from_letters(spark: SparkSession, table: str, letters: Letters) -> D
 
 
 def check_letters_sent(system: StreamSystem, stream: str, sent: AppendResult, letters: DataFrame, what: str) -> None:
-    """Raise TableError where a batch that is run again finds others refused than its first run has sent already.
+    """Raise TableError if a retried batch rejects records that its first run did not send as dead letters.
 
-    A batch appends to a stream once, so that the others would be lost.
+    A batch appends to a stream only once, so these records would be lost.
     """
     ranges = {
         SystemStreamPartition(system.name, stream, partition): OffsetRange(start, sent.next[partition])
@@ -132,23 +132,23 @@ def check_letters_sent(system: StreamSystem, stream: str, sent: AppendResult, le
     lost = [row for row in letters.select(*_LETTER_IDENTITY).collect() if tuple(row) not in present]
     if lost:
         raise TableError(
-            f"{what}: this batch is run again, and table {lost[0]['table']} refuses {len(lost)} record(s) that are not "
-            f"among the dead letters of its first run; the first is of key {lost[0]['key']}.",
+            f"{what}: this batch was retried, and table {lost[0]['table']} rejects {len(lost)} record(s) that are not "
+            f"among the dead letters of its first run; the first has the key {lost[0]['key']}.",
             "Correct the records or the table, then run the batch again.",
             table=lost[0]["table"],
         )
 
 
 def find_previous_append(system: StreamSystem, stream: str, producer: str, batch: int) -> AppendResult | None:
-    """Return the result of what this batch has sent to a stream before, None where it has not."""
+    """Return the result of this batch's earlier append to a stream; None if there was none."""
     try:
         return system.appended(stream, producer, batch)
-    except (StreamNotFoundError, ConfigurationError):  # a system of the user's that can't tell, maybe
+    except (StreamNotFoundError, ConfigurationError):  # a custom system may not support this
         return None
 
 
 def output_schema(frame: DataFrame) -> Schema:
-    """Return the columns of records that an output stream gets."""
+    """Return the columns of records as an output stream gets them."""
     return Schema.from_spark(
         frame.select(*[named_column(name) for name in frame.columns if not name.startswith("__")]).schema
     )
@@ -165,7 +165,7 @@ def find_needed_operators(operators: Sequence[Operator]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class StreamOutputs:
-    """The streams that a batch appends to; `before_output` is called with the name before anything is written."""
+    """Appends to streams; `before_output` is called with a stream's name before anything is written."""
 
     graph: BatchGraph
     counts: BatchCounts
@@ -174,7 +174,7 @@ class StreamOutputs:
     def send(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> AppendResult:
-        """Append records as (application, batch), to a stream that is created with `key` and `partitions`."""
+        """Append records as (application, batch); creates the stream with `key` and `partitions` if needed."""
         self.before_output(stream)
         system, name = self.graph.system_of(stream), split_stream_name(stream)[1]
         create = partial(system.create, name, schema=output_schema(frame), key=key, partitions=partitions)
@@ -183,10 +183,10 @@ class StreamOutputs:
         cut = self.graph.inputs.cut
         sent = find_previous_append(system, name, producer, batch) if cut or system.evolves else None
         if sent is not None and cut:
-            result = sent  # of all records that the batch was begun with
-            frame.count()  # what has been counted before it would be waited for in vain else
+            result = sent  # of all records that the batch began with
+            frame.count()  # counts upstream complete only once their records are consumed
         elif sent is not None:
-            # Sent before the columns changed, maybe: they do not change for records that turn out to be others.
+            # The first run may have sent before the columns changed: change them only if the append is a repeat.
             result = append()
             create()
         else:
@@ -216,7 +216,7 @@ class StreamOutputs:
     def send_dead_letters(
         self, operator: str, letters: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
-        """Append refused records, unless the batch has done so before: then none of these may be missing there."""
+        """Append dead letters; if the batch has sent them before, check that none is missing there."""
         system, name = self.graph.system_of(stream), split_stream_name(stream)[1]
         sent = find_previous_append(system, name, self.graph.context.writer, self.graph.inputs.batch)
         if sent is None:
@@ -227,10 +227,10 @@ class StreamOutputs:
 
 
 def find_position_streams(operators: Iterable[Operator], has_own: Callable[[str], bool]) -> dict[str, str | None]:
-    """Return the stream that the positions of the records after each operator are in, None where there are several.
+    """Return the stream that holds the positions of each operator's records; None if there are several.
 
-    Made records have their own: it is named by the operator that makes them.
-    `has_own` says of an output stream whether what goes on after it is read from there.
+    Records that an operator makes have positions of their own, named after that operator. `has_own` says whether the
+    records that continue after an output stream are read from it.
     """
     result: dict[str, str | None] = {}
     for operator in operators:
@@ -249,12 +249,13 @@ def find_position_streams(operators: Iterable[Operator], has_own: Callable[[str]
 def build_marking(
     table: Any, columns: Iterable[str], stream: str | None, inputs: BatchInputs, writer: str, *, made_of_one: bool
 ) -> Marking | None:
-    """Return how the records of a batch are marked for a table with conditions; None for one without.
+    """Return how a batch's records are marked in a table that ignores repeats or keeps the newest; None for other
+    tables.
 
-    `columns` are the records', `stream` that of their positions. `writer` begins the names of all sources: two who
-    write the same table from the same stream don't take the other's marks for their own. So does a stream that was made
-    anew have other names, and a bounded replay: what is read beside the main position has marks of its own, or the main
-    position would be behind them. With on_replay="skip" replays are no others.
+    `columns` are the columns of the records, `stream` is the stream of their positions. Sources are named after
+    `writer`, so that two applications that write one table from one stream keep separate marks. A recreated stream gets
+    new names too. So does a bounded replay, which reads outside the main position, unless the table has
+    on_replay="skip".
     """
     if not table.idempotent and table.newest_by is None:
         return None
@@ -275,8 +276,9 @@ def build_marking(
 
 
 def name_producers(app: Application, writer: str) -> dict[str, str]:
-    """Return under which name each operator appends to its stream: `writer`, with its number where it is not the first
-    one to send there."""
+    """Return the name under which each operator appends to its stream: `writer`, plus a number from the second operator
+    on.
+    """
     names: dict[str, str] = {}
     senders: Counter[str] = Counter()
     for operator in app.operators:
@@ -289,9 +291,9 @@ def name_producers(app: Application, writer: str) -> dict[str, str]:
 
 
 class TableOutputs:
-    """The remote tables of one batch; `before_output` is called with the name before anything is written.
+    """The remote tables of one batch; `before_output` is called with a table's name before anything is written.
 
-    What a table has refused is there until the batch has run, by the operator that wrote it.
+    Keeps the rejected records of each operator until the batch has run.
     """
 
     def __init__(self, graph: BatchGraph, counts: BatchCounts, before_output: Callable[[str], None]) -> None:
@@ -299,13 +301,13 @@ class TableOutputs:
         self._letters: dict[str, tuple[str, tuple[dict[str, Any], ...]]] = {}
 
     def write(self, operator: str, frame: DataFrame, send: TableSend, sensitive: frozenset[str]) -> None:
-        """Write records, few of them in one task; a replay writes nothing to a table that has had its records."""
+        """Write records, few of them in one task; a replay writes nothing to a table with on_replay="skip"."""
         graph = self._graph
         self._before_output(send.table)
         table = self._table(send.table)
         if graph.replays and table.on_replay == "skip":
-            # Nothing of a bounded replay is for this table: it has had it, or gets it from the main position, to which
-            # it would be older than what the replay had marked.
+            # The table has these records, or gets them from the main position, which must not look older than a mark
+            # of the replay.
             self._letters[operator] = (send.table, ())
             self._counts.add(send.table, {"skipped": frame.count()})
             return
@@ -344,12 +346,12 @@ class TableOutputs:
         )
 
     def refused_records(self, operator: str) -> DataFrame:
-        """Return what the table of the operator before this one has refused."""
+        """Return the records that the table of the operator before this one has rejected."""
         (before,) = self._graph.app.operator(operator).inputs
         return records_from_letters(self._graph.spark, *self._letters.get(before, ("", ())))
 
     def look_up(self, operator: str, frame: DataFrame, lookup: TableLookup, sensitive: frozenset[str]) -> DataFrame:
-        """Return records, which are computed once, with what the table answers: the same however often it is asked."""
+        """Return the records, computed once, with the table's recorded answers."""
         graph = self._graph
         asked = describe_lookup(lookup, dict(frame.dtypes))
         record = RecordedAnswers(graph.context.lake, graph.app.name, graph.inputs.batch, operator, asked)

@@ -1,4 +1,8 @@
-"""Begins a batch: what it is going to do is committed, before anything of it is read."""
+"""Commits a batch: its intent before anything is read, its outputs, then its end, which is the checkpoint.
+
+A commit of the checkpoint applies the startpoints that lie before it; only then are they removed from the fan-outs. A
+crash in between leaves them there, and the log knows that they were applied.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpenBatch:
-    """A batch whose intent is committed: what it reads, how many records (or offsets), and the seconds so far."""
+    """A batch whose intent is committed: its inputs, its number of records (or offsets), and the seconds so far."""
 
     run: StepState
     intent: Intent
@@ -52,9 +56,9 @@ class OpenBatch:
 
 
 def commit_intent(step: StepResources, run: StepState, batch: LeasedBatch, began: float) -> OpenBatch:
-    """Commit what the batch is going to do, once its outputs are known to take it; nothing is read before.
+    """Commit the intent of the batch, after a dry run has shown that its outputs accept it; nothing is read before.
 
-    Its seconds count from where its planning `began`, by the monotonic clock.
+    `began` is when its planning began, by the monotonic clock.
     """
     context, intent, state = step.context, batch.intent, run.logged.state
     met = {name: step.versions.view(name, version, state) for name, version in intent.versions.items()}
@@ -64,7 +68,7 @@ def commit_intent(step: StepResources, run: StepState, batch: LeasedBatch, began
     # Local tables are read with the columns and buckets that they are declared with, whatever is stored.
     own = {dataset.name for dataset in context.app.datasets if dataset.is_owned_by(context.app.name)}
     shapes = {**batch.records, **{name: _plan_shape(view) for name, view in views.items() if name not in own}}
-    if shapes != run.shapes:  # once a run, and for datasets or inputs of other columns or buckets
+    if shapes != run.shapes:  # once a run, and when columns or buckets change
         context.on_event(StepEvent("analysis", intent.batch))
         starts = {ssp: span.start for ssp, span in intent.ranges.items()}
         step.engine.analyze(context, views, starts, partial(create_state, context.runtime)).report_differences()
@@ -99,7 +103,7 @@ def commit_intent(step: StepResources, run: StepState, batch: LeasedBatch, began
 def _follow_lost_changes(
     context: StepContext, intent: Intent, met: Mapping[str, VersionReader | TransientVersion | None]
 ) -> Intent:
-    """Return an open batch's intent with the tables of one run as they are left where retention has taken changes."""
+    """Return the intent of a resumed batch, with the versions of per-run tables that are left after retention."""
     left = {
         name: view.version
         for name, view in met.items()
@@ -108,27 +112,21 @@ def _follow_lost_changes(
     if not left:
         return intent
     for name, version in left.items():
-        text = f"dataset {name!r}: retention has taken changes that batch {intent.batch} had met; it meets {version}"
+        text = f"dataset {name!r}: retention has deleted changes that batch {intent.batch} had read; it reads {version}"
         context.on_event(StepEvent("lost", intent.batch, {"text": text}))
     return intent.model_copy(update={"versions": {**intent.versions, **left}, "cut": True})
 
 
 def _plan_shape(view: VersionReader | TransientVersion | None) -> tuple[Schema, int | None] | None:
-    """Return what Spark's plans depend on of a dataset's version: its columns, and in how many buckets it lies."""
+    """Return what Spark's plans depend on in a dataset's version: its columns and its number of buckets."""
     if view is None:
         return None
     sealed = getattr(view, "sealed", None)
     return view.schema, None if sealed is None else sealed.partitions
 
 
-# Commits how far the inputs are read: by a batch that is written, or where there is nothing to read yet.
-#
-# That commit is the checkpoint, and applies the startpoints that lie before it; only then are these removed from the
-# fan-outs: a crash in between leaves them there, and the log knows that they were applied.
-
-
 def close_batch(step: StepResources, written: WrittenBatch) -> StepState:
-    """Commit the end of the batch, which applies its startpoints, and only then remove these from the fan-outs."""
+    """Commit the end of the batch, which applies its startpoints; then remove these from the fan-outs."""
     began, context, opened = time.monotonic(), step.context, written.opened
     run, intent, before = opened.run, opened.intent, opened.run.logged.state.offsets
     done = ClosedBatch(
@@ -157,10 +155,7 @@ def close_batch(step: StepResources, written: WrittenBatch) -> StepState:
 
 
 def commit_positions(step: StepResources, run: StepState, nothing: NothingToRead) -> StepState:
-    """Commit the positions that the inputs are read up to; the startpoints there are applied with that.
-
-    Where nothing has moved, nothing is committed.
-    """
+    """Commit the positions that the inputs have been read up to, with the startpoints there; nothing if none moved."""
     context, positions = step.context, nothing.positions
     if not (positions.startpoints or positions.lost):
         return run
@@ -185,7 +180,7 @@ def _add_lost_counts(
     systems: Mapping[str, StreamSystem],
     lost: Mapping[SystemStreamPartition, OffsetRange | Range],
 ) -> Counters:
-    """Return these counters, and beside them how much of each stream is `lost`."""
+    """Return the counters with the number of lost offsets of each stream."""
     counted = {name: dict(of_name) for name, of_name in counters.items()}
     for ssp, span in lost.items():
         of_stream = counted.setdefault(ssp.qualified_stream, {})
@@ -194,7 +189,7 @@ def _add_lost_counts(
     return counted
 
 
-# What mending the application, its records or its tables ends; the batch is open until then.
+# Errors that are fixed in the application, its records or its tables; the batch stays open until then.
 _APPLICATION_ERRORS = (
     NullKeyError,
     OperatorFailedError,
@@ -203,15 +198,15 @@ _APPLICATION_ERRORS = (
     SchemaMismatchError,
     TableError,
 )
-# Seconds before a batch's work is begun again where the store broke off in the middle of it.
+# Seconds before a batch is retried after a store failure.
 _RETRY_PAUSES = (1.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenBatch:
-    """A batch whose outputs are all written, with what they and the joins have counted, and tables have measured.
+    """A batch whose outputs are all written, with its counters and table metrics.
 
-    `times` are how far the inputs have come with it; None where it moves none.
+    `times` are the event times of the inputs after it; None where they do not change.
     """
 
     opened: OpenBatch
@@ -222,23 +217,23 @@ class WrittenBatch:
 
 
 def add_next_steps(error: AdjunctError, app: str, batch: int) -> AdjunctError:
-    """Return the error, with how the batch that it leaves open comes to its end: as a note, or as the next step."""
+    """Return the error with how to finish or abandon the batch that it leaves open, in its next step or as a note."""
     give_up = f"adjunct checkpoint abandon {app} --reason …"
     if isinstance(error, ProducerConflictError) and error.newest is not None and error.newest > batch:
         return error.reworded(
             error.problem,
-            f"Nothing was added. Batch {batch} is open, and the output has those of {app!r} up to {error.newest}: its "
-            "batch log was begun anew, or another application has its name. Restore the log, or choose another name.",
+            f"Nothing was written. Batch {batch} is open, and the output has batches of {app!r} up to {error.newest}: "
+            "the batch log was deleted, or another application has this name. Restore the log, or choose another name.",
         )
     if isinstance(error, ProducerConflictError):
         return error.reworded(
             error.problem,
-            f"Batch {batch} is open, and this output has it already, as other code has made it: end it with that code "
-            f"and deploy again; or give it up, and its records are sent again in another batch: {give_up}.",
+            f"Batch {batch} is open, and this output already has it from a run with different code: finish it with "
+            f"that code and deploy again; or abandon it, and its records are sent again in another batch: {give_up}.",
         )
     way_out = (
-        f"Batch {batch} stays open: the next run repeats it with the code of then, and adds nothing to an output that "
-        f"has it. Or give it up: {give_up} (with --skip its records are passed over)."
+        f"Batch {batch} stays open: the next run retries it with the code deployed by then, and adds nothing to "
+        f"outputs that have it. Or abandon it: {give_up} (--skip also skips its records)."
     )
     if isinstance(error, OperatorFailedError):
         return error.reworded(error.problem, f"{error.next_step} {way_out}")
@@ -248,7 +243,7 @@ def add_next_steps(error: AdjunctError, app: str, batch: int) -> AdjunctError:
 
 
 def write_outputs(step: StepResources, opened: OpenBatch) -> WrittenBatch:
-    """Write every output; where the store broke off, again from the beginning: what is written already stays."""
+    """Write every output; after a store failure start over, keeping what is already written."""
     began, context, intent = time.monotonic(), step.context, opened.intent
 
     def before_output(name: str) -> None:
@@ -271,10 +266,10 @@ def write_outputs(step: StepResources, opened: OpenBatch) -> WrittenBatch:
                     raise
                 raise told from (error.__cause__ if ours is error else error)
             if isinstance(ours, OffsetOutOfRangeError) and ours is not error:
-                raise ours from error  # a task has met it
+                raise ours from error  # raised in a task
             if pause is None or not isinstance(ours, StoreUnavailableError):
                 raise
-            text = f"{ours.problem} The batch is begun again in {pause:g} s"
+            text = f"{ours.problem} The batch is retried in {pause:g} s"
             context.on_event(StepEvent("again", intent.batch, {"text": text}))
         time.sleep(pause)
     raise AssertionError("unreachable")

@@ -1,4 +1,4 @@
-"""Compiles a planned application to DataFrames for one batch, and runs its outputs in order."""
+"""Compiles a planned application to DataFrames for one batch, and writes its outputs in order."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ if TYPE_CHECKING:
 
 
 def moves_only_for_write(graph: BatchGraph, operator: Operator) -> bool:
-    """Whether records are moved to be written, and go on from where they lay."""
+    """Return whether records are repartitioned only to be written, and continue unmoved."""
     return operator.spec.is_side_output and bool(graph.moves(operator.id))
 
 
 def repartition_inputs(graph: BatchGraph, operator: Operator, sources: Sequence[DataFrame]) -> list[DataFrame]:
-    """Return the records of each input, where the planner's auto_repartition has them before this operator."""
+    """Return the records of each input, repartitioned where the plan's auto_repartition says so."""
     frames = list(sources)
     for exchange in graph.moves(operator.id):
         number, by = exchange.input, map(named_column, exchange.partitioned_by)
@@ -80,10 +80,10 @@ def prepare_inputs(
     sources: Sequence[DataFrame],
     with_watermark: Callable[[Operator, DataFrame], DataFrame],
 ) -> list[DataFrame]:
-    """Return the records of each input as the operator gets them: moved, behind its watermark, told apart.
+    """Return the records of each input as the operator gets them: repartitioned, with its watermark, tagged by input.
 
-    `sources` are what leaves the operators before it. Records of several inputs may have the same positions: those of
-    each say which input they came by.
+    `sources` are the records that leave the operators before it. Inputs may share positions, so records of several
+    inputs say which one they came from.
     """
     frames = [with_watermark(operator, frame) for frame in repartition_inputs(graph, operator, sources)]
     if len(frames) < 2:
@@ -99,18 +99,18 @@ _TIME_COUNTS = {BEFORE_HISTORY: "before_history", NO_TIME: "null_times"}
 
 
 def add_barrier(frame: DataFrame) -> DataFrame:
-    """Return the same records, of which Spark moves nothing past this place: they are counted here, for nobody."""
+    """Return the same records behind a metric that nobody reads, past which Spark's optimizer moves nothing."""
     from pyspark.sql import functions as F
 
     return frame.observe(f"here-{uuid4().hex}", F.count(F.lit(1)))
 
 
 class JoinCounts:
-    """Rows that came to one join, and those of them that met no entry of the dataset; of a join by time also those from
-    before the history, and those without a time.
+    """Counts the rows of one join, and how many of them matched no entry; for joins by time also those from before the
+    dataset's history, and those without a time.
 
-    Spark counts them as the rows pass, so `result` is there once an output has consumed them all. `metric` is what the
-    counting is called in Spark's plans.
+    Spark counts rows as they pass, so `result` is available once an output has consumed them. `metric` is the name of
+    the counts in Spark's plans.
     """
 
     def __init__(self, name: str) -> None:
@@ -120,7 +120,7 @@ class JoinCounts:
         self._observation = Observation(self.metric)
 
     def observe(self, joined: DataFrame) -> DataFrame:
-        """Return `joined`, counted; it has the column `__matched`, null where no entry was met."""
+        """Return `joined`, counted; its column `__matched` is null where no entry matched."""
         from pyspark.sql import functions as F
 
         return joined.observe(
@@ -131,7 +131,7 @@ class JoinCounts:
         )
 
     def result(self) -> dict[str, int]:
-        """Return {"rows", "unmatched"}, of a join by time also {"before_history", "null_times"}.
+        """Return {"rows", "unmatched"}; for a join by time also {"before_history", "null_times"}.
 
         Waits for the output if it has not run yet.
         """
@@ -144,7 +144,7 @@ Counters = dict[str, dict[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class BatchMetrics:
-    """What a batch has counted, by output or join, what its tables have measured, and how far its inputs have come."""
+    """The counters of a batch by output or join, its table metrics, and the event times of its inputs after it."""
 
     counters: Counters
     measured: Mapping[str, TableMetrics]
@@ -152,7 +152,7 @@ class BatchMetrics:
 
 
 class BatchCounts:
-    """What outputs add to as they are written, what tables measure, and joins that Spark counts as records pass."""
+    """Collects counters of outputs and joins, and metrics of tables, while a batch is written."""
 
     def __init__(self) -> None:
         self.counters: Counters = {}
@@ -160,11 +160,11 @@ class BatchCounts:
         self._joins: list[JoinCounts] = []
 
     def add(self, name: str, counters: Mapping[str, int]) -> None:
-        """Add to what was counted of an output, or an operator, of this name."""
+        """Add to the counters of an output or an operator."""
         self.counters[name] = sum_counters(self.counters.get(name, {}), counters)
 
     def measure(self, table: str, metrics: TableMetrics, counters: Mapping[str, int]) -> None:
-        """Add what a table has measured of its requests, and what was counted of them."""
+        """Add the metrics and counters of a table's requests."""
         self.measured[table] = self.measured.get(table, TableMetrics()) + metrics
         self.add(table, counters)
 
@@ -175,20 +175,21 @@ class BatchCounts:
         return counts.observe(joined)
 
     def of_joins(self) -> Counters:
-        """Return what was counted at each join; waits for outputs that have not run yet."""
+        """Return the counts of each join; waits for outputs that have not run yet."""
         return {join.name: join.result() for join in self._joins}
 
 
 def sum_counters(before: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
-    """Return the counters of two sends to one table in one."""
+    """Return the sums of two sets of counters."""
     return {name: before.get(name, 0) + more.get(name, 0) for name in {**before, **more}}
 
 
 def call_frame_function(operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
-    """Return what the function makes of the records.
+    """Return the DataFrame that a user's function returns for the records.
 
-    Raises OperatorFailedError for what the function raises, and PlanningError for an answer that is no frame, lacks the
-    records' hidden columns or has two columns of one name. What Spark's analyser and Adjunct say passes as it is.
+    Raises OperatorFailedError for what the function raises, and PlanningError for a result that is no DataFrame, lacks
+    the records' hidden columns, or has two columns with one name. Errors of Adjunct and of Spark's analyzer pass
+    unchanged.
     """
     from pyspark.errors import AnalysisException
     from pyspark.sql import DataFrame
@@ -203,14 +204,14 @@ def call_frame_function(operator: str, function: DataFrameFunction, frame: DataF
         returned = "None" if result is None else type(result).__name__
         raise PlanningError(
             f"{operator}: {function_label(function)} returned {returned}: expected a DataFrame.",
-            "Return the records that it was given, with other columns or fewer rows.",
+            "Return a DataFrame made from the given records, with other columns or fewer rows.",
             operator=operator,
         )
     lost = [name for name in list_hidden_columns(frame) if name not in result.columns]
     if lost:
         raise PlanningError(
-            f"{operator}: its function returned records without {', '.join(lost)}, which carry each record's "
-            "position in its stream and its epoch.",
+            f"{operator}: its function returned records without {', '.join(lost)}, which hold each record's "
+            "position and epoch.",
             'Keep them: add columns with withColumn or select("*", …), and drop only your own; or give '
             "expressions instead of a function.",
             operator=operator,
@@ -227,7 +228,8 @@ def call_frame_function(operator: str, function: DataFrameFunction, frame: DataF
 
 
 class BatchCompiler:
-    """One batch as its operators meet it; what it does for them is in its parts, which all use its `graph`.
+    """The BatchContext of a batch that writes: it reads inputs, and writes outputs, for the operators that are
+    compiled.
 
     `before_output` is called with the name of an output before anything is written to it.
     """
@@ -248,7 +250,7 @@ class BatchCompiler:
         self._functions = FunctionOutputs(graph, self._counts, before_output)
 
     def commit(self) -> BatchMetrics:
-        """Commit what was written to local tables, when all outputs are; return what the batch has counted."""
+        """Commit local and state tables, after all other outputs are written; return the metrics of the batch."""
         counters = self._counts.counters
         counters |= self._local.commit(self._before_output)
         counters |= self._states.commit(self._before_output)
@@ -257,20 +259,20 @@ class BatchCompiler:
         return BatchMetrics(counters, self._counts.measured, self._times.after())
 
     def close(self) -> None:
-        """Let go of what is not committed, and of records that were kept while the batch ran."""
+        """Discard what is not committed, and release cached records."""
         self._local.close()
         self._states.close()
-        self._kept.release()  # before the records that they were made of
+        self._kept.release()  # before the records that they are made of
         self._times.close()
 
-    # -- of the operator that is compiled
+    # -- the operator that is compiled
 
     def note_arriving(self, operator: str, frames: Sequence[DataFrame]) -> None:
-        """Note what arrives at an operator, for who looks for a record that has failed there."""
+        """Remember the input records of an operator, for finding the record that fails in it."""
         self._arrived[operator] = list(frames)
 
     def arriving(self, operator: Operator) -> list[DataFrame]:
-        """Return what has arrived at an operator, of each input."""
+        """Return the input records of an operator, for each input."""
         return self._arrived[operator.id]
 
     def with_watermark(self, operator: Operator, frame: DataFrame) -> DataFrame:
@@ -325,7 +327,7 @@ class BatchCompiler:
     def has_late_consumer(self, operator: str) -> bool:
         return operator in self.graph.late_consumers
 
-    # -- records, and what they meet
+    # -- records, entries and lookups
 
     def read(self, stream: str) -> DataFrame:
         return self._times.read(stream)
@@ -340,7 +342,7 @@ class BatchCompiler:
         return frame.first()
 
     def call(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
-        # Spark asks a filter behind it below it, too, and would call what is in it twice for a record.
+        # Without the barrier Spark pushes later filters below the function, and calls its UDFs twice for a record.
         return add_barrier(call_frame_function(operator, function, frame))
 
     def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
@@ -411,11 +413,12 @@ class BatchCompiler:
 
 @dataclass(frozen=True, slots=True)
 class BatchGraph:
-    """What a batch reads, and what its application and plan say of each operator, by id; nothing here changes.
+    """What a batch reads, and what the application and its plan say of each operator, by id; immutable.
 
-    `operators` are those whose records are written, in their order. `consumers` counts who takes the records of each,
-    `late_takers` are those whose left out records somebody takes. `origins` and `positions` say where records have
-    their positions from, `producers` and `writers` by which names they are appended to streams and written to tables.
+    `operators` are those whose records are written, in order. `consumers` counts the operators that take the records of
+    each, `late_consumers` are the operators whose left-out records are used. `origins` and `positions` say where
+    records have their positions from; `producers` and `writers` are the names under which operators write to streams
+    and tables.
     """
 
     context: StepContext
@@ -440,7 +443,7 @@ class BatchGraph:
 
     @property
     def replays(self) -> bool:
-        """Whether it is read beside the main position: a bounded replay, or a rehearsal."""
+        """Whether the batch reads outside the main position: a bounded replay, or a dry run."""
         return self.inputs.consumed is None
 
     @property
@@ -454,37 +457,39 @@ class BatchGraph:
         return self.planned[operator].partitioned_by
 
     def stream_of(self, operator: str) -> str | None:
-        """Return the stream that the positions of the records after an operator are in; None for several."""
+        """Return the stream that holds the positions of an operator's records; None if there are several."""
         return self.positions[operator]
 
     def has_consumers(self, operator: str) -> bool:
         return self.consumers.get(operator, 0) > 0
 
     def is_shared(self, operator: Operator) -> bool:
-        """Whether several operators take records that nothing keeps yet: what is read or written is there as it is."""
+        """Return whether several operators use the records and nothing stores them: what is read or written is stored
+        already.
+        """
         spec = operator.spec
         return self.consumers.get(operator.id, 0) > 1 and spec.reads is None and spec.writes is None
 
     def moves(self, operator: str) -> Sequence[Exchange]:
-        """Return the exchanges that the planner's auto_repartition has before an operator."""
+        """Return the plan's auto_repartition exchanges before an operator."""
         return [move for move in self.exchanges.get(operator, ()) if move.reason == "auto_repartition"]
 
     def system_of(self, stream: str) -> StreamSystem:
         return self.context.systems[split_stream_name(stream)[0]]
 
     def sources(self, operator: str) -> Sources | None:
-        """Return what is read of the one stream that an operator's records are made of; None where it is not one."""
+        """Return what is read of the one stream that an operator's records come from; None if there are several."""
         stream = self.origins[operator].made_of
         return None if stream is None else self.inputs.sources(self.context.writer, stream)
 
     def gather_small(self, frame: DataFrame) -> DataFrame:
-        """Return records that are moved next: few are brought into one task first."""
-        # Spark would drop what brings records together right before they are moved.
+        """Return records that are repartitioned next; few records are coalesced into one task first."""
+        # Without the barrier Spark drops a coalesce right before an exchange.
         return add_barrier(frame.coalesce(1)) if self.inputs.few else frame
 
 
 def build_batch_graph(context: StepContext, inputs: BatchInputs) -> BatchGraph:
-    """Return the graph of a batch of a planned application that reads these inputs."""
+    """Return the graph of a batch that reads these inputs."""
     operators = context.app.operators
     written = find_needed_operators(operators)
     exchanges: dict[str, list[Exchange]] = {}
@@ -510,10 +515,10 @@ def build_batch_graph(context: StepContext, inputs: BatchInputs) -> BatchGraph:
 
 
 def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
-    """Run every output of the application once, in the order of their definition; return what was counted.
+    """Write every output of the application once, in order of definition; return the metrics of the batch.
 
-    Outputs take (application, batch) as producer and sequence, so running a batch again adds nothing to
-    streams. `before_output` is called with the output's name before anything is written to it.
+    (application, batch) is the producer and sequence of every append, so repeating a batch adds nothing to streams.
+    `before_output` is called with the output's name before anything is written to it.
     """
     with use_interpreted_plans(context.spark()) if inputs.interpreted else nullcontext():
         batch = BatchCompiler(build_batch_graph(context, inputs), before_output)
@@ -529,22 +534,22 @@ def compile_operators(batch: BatchCompiler) -> dict[str, DataFrame]:
     frames: dict[str, DataFrame] = {}
     for operator in batch.graph.operators:
         leaving = compile_operator(batch, operator, [frames[source] for source in operator.inputs])
-        # Records that several operators take are computed once.
+        # Records that several operators use are computed once.
         several = batch.graph.is_shared(operator)
         frames[operator.id] = batch.materialize(operator.id, leaving) if several else leaving
     return frames
 
 
 def compile_operator(batch: BatchCompiler, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
-    """Return the records that leave an operator; `sources` are those that leave the operators before it.
+    """Return the records that leave an operator; `sources` are the records that leave the operators before it.
 
-    What Spark says of its expressions, and what fails in its code, is told with its name, not with a plan.
+    Errors of its expressions and functions name the operator, without Spark's plan.
     """
     from pyspark.errors import AnalysisException
 
     aside = moves_only_for_write(batch.graph, operator)
     try:
-        if aside and batch.graph.has_consumers(operator.id):  # two read them: what is written, and what goes on
+        if aside and batch.graph.has_consumers(operator.id):  # read twice: to be written, and to continue
             sources = [batch.materialize(operator.id, frame) for frame in sources]
         arriving = prepare_inputs(batch.graph, operator, sources, batch.with_watermark)
         batch.note_arriving(operator.id, arriving)
@@ -573,6 +578,6 @@ def _analysis_error(operator: Operator, error: AnalysisException) -> PlanningErr
     place = failing_line(error) or operator.declared_at
     return PlanningError(
         f"{operator.id}: {problem}{f' ({place.words()})' if place else ''}.",
-        "Correct the expression, or the function; adjunct plan shows the operators by these names.",
+        "Correct the expression or function; adjunct plan lists the operators by these names.",
         operator=operator.id,
     )

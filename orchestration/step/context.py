@@ -1,4 +1,4 @@
-"""What a run of the step works over, and how far it has come: two frozen values that its stages are given."""
+"""What a run of the step works with, and how far it has come: frozen values that its stages pass on."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 class BatchInputs:
     """What one batch reads: offsets [start, end) of each input partition, and one version of each dataset.
 
-    A view is None for a dataset that holds nothing back and has no version yet: its joins find no match. `epochs` are
-    those of the partitions' positions, without zeros; `consumed` are the offsets at which the main input goes on after
-    the batch, None for one that replays. `identities` are those of the input streams that have one. `tasks` is how many
-    read broadcast inputs; None: as many as the plan has. `few` records are for one task a stage; where datasets
-    have few rows, too, Spark's plans are `interpreted`. `reading` says which versions the records meet. `over_time` are
-    all versions that joins by time meet of bounded datasets. `states` are the tables of state as the batch is begun
-    with them, by dataset. `clock` is when the batch was begun, `times` how far its inputs had come by then.
-    Of a batch that is `cut` retention has taken records since it was begun: an output that has it keeps what it has.
+    A view is None for a dataset without `bootstrap` that has no version yet: its joins find no match. `epochs` are
+    those of the partitions' positions, without zeros. `consumed` are the offsets at which the main input continues
+    after the batch; None for a replay. `identities` are those of the input streams that have one. `tasks` is the number
+    of tasks that read broadcast inputs; None for as many as the plan has. `few`: run one task a stage; `interpreted`:
+    have Spark interpret plans instead of compiling them. `reading` says which versions the records are joined with.
+    `over_time` has all versions of bounded datasets that joins by time read. `states` are the state tables at the start
+    of the batch, by dataset. `clock` is when the batch began, `times` the event times of its inputs by then. `cut`:
+    retention has deleted records since the batch began, so outputs that have it already keep what they have.
     """
 
     batch: int
@@ -67,7 +67,7 @@ class BatchInputs:
     cut: bool = False
 
     def sources(self, application: str, stream: str) -> Sources | None:
-        """Return what is read of a stream, as records say what they are made of; None where offsets are no numbers."""
+        """Return the ranges read of a stream, for the positions of output records; None if offsets are not numbers."""
         ranges = {ssp: span for ssp, span in self.ranges.items() if ssp.qualified_stream == stream}
         if not all(text.isdecimal() for span in ranges.values() for text in (span.start, span.end)):
             return None
@@ -84,16 +84,14 @@ class BatchInputs:
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What a step works with; its run, named in commits, is the runtime's `by`.
+    """The settings of a run of the step; `run`, its name in commits, is the runtime's `by`.
 
-    `fan_out` is what was fanned out for this run, once: its tasks start at what they are handed there.
-    `between_batches` is called before each batch is planned but the first of the run: what it brings up to date is met
-    by the next batch. `still_ours` raises where the run may not go on: before each batch, each output and each commit.
-    It is None for who holds no lease: then another run's commit ends this one, even where it has committed nothing.
-    `credits` are the step's own, as long as it runs: what its tables' rates are kept by. `open_tables` are those that
-    it looks records up in, open from batch to batch. `sensitive_of_streams` is what was asked of schemas already,
-    `declared_sensitive` what came of it, once it was asked for.
-    `writes_as` is the name that outputs and tables of state know the application by, where it was renamed since.
+    `fan_out` holds the startpoints that were handed to this run's tasks. `between_batches` is called before each batch
+    but the first. `still_ours` raises where the run may not continue: before each batch, output and commit. It is None
+    for a run without a lease: a commit by another run then ends it, even if it has committed nothing. `credits`
+    rate-limit the step's tables. `open_tables` caches lookup tables between batches. `sensitive_of_streams` and
+    `declared_sensitive` cache which columns schemas mark as sensitive. `writes_as` is the application's former name,
+    which outputs and state tables keep after a rename.
     """
 
     runtime: Runtime
@@ -128,17 +126,17 @@ class StepContext:
 
     @property
     def writer(self) -> str:
-        """The name that outputs and tables of state know the application by."""
+        """The name under which outputs and state tables know the application."""
         return self.writes_as or self.app.name
 
     @property
     def unit(self) -> str:
-        """What is counted of the inputs: in systems with holes, offsets have no records behind them everywhere."""
+        """The unit in which inputs are counted: "offsets" where a system's offsets may have gaps, else "records"."""
         names = {split_stream_name(stream)[0] for stream in self.app.inputs}
         return "records" if all(self.systems[name].counts_unread for name in names) else "offsets"
 
     def check(self) -> None:
-        """Raise where the run may not go on."""
+        """Raise if the run may not continue."""
         if self.still_ours is not None:
             self.still_ours()
 
@@ -148,9 +146,9 @@ Counters = dict[str, dict[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class StepResources:
-    """What a run of the step works over: its context, what its batches are computed by, and what was opened for it.
+    """The resources of a run of the step.
 
-    `tasks` are those of the plan, with the input partitions that each reads; `states` are the tables of state, by name.
+    `tasks` maps the plan's tasks to the input partitions that each reads; `states` are the names of the state tables.
     """
 
     context: StepContext
@@ -165,10 +163,10 @@ class StepResources:
 
 @dataclass(frozen=True, slots=True)
 class StepState:
-    """How far a run of the step has come: the batch log as it has left it, and what its report will tell.
+    """How far a run of the step has come: the batch log as it last committed it, and the figures of its report.
 
-    Partitions that are `held` are not read in this run; None before its start. `shapes` are the columns of the inputs,
-    and columns and buckets of the datasets, that a batch was last rehearsed with; None before the first rehearsal.
+    Partitions in `held` are not read in this run; None before its start. `shapes` are the columns of inputs and
+    datasets and the buckets of datasets that the last dry run checked; None before the first.
     """
 
     logged: LoggedState
@@ -183,7 +181,7 @@ class StepState:
     startpoints: tuple[str, ...] = ()
 
     def with_messages(self, context: StepContext, texts: Iterable[str]) -> StepState:
-        """Tell what became of startpoints, an event each; return the run that has told it."""
+        """Send an event for each message about startpoints; return the state with these messages."""
         lines = tuple(texts)
         for text in lines:
             context.on_event(StepEvent("startpoint", self.logged.state.batch, {"text": text}))
@@ -192,7 +190,7 @@ class StepState:
     def with_batch(
         self, done: ClosedBatch, commit_seconds: float, measured: Mapping[str, TableMetrics], *, few: bool
     ) -> StepState:
-        """Return the run with one more batch of its own, of `few` records or not, and what tables measured in it."""
+        """Return the state after one more batch, with its counters and table metrics."""
         versions, seconds = dict(self.versions), dict(self.seconds)
         for name, version in done.intent.versions.items():
             met = versions.setdefault(name, ())
@@ -213,7 +211,7 @@ class StepState:
         )
 
     def report(self, context: StepContext, *, caught_up: bool) -> StepReport:
-        """Return what the run did, and tell that it has caught up."""
+        """Return the report of the run; send a "caught-up" event if it has caught up."""
         state = self.logged.state
         if caught_up:
             context.on_event(StepEvent("caught-up", state.batch))

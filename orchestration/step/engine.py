@@ -1,4 +1,4 @@
-"""What a step has its batches computed by: it is asked what a batch will do, and runs the batch once it is begun."""
+"""The interface through which the step has its batches checked and computed, and its Spark implementation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class BatchEngine(Protocol):
-    """Computes batches. What it is given is decided and committed by the step, which calls it once for each."""
+    """Checks and computes batches; the step decides and commits what they read."""
 
     def analyze(
         self,
@@ -33,21 +33,21 @@ class BatchEngine(Protocol):
         starts: Mapping[SystemStreamPartition, str],
         on_state: Callable[[AdjunctDataset], object],
     ) -> PhysicalProof:
-        """Return what is proven of the batch that comes next, over these versions; refuse what it could not end with.
+        """Return what is proven of a batch over these versions; raise for one that could not finish.
 
-        Nothing is read or written. `on_state` is told of each table of state that the batch writes.
+        Nothing is read or written. `on_state` receives each state table that the batch writes.
         """
 
     def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
-        """Write every output of a batch, to streams and local tables once if it is repeated; return what was counted.
+        """Write every output of a batch and return its counters; streams and local tables ignore a repeated batch.
 
-        `before_output` is called with the output's name before anything is written to it, and raises where the run may
-        not go on.
+        `before_output` is called with the output's name before anything is written to it, and raises if the run may not
+        continue.
         """
 
 
 class SparkEngine:
-    """Compiles the operators to DataFrames, and has the run's session compute them."""
+    """Compiles the operators to DataFrames and runs them in the run's Spark session."""
 
     __slots__ = ()
 
@@ -58,7 +58,7 @@ class SparkEngine:
         starts: Mapping[SystemStreamPartition, str],
         on_state: Callable[[AdjunctDataset], object],
     ) -> PhysicalProof:
-        """See `BatchEngine`. Workers for the tasks that write outputs are started beside it."""
+        """See `BatchEngine`. Also starts the Python workers that the output tasks will need."""
         prewarm_workers(resolve_session(context.spark))
         return analyze_batch(context, views, starts, on_state)
 

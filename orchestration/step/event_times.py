@@ -1,4 +1,13 @@
-"""The records of a batch as they are read, with the columns that say when they happened; and what follows of it."""
+"""Reads a batch's records with their event times, and finds those that are behind their partition's watermark.
+
+A record is behind if its time is below the watermark that its source partition had when it arrived: the newest time of
+all earlier records, less the delay. Few records are checked by the driver. Many are checked by the tasks that read
+them: each task reports blocks of offsets with their oldest and newest times, and the records that it found behind. A
+block is checked again, exactly, where its task had not read all earlier records and these could make a difference.
+
+Times are read with Arrow where possible: in tasks, because Spark hands records to Python one by one, or in this
+process, where a few records are read sooner than Spark plans a job.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +46,14 @@ NEVER = -(2**62)
 
 @dataclass(frozen=True, slots=True)
 class PriorTimes:
-    """How far a partition had come before some records, in microseconds: its newest time and its watermark."""
+    """The newest time and the watermark of a partition before some records, in microseconds."""
 
     newest: int | None = None
     watermark: int | None = None
 
 
 def iter_partitions(partition: np.ndarray[Any, Any]) -> Iterator[tuple[int, slice]]:
-    """Yield each number, and where its records are, of numbers in their order."""
+    """Yield each distinct number of a sorted array, with the slice of its elements."""
     import numpy as np
 
     if not len(partition):
@@ -55,7 +64,7 @@ def iter_partitions(partition: np.ndarray[Any, Any]) -> Iterator[tuple[int, slic
 
 
 def running_newest(before: PriorTimes, times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the newest time before the first, and after each."""
+    """Return the newest time before the first record, and after each."""
     import numpy as np
 
     first = NEVER if before.newest is None else before.newest
@@ -68,13 +77,6 @@ def running_watermarks(before: PriorTimes, newest: np.ndarray[Any, Any], delay: 
 
     floor = NEVER if before.watermark is None else before.watermark
     return np.maximum(np.where(newest > NEVER, newest - delay, NEVER), floor)
-
-
-# What a task finds in the times of records as it reads them: blocks of offsets, and records that are behind.
-#
-# A task knows the records that it has read itself. Where others come before these, more may be behind than it has
-# found:
-# each block says the oldest time of the others in it, so that who knows all blocks sees where that can be.
 
 
 BLOCK_COLUMNS = ("partition", "first", "last", "oldest", "latest", "mark")
@@ -90,7 +92,9 @@ ALWAYS = 2**62
 
 @dataclass(frozen=True, slots=True)
 class TimeBlockMapper:
-    """Turns batches of (partition, offset, time) into BLOCKS of at most `length` offsets; `delay` in microseconds."""
+    """Maps batches of (partition, offset, time) to rows of BLOCK_SCHEMA, of at most `length` offsets; `delay` in
+    microseconds.
+    """
 
     stood: Mapping[int, PriorTimes]
     delay: int
@@ -103,7 +107,7 @@ class TimeBlockMapper:
             for number, span in iter_partitions(partition):
                 last, newest = reached.get(number, (-1, NEVER))
                 before = self.stood.get(number, PriorTimes())
-                if newest > NEVER and last < offset[span.start]:  # else they came out of order, and nothing is known
+                if newest > NEVER and last < offset[span.start]:  # else records are out of order, and nothing is known
                     before = PriorTimes(newest, before.watermark)
                 after = running_newest(before, time[span])
                 reached[number] = int(offset[span][-1]), int(after[-1])
@@ -144,14 +148,6 @@ def _sort_by_offset(batch: pa.RecordBatch) -> tuple[np.ndarray[Any, Any], np.nda
     return partition[order], offset[order], time[order]
 
 
-# Which records are behind the watermark of their own source partition: exactly, and with one look at most records.
-#
-# A record is behind where its time is below the watermark that its partition had when it came: the newest time of all
-# records before it, since ever, less the delay. Many records are looked at where they are read, and a second time only
-# in
-# blocks of offsets whose task had not read all that came before them, where that may make a difference.
-
-
 BLOCK_LENGTH = 1_024
 """Offsets that are looked at again together."""
 DRIVER_LIMIT = 100_000
@@ -160,7 +156,9 @@ DRIVER_LIMIT = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """What a batch's records say, and those behind: their partition, offset, and the watermark then (a timestamp)."""
+    """The measured times of a batch's records, and those behind: partition, offset, and the watermark then (a
+    timestamp).
+    """
 
     measured: Measured
     behind: pa.Table | None = None
@@ -174,9 +172,9 @@ def find_late_records(
     offsets: int,
     in_tasks: TaskTimeReader | None = None,
 ) -> Lateness:
-    """Return what the records say, of which there are at most as many as `offsets`; `delay` is in microseconds.
+    """Return the measured times and late records of at most `offsets` records; `delay` in microseconds.
 
-    Of many the times are read by `in_tasks`, where there is such a thing.
+    Many records are read by `in_tasks`, if given.
     """
     if offsets <= DRIVER_LIMIT:
         return find_late_in_memory(times.toArrow(), stood, delay)
@@ -184,7 +182,7 @@ def find_late_records(
 
 
 def find_late_in_memory(records: pa.Table, stood: Mapping[int, PriorTimes], delay: int) -> Lateness:
-    """Return what records say that are all here, in whatever order."""
+    """Return the measured times and late records of a table, in any order."""
     import numpy as np
 
     partition, offset = (records[name].to_numpy() for name in (PARTITION, OFFSET))
@@ -208,7 +206,7 @@ def find_late_in_memory(records: pa.Table, stood: Mapping[int, PriorTimes], dela
 def _find_late_by_blocks(
     times: DataFrame, stood: Mapping[int, PriorTimes], delay: int, in_tasks: TaskTimeReader | None
 ) -> Lateness:
-    """Look at each record in the task that reads it, and again at the blocks of which that task can't be sure."""
+    """Check each record in the task that reads it, and again the blocks of which that task can't be sure."""
     import pyarrow as pa
 
     look = TimeBlockMapper(stood, delay, BLOCK_LENGTH)
@@ -225,9 +223,9 @@ def _find_late_by_blocks(
 
 @dataclass(frozen=True, slots=True)
 class MergedBlocks:
-    """What the tasks' blocks come to: the records behind of those that are sure, and those to look at again.
+    """The merged blocks of all tasks: the late records in sure blocks, and the `unsure` blocks.
 
-    Of the latter partition, first offset, and newest time and watermark before it.
+    `unsure` has partition, first offset, and the newest time and watermark before the block.
     """
 
     measured: Measured
@@ -236,7 +234,7 @@ class MergedBlocks:
 
 
 def merge_blocks(rows: pa.Table, stood: Mapping[int, PriorTimes], delay: int, length: int) -> MergedBlocks:
-    """Return what rows of BLOCKS say, of all tasks, about blocks of `length` offsets."""
+    """Merge the rows of BLOCK_SCHEMA of all tasks, in blocks of `length` offsets."""
     import numpy as np
 
     rows = rows.sort_by([("partition", "ascending"), ("last", "ascending")])
@@ -254,7 +252,7 @@ def merge_blocks(rows: pa.Table, stood: Mapping[int, PriorTimes], delay: int, le
         read_to[number] = int(last[span][-1]) + 1
         if reached[-1] > NEVER:
             newest[number] = int(reached[-1])
-    # Of one block several batches may have had a part each, and several tasks: those in any order.
+    # Several Arrow batches or tasks may each have reported a part of a block, the tasks in any order.
     begins = last - last % length
     other = np.r_[len(last) > 0, (partition[1:] != partition[:-1]) | (begins[1:] != begins[:-1])][: len(last)]
     mixed = ~other & np.r_[False, first[1:] <= last[:-1]][: len(last)]
@@ -288,7 +286,7 @@ def _recheck_table(
 
 
 def _find_late_in_blocks(times: DataFrame, blocks: pa.Table, delay: int) -> pa.Table:
-    """Return the records behind in these blocks, each of which says the newest time and the watermark before it."""
+    """Return the late records of these blocks, each given with the newest time and the watermark before it."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -315,15 +313,9 @@ def _late_table(partition: np.ndarray[Any, Any], offset: np.ndarray[Any, Any], m
     )
 
 
-# What a stream's records say of their times, read by Arrow, which decodes nothing else of them.
-#
-# Of many they are read in tasks: Spark hands each record to Python one by one, which costs several times what it takes
-# to read its time from a file. Of few this process has them before Spark would have planned a job for them.
-
-
 @dataclass(frozen=True, slots=True)
 class TaskTimeReader:
-    """Reads the records of some partitions by `reads`, whose event time is the column `name`; see `TaskReads`.
+    """Reads the event times, in column `name`, of some partitions in tasks; see `TaskReads`.
 
     Times after `latest` count as none.
     """
@@ -334,12 +326,12 @@ class TaskTimeReader:
     latest: int = MAX_MICROS
 
     def blocks(self, spark: SparkSession, look: TimeBlockMapper) -> DataFrame:
-        """Return rows of BLOCKS, made by a task for each partition."""
+        """Return rows of BLOCK_SCHEMA, computed by one task for each partition."""
         tasks = max(1, len(self.partitions))
         return spark.range(0, len(self.partitions), 1, tasks).mapInArrow(_ReadTimes(self, look), BLOCK_SCHEMA)
 
     def of(self, partition: int) -> Iterator[pa.RecordBatch]:
-        """Yield (partition, offset, time) of a partition's records: microseconds, null for those that count as none."""
+        """Yield (partition, offset, time) of a partition's records: microseconds, null for times that count as none."""
         for records in self.reads(partition):
             yield from extract_times(records, self.name, self.latest).combine_chunks().to_batches()
 
@@ -368,13 +360,13 @@ def extract_times(records: pa.Table, name: str, latest: int = MAX_MICROS) -> pa.
     return pa.table({PARTITION: records[PARTITION], OFFSET: records[OFFSET], TIME: time})
 
 
-_LONGEST = 2**60  # microseconds: more than there is between any two times
+_LONGEST = 2**60  # microseconds: longer than between any two times
 
 
 class BatchTimes:
-    """Reads the inputs of one batch. What their times say is found when it is first asked for, once a stream.
+    """Reads the inputs of one batch, and measures their event times once for each stream, when first needed.
 
-    In a bounded replay all records are read again, and nothing moves; so also in a rehearsal, which is batch 0.
+    In a bounded replay all records count as read before, and no times change; also in a dry run, which is batch 0.
     """
 
     def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
@@ -386,7 +378,9 @@ class BatchTimes:
         self._read: dict[str, DataFrame] = {}
 
     def read(self, stream: str) -> DataFrame:
-        """Return the stream's records of the batch: with EVENT_TIME, BEHIND, AGAIN where it says when they happened."""
+        """Return the stream's records of the batch, with EVENT_TIME, BEHIND and AGAIN if the input declares event
+        times.
+        """
         records = self._records(stream)
         declared = self._declared.get(stream)
         if declared is None:
@@ -397,9 +391,10 @@ class BatchTimes:
         return self._with_behind(stream, records)
 
     def arriving(self, operator: Operator, frame: DataFrame) -> DataFrame:
-        """Return what arrives at an operator: at a stateful one, what is below its watermark is behind at least that.
+        """Return the records that arrive at an operator; at a stateful one, records below its watermark count as behind
+        it.
 
-        So are records of a partition that was idle, and of an input that is new: what is closed stays closed.
+        This includes records of a partition that was idle, and of a new input: what is closed stays closed.
         """
         from pyspark.sql import functions as F
 
@@ -412,14 +407,14 @@ class BatchTimes:
         return frame.withColumn(BEHIND, behind)
 
     def watermarks(self, name: str) -> Watermarks:
-        """Return the watermarks of the stateful operator of this name."""
+        """Return the watermarks of the stateful operator of this name, before and after the batch."""
         stood = self._inputs.times.operators.get(name)
         after = self.after()
         return Watermarks(stood, stood if after is None else after.operators.get(name))
 
     def after(self) -> TimeState | None:
-        """Return how far the inputs have come with the batch; None where none of them says, or nothing moves."""
-        if self._after is None and self._declared and not self._stays:
+        """Return the times after the batch; None if no input declares event times, or none change."""
+        if self._after is None and self._declared and not self._is_replay:
             measured = {stream: self._lateness(stream).measured for stream in self._declared}
             self._after = times_after_batch(
                 self._context.app, self._inputs.times, measured, self._inputs.clock, self._numbered_ranges()
@@ -427,17 +422,17 @@ class BatchTimes:
         return self._after
 
     def close(self) -> None:
-        """Let go of records that were read once for several looks."""
+        """Release cached records."""
         self._kept.release()
 
-    # -- what the columns are made of
+    # -- columns
 
     @property
-    def _stays(self) -> bool:
+    def _is_replay(self) -> bool:
         return self._inputs.consumed is None
 
     @property
-    def _rehearsed(self) -> bool:
+    def _is_dry_run(self) -> bool:
         return self._inputs.batch == 0
 
     def _ranges(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
@@ -456,12 +451,12 @@ class BatchTimes:
         system, name = split_stream_name(stream)
         streams, ranges = self._context.systems[system], self._ranges(stream)
         if not ranges:
-            # A batch that replays other streams: no records of this one.
+            # The batch replays other streams: read no records of this one.
             first = streams.upcoming(streams.partitions(name)[:1])
             ranges = {ssp: OffsetRange(end, end) for ssp, end in first.items()}
         epochs = {ssp.partition: epoch for ssp, epoch in self._inputs.epochs.items() if ssp in ranges}
         records = add_epochs(streams.read(self._context.spark(), ranges), epochs)
-        if stream in self._declared and not streams.reads_columns and self._offsets(stream) and not self._stays:
+        if stream in self._declared and not streams.reads_columns and self._offsets(stream) and not self._is_replay:
             records = self._read[stream] = self._kept.keep(records)
         return records
 
@@ -472,42 +467,42 @@ class BatchTimes:
     def _again(self, stream: str) -> Column:
         from pyspark.sql import functions as F
 
-        if self._stays and not self._rehearsed:
-            return F.col(OFFSET) >= F.lit(-1)  # as a literal, Spark would leave out what counts these records
+        if self._is_replay and not self._is_dry_run:
+            return F.col(OFFSET) >= F.lit(-1)  # not a literal: Spark would drop the count of these records
         read_to = self._read_to(stream)
-        if not read_to and not self._rehearsed:
+        if not read_to and not self._is_dry_run:
             return F.lit(False)
         ends = bigint_array(read_to.get(number, 0) for number in range(max(read_to, default=0) + 1))
         again = F.col(OFFSET) < F.coalesce(F.get(ends, F.col(PARTITION)), F.lit(0))
-        for ssp, stood in self._stood(stream).items():
-            for low, high in stood.skipped:  # passed over then, so this is the first time
+        for ssp, stood in self._partition_times(stream).items():
+            for low, high in stood.skipped:  # skipped before, so this is the first read
                 here = (F.col(PARTITION) == ssp.partition) & (F.col(OFFSET) >= low) & (F.col(OFFSET) < high)
                 again = again & ~here
         return again
 
     def _read_to(self, stream: str) -> dict[int, int]:
         """Return the offsets below which records of the partitions were read before, without zeros."""
-        return {ssp.partition: times.read_to for ssp, times in self._stood(stream).items() if times.read_to}
+        return {ssp.partition: times.read_to for ssp, times in self._partition_times(stream).items() if times.read_to}
 
-    def _stood(self, stream: str) -> Mapping[SystemStreamPartition, PartitionTimes]:
+    def _partition_times(self, stream: str) -> Mapping[SystemStreamPartition, PartitionTimes]:
         times = self._inputs.times.partitions.items()
         return {ssp: stood for ssp, stood in times if ssp.qualified_stream == stream}
 
     def _lateness(self, stream: str) -> Lateness:
         if stream not in self._found:
-            self._found[stream] = self._look(stream, self._declared[stream])
+            self._found[stream] = self._measure(stream, self._declared[stream])
         return self._found[stream]
 
-    def _look(self, stream: str, declared: EventTime) -> Lateness:
+    def _measure(self, stream: str, declared: EventTime) -> Lateness:
         from pyspark.sql import functions as F
 
         offsets = self._offsets(stream)
-        if self._stays or not offsets:
+        if self._is_replay or not offsets:
             return Lateness(Measured())
         records = self._records(stream)
-        stood = {ssp.partition: _to_prior_times(times) for ssp, times in self._stood(stream).items()}
+        stood = {ssp.partition: _to_prior_times(times) for ssp, times in self._partition_times(stream).items()}
         delay = _to_micros(declared.delay)
-        # What would be needed beyond all times moves no watermark: operators leave it out, as they do what has no time.
+        # Times so late that their state could never expire move no watermark; operators leave such records out.
         latest = MAX_MICROS - _to_micros(required_retention(self._context.app.operators).get(stream, timedelta(0)))
         in_tasks = None
         name, system = declared.column_name(dict(records.dtypes)), self._context.systems[split_stream_name(stream)[0]]
@@ -516,7 +511,7 @@ class BatchTimes:
             if unread is not None and not unread:
                 return Lateness(Measured())
             if unread is None:
-                pass  # records of before lie between: Spark leaves them out
+                pass  # records that were read before lie in between: Spark filters them
             elif self._inputs.few and offsets <= DRIVER_LIMIT and system.reads_arrow:
                 return find_late_in_memory(
                     extract_times(system.read_arrow(unread, columns), name, latest), stood, delay
@@ -532,11 +527,11 @@ class BatchTimes:
     def _unread(self, stream: str) -> dict[SystemStreamPartition, OffsetRange] | None:
         """Return the parts of the batch's ranges, of numbered offsets, that were not read before.
 
-        None where a partition has several, because others between them were read.
+        None if a partition has several such parts.
         """
         unread = {}
         for ssp, span in self._ranges(stream).items():
-            stood, start, end = self._stood(stream).get(ssp), int(span.start), int(span.end)
+            stood, start, end = self._partition_times(stream).get(ssp), int(span.start), int(span.end)
             gaps = [(0, end)] if stood is None else [*stood.skipped, (stood.read_to, end)]
             parts = [(max(low, start), min(high, end)) for low, high in gaps if max(low, start) < min(high, end)]
             if len(parts) > 1:
@@ -551,8 +546,8 @@ class BatchTimes:
         marks = self._lateness(stream).behind
         if marks is None:
             none = F.lit(None).cast("timestamp")
-            # Not a constant in a rehearsal: Spark would leave out what is made of records that are behind.
-            return records.withColumn(BEHIND, F.when(F.col(OFFSET) < 0, F.col(TIMESTAMP)) if self._rehearsed else none)
+            # Not a constant in a dry run: Spark would drop the branch for records that are behind.
+            return records.withColumn(BEHIND, F.when(F.col(OFFSET) < 0, F.col(TIMESTAMP)) if self._is_dry_run else none)
         behind = F.broadcast(self._context.spark().createDataFrame(marks))
         return records.join(behind, [PARTITION, OFFSET], "left").select(*records.columns, BEHIND)
 

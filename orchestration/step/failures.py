@@ -1,4 +1,4 @@
-"""Turns what Spark says of a job that failed in user code into an error with operator, line and a sample record."""
+"""Turns Spark's error for a job that failed in user code into an error with operator, line and a sample record."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.common import CodeLine
     from dagster_adjunct.resources.schemas.schema import Schema
 
-# How Spark quotes the expression that failed: its text, cut at both ends, then a line that points at the part.
+# How Spark quotes the expression that failed: its text, cut at both ends, then a line of carets under the part.
 _QUOTED = re.compile(
     r"^== SQL[^\n]*==\n(?P<text>.*?(?P<line>[^\n]*))\n(?P<before> *)(?P<part>\^+)[ ^]*$", re.MULTILINE | re.DOTALL
 )
@@ -46,10 +46,10 @@ _RAISED = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): ?(?P<said>.*)$")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a Spark job said of an expression or function that failed over a record.
+    """What Spark reported of an expression or function that failed on a record.
 
-    `kind` is the class of a Python error or Spark's name of the condition, `said` its words; `quoted` is the
-    expression as Spark quotes it, `part` what of it failed, and `place` the line of a Python function.
+    `kind` is the class of a Python error or the name of Spark's condition, `message` its text. `quoted` is the
+    expression as Spark quotes it, `part` the part that failed, and `place` the line of a Python function.
     """
 
     kind: str
@@ -60,20 +60,20 @@ class Failure:
 
     @property
     def of_expression(self) -> bool:
-        """Whether Spark itself failed, over an expression: its conditions are in capitals."""
+        """Whether an expression failed in Spark itself: the names of its conditions are in capitals."""
         return self.kind.isupper()
 
     def problem(self, what: str, *, told: bool) -> str:
-        """Return it in words, those of the error itself only where it may be `told`."""
+        """Return the failure as a sentence; the error's own text is included only if it may be `told`."""
         if self.part is not None:
             return f"{what}: {truncate_text(self.part)}: {self.message if told else self.kind}"
-        if f"[{self.kind}]" in self.message:  # Spark's own words, whose end says what to do
+        if f"[{self.kind}]" in self.message:  # Spark's own text, which ends with what to do
             return f"{what}: {self.message if told else self.kind}"
         return f"{what} raised {self.kind}{f': {truncate_text(self.message)}' if told and self.message else ''}"
 
 
 def parse_failure(error: Exception) -> Failure | None:
-    """Return what an error of Spark's says of user code that failed over a record; None for any other error."""
+    """Return the failure of user code that a Spark error reports; None for any other error."""
     text = str(error)
     if type(error).__name__ == "PythonException" or "An exception was thrown from the Python worker" in text:
         last = [line for line in text.strip().splitlines() if _RAISED.match(line)]
@@ -96,12 +96,12 @@ def parse_failure(error: Exception) -> Failure | None:
 
 
 def _is_data_error(text: str) -> bool:
-    """Whether a condition is about the data, which Spark tells without saying which of its exceptions it is."""
+    """Return whether a condition is about the data; Spark reports these without the class of the exception."""
     return _DATA.search(text) is not None
 
 
 def find_suspects(before: Sequence[Operator], failure: Failure) -> list[Operator]:
-    """Return the operators that it may have failed in: the likeliest of those `before` it, [] where any may be."""
+    """Return the operators that may have failed, the likeliest of those `before`; [] if it may be any."""
     if failure.quoted is not None:
         for wanted in (failure.quoted, failure.part or ""):
             saying = [candidate for candidate in before if any(wanted in text for text in _texts(candidate.spec))]
@@ -124,7 +124,7 @@ def find_suspects(before: Sequence[Operator], failure: Failure) -> list[Operator
 
 
 def describe_operator(operator: Operator, failure: Failure) -> str:
-    """Return what failed in an operator, as plans show it."""
+    """Return what failed in an operator, as plans display it."""
     functions = list(_functions(operator.spec))
     return (
         operator.id if failure.part is not None or not functions else f"{operator.id}: {function_label(functions[0])}"
@@ -132,7 +132,7 @@ def describe_operator(operator: Operator, failure: Failure) -> str:
 
 
 def has_user_code(operator: Operator) -> bool:
-    """Whether expressions or functions of the user's are in an operator."""
+    """Return whether an operator has expressions or functions of the user."""
     return bool(operator.spec.sql) or any(True for _ in _functions(operator.spec))
 
 
@@ -172,7 +172,7 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def _lines(function: Callable[..., Any], file: str) -> set[int]:
-    """Return the lines of a function, and of what is defined within it, in this file."""
+    """Return the lines of a function in this file, including functions defined inside it."""
     inner = getattr(function, "__wrapped__", getattr(function, "func", function))
     code = getattr(inner, "__code__", None) or getattr(type(inner).__dict__.get("__call__"), "__code__", None)
     lines: set[int] = set()
@@ -193,7 +193,7 @@ _MAX_POSITIONS = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class SampleRecord:
-    """A record that an operator failed over: where it stands in its stream, and its columns."""
+    """A record that an operator failed on, with its position."""
 
     partition: int
     offset: str
@@ -203,9 +203,10 @@ class SampleRecord:
 def find_sample_record(
     arriving: DataFrame, made: Callable[[DataFrame], DataFrame], same: Callable[[Exception], bool]
 ) -> SampleRecord | None:
-    """Return a record of these over which what is `made` of them fails with the `same` error; None where none is found.
+    """Return a record on which `made` fails with the `same` error; None if none is found.
 
-    Each half is computed anew, so a batch of 100,000 records takes some twenty small jobs, which end after a minute.
+    Bisects the records, computing each half anew: a batch of 100,000 records takes some twenty small jobs, for at most
+    a minute.
     """
     return _run_with_timeout(arriving, lambda ends: _bisect_records(arriving, made, same, ends))
 
@@ -213,12 +214,12 @@ def find_sample_record(
 def fails_alike(
     arriving: DataFrame, made: Callable[[DataFrame], DataFrame], same: Callable[[Exception], bool], seconds: float
 ) -> bool:
-    """Return whether what is `made` of these records fails with the `same` error, as far as these seconds tell."""
+    """Return whether `made` of these records fails with the `same` error within so many seconds."""
     return bool(_run_with_timeout(arriving, lambda ends: _fails(made(arriving), same), seconds))
 
 
 def _run_with_timeout(arriving: DataFrame, look: Callable[[float], T], seconds: float = SEARCH_SECONDS) -> T | None:
-    """Return what is found, None where that fails or takes longer."""
+    """Return the result of `look`; None if it fails or takes too long."""
     session = arriving.sparkSession
     tag = f"adjunct-sample-{uuid.uuid4().hex}"
     ends = time.monotonic() + seconds
@@ -276,9 +277,9 @@ def _fails(frame: DataFrame, same: Callable[[Exception], bool]) -> bool:
 
 
 def sensitive_columns(context: StepContext, operator: str, columns: Iterable[str]) -> frozenset[str]:
-    """Return which of the columns of records that leave an operator hold what a schema or a dataset calls sensitive.
+    """Return which columns of an operator's records hold values that a schema or a dataset marks as sensitive.
 
-    Where anything is sensitive, a column of unknown origin is taken for it, too.
+    If anything is sensitive, a column of unknown origin counts as sensitive too.
     """
     sensitive = _sensitive_columns_of_run(context)
     if not sensitive:
@@ -295,7 +296,7 @@ def sensitive_columns(context: StepContext, operator: str, columns: Iterable[str
 
 
 def sensitive_entries(context: StepContext, name: str) -> frozenset[str]:
-    """Return the columns of a dataset that it calls sensitive, or the schema of the stream that it is made of."""
+    """Return the columns of a dataset that it, or the schema of its stream, marks as sensitive."""
     dataset = context.app.dataset(name)
     own = frozenset(column.lower() for column in dataset.sensitive)
     if isinstance(dataset.input, OwnedBy):
@@ -304,7 +305,7 @@ def sensitive_entries(context: StepContext, name: str) -> frozenset[str]:
 
 
 def _sensitive_columns_of_run(context: StepContext) -> set[tuple[LineageNode, str]]:
-    """Return what is declared as sensitive, looked for once a run: every operator of a batch asks."""
+    """Return the columns marked as sensitive; looked up once a run, because every operator of a batch asks."""
     if not context.declared_sensitive:
         context.declared_sensitive.append(_find_sensitive_columns(context))
     return context.declared_sensitive[0]
@@ -319,7 +320,7 @@ def _find_sensitive_columns(context: StepContext) -> set[tuple[LineageNode, str]
     }
     for stream in app.inputs:
         flagged |= {(LineageNode("stream", stream), name) for name in _sensitive_columns_of_stream(context, stream)}
-    for operator in app.operators:  # what functions return: known by its name
+    for operator in app.operators:  # results of functions: matched by column name
         schemas = operator.spec.declared_schemas
         flagged |= {
             (LineageNode("stream", operator.id), name) for schema in schemas for name in _sensitive_names(schema)
@@ -333,7 +334,7 @@ def _sensitive_columns_of_stream(context: StepContext, stream: str) -> frozenset
         system, name = split_stream_name(stream)
         try:
             known[stream] = _sensitive_names(context.systems[system].info(name).schema)
-        except (StreamNotFoundError, KeyError):  # a dataset that was made before, from what is no more
+        except (StreamNotFoundError, KeyError):  # a dataset of a deleted stream
             known[stream] = frozenset()
     return known[stream]
 
@@ -355,7 +356,7 @@ def _trace_columns(context: StepContext, wanted: str) -> ColumnSources:
 
 
 class FailedBatch(Protocol):
-    """A batch, as far as its operators are compiled: what is asked of it to find a record that failed."""
+    """What finding a failed record needs of a batch, as far as its operators are compiled."""
 
     @property
     def app(self) -> Application: ...
@@ -368,10 +369,10 @@ class FailedBatch(Protocol):
 
 
 def explain_failure(batch: FailedBatch, operator: str, error: Exception) -> OperatorFailedError | None:
-    """Return the error that tells what failed in a job that this operator ran; None where no user code did.
+    """Return the error that says what failed in a job of this operator; None if no user code failed.
 
-    Looking for the operator and the record runs small jobs, for a minute at most each. Where columns are sensitive,
-    neither their values are told nor what the failing code says in its own words, nor the error that it is made of.
+    Finding the operator and the record runs small jobs, for at most a minute each. If columns are sensitive, their
+    values, the text of the failing code's error and the error itself are left out.
     """
     ours = find_adjunct_error(error)
     if isinstance(ours, ManifestMismatchError) and ours.partition_by is not None:
@@ -390,7 +391,7 @@ def explain_failure(batch: FailedBatch, operator: str, error: Exception) -> Oper
         if failure.of_expression
         else None
     )
-    # Where Spark names nobody, what it says may be about a column of any of them.
+    # Unless one operator is known, Spark's text may quote a column of any of them.
     about_all = blamed if len(blamed) == 1 else before
     hidden = frozenset[str]().union(*(batch.sensitive(suspect.id) for suspect in about_all))
     if one is not None:
@@ -404,15 +405,15 @@ def explain_failure(batch: FailedBatch, operator: str, error: Exception) -> Oper
 
 
 def _explain_broken_promise(batch: FailedBatch, operator: str, error: AdjunctError) -> OperatorFailedError | None:
-    """Return the error that names the functions that promise to leave records where they are; None without one."""
+    """Return the error that names the functions with keeps_partitioning=True; None if there is none."""
     promising = [one for one in iter_upstream(batch.app, operator) if one.spec.promises_partitioning]
     if not promising:
         return None
     names, place = " or ".join(sorted(one.id for one in promising)), promising[0].declared_at
     line = "" if place is None else f" ({place.words()})"
     told = OperatorFailedError(
-        f"{names}{line} does not keep the promise keeps_partitioning=True: {error.problem}",
-        "Nothing of it was committed. Take keeps_partitioning=True back, and use partition_by(…) behind the function.",
+        f"{names}{line} breaks its promise keeps_partitioning=True: {error.problem}",
+        "Nothing of it was committed. Remove keeps_partitioning=True, and use partition_by(…) after the function.",
         operator=promising[0].id,
         file=None if place is None else place.file,
         line=None if place is None else place.line,
@@ -422,13 +423,13 @@ def _explain_broken_promise(batch: FailedBatch, operator: str, error: AdjunctErr
 
 
 def _find_failing_operator(batch: FailedBatch, likely: list[Operator], failure: Failure) -> Operator | None:
-    """Return the first of these operators that fails alike when it is tried by itself over its records.
+    """Return the first of these operators that fails alike when run alone over its records.
 
-    Spark says which expression failed only of those that it has as they were written.
+    Spark quotes the failed expression only if it was not rewritten.
     """
     ends = time.monotonic() + SEARCH_SECONDS
     wanted = {suspect.id for suspect in likely}
-    for candidate in batch.app.operators:  # in this order, an operator's records are made without failing
+    for candidate in batch.app.operators:  # in this order the inputs of an operator do not fail
         if candidate.id in wanted and len(candidate.inputs) == 1 and has_user_code(candidate):
             (arriving,) = batch.arriving(candidate)
             left = ends - time.monotonic()
@@ -445,7 +446,7 @@ def _find_failing_operator(batch: FailedBatch, likely: list[Operator], failure: 
 
 
 def _probe_operator(batch: FailedBatch, operator: Operator) -> Callable[[DataFrame], DataFrame]:
-    """Return what an operator makes of some of its records."""
+    """Return a function that applies an operator to some of its records."""
 
     def made(frame: DataFrame) -> DataFrame:
         probe: Any = _Probe(batch)
@@ -476,7 +477,7 @@ def _explain_with_sample(
         again = parse_failure(other)
         if again is None or not _is_alike(again, failure):
             return False
-        seen.append(again)  # its words may quote a value: those of the record that is told
+        seen.append(again)  # the text may quote a value: keep the one of the sample
         return True
 
     sample = find_sample_record(arriving[0], _probe_operator(batch, blamed), same)
@@ -495,7 +496,7 @@ def _explain_with_sample(
     )
 
 
-# What changes nothing, and asks nobody outside.
+# Methods of a batch without side effects.
 _PROBE_ALLOWED = frozenset(
     {
         "app",
@@ -513,10 +514,10 @@ _PROBE_ALLOWED = frozenset(
 
 
 class _Probe:
-    """Stands for a batch while an operator is compiled anew over some of its records: nothing is written or kept.
+    """A batch context that compiles an operator again over some of its records: nothing is written or stored.
 
-    What it does not know of a batch it refuses: functions are not handed records again, and nobody is asked again.
-    The failure is told without a sample then.
+    Whatever else an operator asks of it fails, so that no function gets records twice and no table is queried again.
+    The failure is then reported without a sample.
     """
 
     def __init__(self, batch: FailedBatch) -> None:
@@ -525,7 +526,7 @@ class _Probe:
 
     def __getattr__(self, name: str) -> Any:
         if name not in _PROBE_ALLOWED:
-            raise AttributeError(f"no {name} while a record is looked for")
+            raise AttributeError(f"{name} is not available while searching for a failed record")
         return getattr(self._batch, name)
 
     def has_consumers(self, operator: str) -> bool:

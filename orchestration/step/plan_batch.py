@@ -1,6 +1,6 @@
-"""Plans the next batch: what it reads, of the bounded replays or of the main input.
+"""Plans the next batch: the offsets that it reads, of bounded replays or of the main input, or of a batch left open.
 
-It reads at most so many records, shared by lag. Nothing is committed, or held (`hold_versions.py`).
+A batch reads at most `max_batch_records` records, shared among partitions by lag. Nothing is committed or leased here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 
 
 def store_first_positions(step: StepResources, run: StepState, seen: BatchSnapshot) -> StepState:
-    """Return the run with a position for each partition, stored before anything is read; as it is if it has started."""
+    """Return the state with a stored position for each partition, before anything is read; unchanged after the run's
+    start.
+    """
     if seen.handed is None:
         return run
     context = step.context
@@ -59,9 +61,9 @@ def store_first_positions(step: StepResources, run: StepState, seen: BatchSnapsh
 
 @dataclass(frozen=True, slots=True)
 class BatchSnapshot:
-    """The dataset versions that are served, and the input streams as they stand, by name.
+    """The served dataset versions and a snapshot of each input stream, by name.
 
-    `handed` is what was fanned out for this run and is still there at its start; None once it has started.
+    `handed` is the part of this run's fan-out that is still there at its start; None after the start.
     """
 
     served: ServedVersions
@@ -75,27 +77,27 @@ class BatchSnapshot:
 
 
 def snapshot_inputs(step: StepResources, run: StepState) -> BatchSnapshot:
-    """Return what the next batch is planned over.
+    """Return the snapshot over which the next batch is planned.
 
-    Raises NoSealedVersionError for a dataset that holds its application back and has no version.
+    Raises NoSealedVersionError for a dataset with `bootstrap` that has no version.
     """
     context = step.context
-    served = read_served_versions(step)  # before anything is stored: without a version, no position is taken either
+    served = read_served_versions(step)  # first: without a version, no position is stored either
     handed = context.fan_out.without_taken_back(step.startpoints.get_fan_outs()) if run.held is None else None
     return BatchSnapshot(served, handed, snapshot_streams(context.systems, context.app.inputs))
 
 
 def maintain_local_tables(step: StepResources, run: StepState) -> None:
-    """Take out what a batch that was given up has written, and keep the tables of state small."""
+    """Undo what an abandoned batch wrote, and keep the state tables small."""
     if run.logged.state.given_up is not None:
         undo_abandoned_batch(step, run.logged.state.given_up)
     maintain_state_tables(step)
 
 
 def undo_abandoned_batch(step: StepResources, batch: int) -> None:
-    """Take what a batch that was given up has written out of the application's tables, once.
+    """Remove what an abandoned batch wrote from the application's local tables; safe to repeat.
 
-    A table of state is begun before the first batch that writes it: where there is none, no batch has.
+    A state table is created before the first batch that writes it: where there is none, no batch has written.
     """
     app, runtime = step.context.app, step.context.runtime
     for dataset in app.datasets:
@@ -106,7 +108,7 @@ def undo_abandoned_batch(step: StepResources, batch: int) -> None:
 
 
 def maintain_state_tables(step: StepResources) -> None:
-    """Merge small generations of the tables of state where there are many, and delete what nobody reads."""
+    """Merge small generations of state tables where there are many, and delete unused files."""
     for name in step.states:
         if maintain_state(step.context.runtime, name):
             discard(step.context.lake, name, by=step.context.run)
@@ -118,9 +120,9 @@ Spans = Mapping[SystemStreamPartition, OffsetRange]
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """What a batch is to do; only of recorded replays the versions that are met stand there already.
+    """The planned intent of a batch; only recorded replays have their dataset versions already.
 
-    `losses` are what retention took of its inputs, in words.
+    `losses` describes what retention deleted of its inputs.
     """
 
     intent: Intent
@@ -129,14 +131,14 @@ class PlannedBatch:
 
 @dataclass(frozen=True, slots=True)
 class NothingToRead:
-    """The inputs are read up to these positions; `losses` are what retention took on the way there, in words."""
+    """The inputs have been read up to these positions; `losses` describes what retention deleted before them."""
 
     positions: InputPositions
     losses: Sequence[str]
 
 
 def plan_batch(step: StepResources, run: StepState, seen: BatchSnapshot) -> PlannedBatch | NothingToRead:
-    """Return what the next batch is to do, over what was seen; commit nothing."""
+    """Return the plan of the next batch over a snapshot; nothing is committed."""
     context, state = step.context, run.logged.state
     positions = input_positions(context.app, seen.streams, state, run.held or ())
     losses = check_positions(context.app, seen.streams, state.offsets, positions)
@@ -153,10 +155,10 @@ def _plan_replay_batch(
     positions: InputPositions,
     plan_of: Callable[[Replay], RecordedPlan],
 ) -> Intent | None:
-    """Return a batch of the bounded replays; not two in a row while the main input has records.
+    """Return a batch of bounded replays, or None; never two in a row while the main input has records.
 
-    Those that meet the same versions go together with the one that began first. Of recorded ones that is what one batch
-    has read: it has the versions of that batch, and all others have none yet.
+    Replays with the same `versions` setting are read together with the one that began first. A batch of recorded
+    replays reads what one earlier batch read, with the versions of that batch.
     """
     replays = positions.replays
     if not replays:
@@ -188,10 +190,10 @@ def _plan_recorded_batch(
     replays: Mapping[SystemStreamPartition, Replay],
     plan: RecordedPlan,
 ) -> Intent:
-    """Return the batch that reads what the earliest batch of this plan has read that is not read again yet."""
+    """Return a batch that reads what the earliest batch of this plan read and that is not replayed yet."""
 
     def piece_of(replay: Replay) -> RecordedPiece | None:
-        """Return the piece that a replay is in: the first whose end lies behind where it has come to."""
+        """Return the current piece of a replay: the first that ends after its next offset."""
         compare = context.systems[replay.ssp.system].compare
         pieces = plan.pieces.get(replay.ssp, ())
         return next((piece for piece in pieces if compare(piece.end, replay.next) > 0), None)
@@ -213,7 +215,7 @@ def _plan_recorded_batch(
 
 
 def _plan_main_batch(context: StepContext, state: ApplicationState, positions: InputPositions) -> Intent | None:
-    """Return a batch of the main input, which applies the startpoints there; None where there is nothing to read."""
+    """Return a batch of the main input, which applies the startpoints there; None if there is nothing to read."""
     shared = _limit_ranges(context, {ssp: positions.unread[ssp] for ssp in sorted(positions.unread)})
     if _are_all_empty(context.systems, shared):
         return None
@@ -231,9 +233,9 @@ def _plan_main_batch(context: StepContext, state: ApplicationState, positions: I
 
 
 def share_by_lag(lags: Mapping[K, int], limit: int) -> dict[K, int]:
-    """Share `limit` records among partitions in proportion to their lags; exact, never above a lag.
+    """Share `limit` records among partitions in proportion to their lags; the sum is exactly min(limit, all lags).
 
-    Largest remainders get what rounding leaves, so that the sum is min(limit, all lags).
+    The largest remainders get what rounding leaves. No share exceeds its lag.
     """
     total = sum(lags.values())
     if total <= limit:
@@ -259,12 +261,12 @@ def _new_intent(context: StepContext, state: ApplicationState, ranges: Spans, **
 
 
 def _limit_ranges(context: StepContext, spans: Spans) -> dict[SystemStreamPartition, OffsetRange]:
-    """Return this batch's part of these offsets: at most the application's records a batch, shared by lag."""
+    """Return this batch's part of these ranges: at most `max_batch_records` records, shared by lag."""
     systems = context.systems
     lags = {ssp: systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans.items()}
     shares = share_by_lag(lags, context.app.max_batch_records)
     return {
-        # The end itself, not its own way of writing it: a replay has ended when it is there.
+        # The end itself, not another notation of it: a replay ends at exactly this text.
         ssp: span
         if shares[ssp] == lags[ssp]
         else OffsetRange(span.start, systems[ssp.system].advance(ssp, span.start, shares[ssp]))
@@ -273,7 +275,7 @@ def _limit_ranges(context: StepContext, spans: Spans) -> dict[SystemStreamPartit
 
 
 def _find_waiting_partitions(context: StepContext, unread: Spans, shared: Spans) -> tuple[SystemStreamPartition, ...]:
-    """Return the partitions that could become idle, and have records that are not in this batch's part."""
+    """Return the partitions that could become idle and have records after this batch's part."""
     sources = context.app.inputs.values()
     timed = {
         source.stream
@@ -288,20 +290,16 @@ def _find_waiting_partitions(context: StepContext, unread: Spans, shared: Spans)
 
 
 def _are_all_empty(systems: Mapping[str, StreamSystem], spans: Spans) -> bool:
-    """Whether nothing lies in any of them: only its system can tell whether two offsets are one."""
+    """Return whether all ranges are empty; only the system can compare two offsets."""
     return all(systems[ssp.system].compare(span.start, span.end) == 0 for ssp, span in spans.items())
 
 
-# The batch that a crash left open: it is run again as it is written, before anything else is read.
-#
-# Where retention has taken records of it meanwhile, it is run with what is left, if its inputs say so.
-
-
 def resume_open_batch(step: StepResources, run: StepState, left_open: Intent) -> LeasedBatch:
-    """Return somebody's crashed batch, to be run again in the name of this run.
+    """Return the batch that a crash left open, to be repeated by this run.
 
-    Streams that the application does not read any more are left where they were. Raises OffsetOutOfRangeError where a
-    stream was made anew meanwhile, or does not hold all of the batch any more and its input does not say to go on.
+    Streams that the application no longer reads keep their positions. If retention has deleted records of the batch, it
+    reads the rest, provided its inputs declare on_lost="oldest". Raises OffsetOutOfRangeError otherwise, or if a stream
+    was recreated.
     """
     context = step.context
     ranges = {ssp: span for ssp, span in left_open.ranges.items() if ssp.qualified_stream in context.app.inputs}
@@ -311,7 +309,7 @@ def resume_open_batch(step: StepResources, run: StepState, left_open: Intent) ->
     if gone:
         resolved = run.logged.state.offsets.resolved
         oldest = {ssp for ssp in left_open.startpoints if ssp in resolved and resolved[ssp].position == "oldest"}
-        lost = {ssp: span for ssp, span in gone.items() if ssp not in oldest}  # the oldest is what is left
+        lost = {ssp: span for ssp, span in gone.items() if ssp not in oldest}  # "oldest" loses nothing
         check_open_batch(context.app, left_open, lost)
         left_open = _truncate_batch(context, left_open, gone, lost)
     step.leases.take(left_open.versions, left_open.over_time, reopened=True)
@@ -323,9 +321,9 @@ def resume_open_batch(step: StepResources, run: StepState, left_open: Intent) ->
 
 
 def find_lost_ranges(context: StepContext, intent: Intent) -> dict[SystemStreamPartition, OffsetRange]:
-    """Return the offsets that the batch is to read and its streams have no more: [its start, the oldest left).
+    """Return the offsets of the batch that its streams no longer have: [its start, the oldest left).
 
-    Raises OffsetOutOfRangeError where a stream ends before the batch does.
+    Raises OffsetOutOfRangeError if a stream ends before the batch does.
     """
     lost: dict[SystemStreamPartition, OffsetRange] = {}
     for name in sorted({ssp.qualified_stream for ssp in intent.ranges}):
@@ -346,7 +344,7 @@ def _truncate_batch(
     gone: dict[SystemStreamPartition, OffsetRange],
     lost: dict[SystemStreamPartition, OffsetRange],
 ) -> Intent:
-    """Return the batch with what is left to read, and what is lost counted."""
+    """Return the batch with the ranges that are left, and what is lost counted."""
     ranges, counted = dict(intent.ranges), dict(intent.lost)
     for ssp, span in gone.items():
         end = ranges[ssp].end
@@ -365,10 +363,10 @@ def _check_same_streams(context: StepContext, run: StepState, left_open: Intent)
         identity, info = before.get(name), context.systems[ssp.system].info(ssp.stream)
         if info.was_recreated(identity):
             raise OffsetOutOfRangeError(
-                f"{name} was {info.change_since(identity)} (it is {info.identity}, and was {identity}), and batch "
-                f"{left_open.batch} of application {app!r} is open over the stream before.",
-                f"Give the batch up (adjunct checkpoint abandon {app} --reason …), then say where to "
-                f"begin in the new stream: adjunct startpoint set MODULE:APP {name} --oldest --reason ….",
+                f"{name} was {info.change_since(identity)} (its identity is {info.identity}, and was {identity}), and "
+                f"batch {left_open.batch} of application {app!r}, which is open, reads the former stream.",
+                f"Abandon the batch (adjunct checkpoint abandon {app} --reason …), then set a startpoint in the new "
+                f"stream: adjunct startpoint set MODULE:APP {name} --oldest --reason ….",
                 application=app,
                 stream=name,
             )

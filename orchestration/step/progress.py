@@ -1,4 +1,12 @@
-"""How far an application has come: the lag of its inputs, from the batch log and the streams alone."""
+"""How far an application has come: lag and event times of its inputs, events and reports of its runs, state sizes.
+
+Event times are pure functions over the batch log:
+
+    newest event time of each source partition
+    -> its watermark: newest - delay, never decreasing
+    -> an operator's watermark: the lowest of all non-idle source partitions above it,
+       less what operators on the way hold back, never decreasing
+"""
 
 from __future__ import annotations
 
@@ -29,10 +37,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StreamProgress:
-    """How far an application has come in one of its input streams.
+    """How far an application has come in one input stream.
 
-    `unread` has the next offset of each partition that holds more; `lag` counts these offsets, and those of replays
-    under way. `due` says what a run is needed for, however little waits; "" for nothing.
+    `unread` has the next offset of each partition with unread records; `lag` counts unread offsets, including those of
+    replays. `due` says why a run is needed regardless of the lag; "" for no reason.
     """
 
     lag: int = 0
@@ -41,20 +49,20 @@ class StreamProgress:
 
 
 def ignore_disabled_startpoints(app: Application, state: ApplicationState) -> ApplicationState:
-    """Return what a run follows of an application's state: without startpoints where they are switched off."""
+    """Return the state as a run uses it: without startpoints and replays if the application disables them."""
     if app.startpoints:
         return state
     return state.model_copy(update={"offsets": state.offsets.model_copy(update={"resolved": {}, "replays": {}})})
 
 
 def snapshot_system(systems: Mapping[str, StreamSystem], stream: str) -> StreamSystem:
-    """Return the system of the stream "system.stream" as it answers questions about that stream now."""
+    """Return a snapshot of the system of the stream "system.stream", as of now."""
     name, short = split_stream_name(stream)
     return systems[name].snapshot(short)
 
 
 def measure_stream_progress(system: StreamSystem, source: Input, state: ApplicationState) -> StreamProgress:
-    """Return how far the application has come in one input stream, which `system` has been opened for."""
+    """Return how far the application has come in one input stream; `system` is a snapshot for that stream."""
     name, stream = split_stream_name(source.stream)
     try:
         info = system.info(stream)
@@ -76,10 +84,7 @@ def measure_stream_progress(system: StreamSystem, source: Input, state: Applicat
 
 
 def position_to_json(app: Application, state: ApplicationState) -> dict[str, object]:
-    """Return where the application stands by its batch log, in JSON-able values.
-
-    Another one after every batch, and after a startpoint also where it leads back to offsets that were passed before.
-    """
+    """Return the application's position as JSON values; it changes with every batch and every startpoint."""
     offsets = state.offsets
     return {
         "checkpoint": {str(ssp): at for ssp, at in state.checkpoint.items() if ssp.qualified_stream in app.inputs},
@@ -90,7 +95,7 @@ def position_to_json(app: Application, state: ApplicationState) -> dict[str, obj
 
 
 def describe_unfinished(state: ApplicationState) -> tuple[str, ...]:
-    """Return what of the application a run has begun and not finished, a text each."""
+    """Return what a run has begun and not finished, one text each."""
     open_batch = [f"batch {state.open.batch} is open"] if state.open is not None else []
     replays = sorted({str(replay.ssp) for replay in state.offsets.replays.values()})
     return (*open_batch, *([f"a replay is under way on {', '.join(replays[:3])}"] if replays else []))
@@ -99,9 +104,9 @@ def describe_unfinished(state: ApplicationState) -> tuple[str, ...]:
 def find_version_delivered_to_all(
     lake: Lake, systems: Mapping[str, StreamSystem], datasets: Sequence[AdjunctDataset]
 ) -> tuple[str | None, str]:
-    """Return the version that a dataset, or all members of a version set, have next and whole; else what is awaited.
+    """Return the next version that a dataset, or all members of a version set, can build; else what they wait for.
 
-    A member that has published the version already, before it joined the set, is not waited for.
+    A member that published the version before it joined the set is not waited for.
     """
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
     from dagster_adjunct.assets.versions.manifest import as_bounded
@@ -119,12 +124,12 @@ def find_version_delivered_to_all(
 
 
 def list_dataset_streams(app: Application) -> tuple[str, ...]:
-    """Return the streams that the application's datasets are made from, each once."""
+    """Return the streams that the application's datasets are built from, each once."""
     return tuple(dict.fromkeys(dataset.stream for dataset in app.datasets if dataset.stream is not None))
 
 
 def read_stream_ends(system: StreamSystem, stream: str) -> dict[str, str]:
-    """Return the end of each partition of a stream, nothing where there is none of this name."""
+    """Return the end of each partition of a stream; empty if the stream does not exist."""
     try:
         return {str(ssp): end for ssp, end in system.upcoming(system.partitions(split_stream_name(stream)[1])).items()}
     except StreamNotFoundError:
@@ -132,9 +137,9 @@ def read_stream_ends(system: StreamSystem, stream: str) -> dict[str, str]:
 
 
 def describe_waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Application) -> tuple[str, ...]:
-    """Return, for each dataset that holds the input back and can't be made yet, what it waits for.
+    """Return what each dataset with `bootstrap` that can't be built yet waits for.
 
-    A dataset that has a version, or whose first one is delivered, holds nothing back: a run seals it.
+    A dataset that has a version, or whose first version is delivered, does not delay the input: a run builds it.
     """
     from dagster_adjunct.assets.reading.no_version_errors import no_complete_version_error
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
@@ -149,11 +154,11 @@ def describe_waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], a
         except MalformedDocumentError:
             if not dataset.follows_changes:
                 raise
-            manifest = None  # a run builds the table anew
+            manifest = None  # a run rebuilds the table
         if manifest is not None and manifest.version is not None:
             continue
         try:
-            # What is delivered whole is sealed by the run, and an unbounded dataset bootstraps in it.
+            # The run builds a delivered version, and bootstraps an unbounded dataset.
             if dataset.follows_changes:
                 system, stream = dataset.system_stream
                 systems[system].info(stream)
@@ -169,7 +174,7 @@ def describe_waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], a
 def find_delivered_version(
     lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset
 ) -> tuple[str | None, str]:
-    """Return the next version of a bounded dataset that is delivered whole, else None and what it waits for."""
+    """Return the next completely delivered version of a bounded dataset, else None and what it waits for."""
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
     from dagster_adjunct.assets.sources.stream_source import open_source
     from dagster_adjunct.assets.sources.version_source import Awaiting
@@ -201,12 +206,12 @@ def _describe_mismatch(
     starts: Mapping[SystemStreamPartition, str],
     upcoming: Mapping[SystemStreamPartition, str],
 ) -> str:
-    """Say what of the stream does not fit its checkpoint: a run then fails, and says what to do."""
+    """Return what of the stream does not match its checkpoint, "" if all does; a run would fail and say what to do."""
     if source.reset_offset:
         return ""
     before = state.offsets.streams.get(source.stream)
     if info.was_recreated(before):
-        return f"{source.stream} was deleted and made anew"
+        return f"{source.stream} was deleted and recreated"
     behind = [ssp for ssp, start in starts.items() if system.compare(start, upcoming[ssp]) > 0]
     return f"{behind[0]} ends before the offset that comes next" if behind else ""
 
@@ -216,15 +221,15 @@ _FEW = "; one task a stage, as they are few"
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """One thing that has just happened to batch number `batch`, or ("caught-up") after it.
+    """An event of batch `batch`, or ("caught-up") after it.
 
-    In order: "lease" (text) where the run waited for another one or took over from it, "planned" (how many inputs,
-    operators, outputs, tables and datasets) once a run, "startpoint" (text, one each) at the start of a run, "table"
-    (report) when a dataset that lives for one run was built or has taken changes in, "lost" (text) where retention was
-    faster, "analysis" before Spark checks the operators over no records, once a run and where columns have changed,
-    "intent" (records, unit, versions, few: whether it takes one task a stage), "output" (output) before each output,
-    "again" (text) where the store broke off and the batch's work begins anew, "outputs" when all are written, "batch"
-    (records so far, counters, watermarks) when its end is committed.
+    In order: "lease" (text) where the run waited for another run or took over from it, "planned" (numbers of inputs,
+    operators, outputs, tables and datasets) once a run, "startpoint" (text) for each at the start of a run, "table"
+    (report) when a dataset that lives for one run was built or has changed, "lost" (text) where retention was faster,
+    "analysis" before the dry run, once a run and when columns change, "intent" (records, unit, versions, few: whether
+    it takes one task a stage), "output" (output) before each output, "again" (text) when the batch is retried after a
+    store failure, "outputs" when all are written, "batch" (records so far, counters, watermarks) when its end is
+    committed.
     """
 
     what: str
@@ -232,7 +237,7 @@ class StepEvent:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
     def summary(self) -> str:
-        """Return the event in one line, for logs."""
+        """Return the event as one line for logs."""
         if self.what == "caught-up":
             return f"caught up after batch {self.batch}"
         if self.what == "table":
@@ -257,7 +262,7 @@ class StepEvent:
 
 
 def new_planned_event(app: Application) -> StepEvent:
-    """Return the event of a plan without conflicts: how much of everything the application has."""
+    """Return the event of a plan without conflicts: the numbers of inputs, operators, outputs, tables and datasets."""
     kinds = {"input": app.inputs, "operator": app.operators, "output": app.outputs}
     kinds |= {"table": app.tables, "dataset": app.datasets}
     return StepEvent("planned", 0, {kind: len(all_of_it) for kind, all_of_it in kinds.items()})
@@ -265,13 +270,12 @@ def new_planned_event(app: Application) -> StepEvent:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one run of the step did. Counters are of this run; `state` is the application's after it.
+    """What one run of the step did. Counters are of this run; `state` is the application's state after it.
 
-    `versions` are the ids of the versions that its batches met, by dataset. `startpoints` says in words which
-    startpoints were resolved and applied, replays begun and ended, and by whom. `measured` has what each remote table
-    has counted and measured in this run's tasks, such as how long requests took and waited. `few_batches` took
-    one task a stage, as they had few records. `watermarks` say how far each input has come in the times of its records,
-    where it declares these; `state_sizes` how much each table of state holds.
+    `versions` are the dataset versions that its batches read. `startpoints` describes the startpoints that were
+    resolved and applied, and the replays that began and ended. `measured` has the metrics of each remote table in this
+    run's tasks. `few_batches` took one task a stage. `watermarks` has the event times of each input that declares them,
+    `state_sizes` the size of each state table.
     """
 
     batches: int
@@ -287,7 +291,7 @@ class StepReport:
     state_sizes: Mapping[str, StateSize] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON-able values."""
+        """Return the report as JSON values."""
         values = {name: getattr(self, name) for name in self.__slots__}
         measured = {name: metrics.to_dict() for name, metrics in self.measured.items()}
         more: dict[str, Any] = {"startpoints": list(self.startpoints), "measured": measured}
@@ -296,36 +300,31 @@ class StepReport:
         return {**values, **more, "state": self.state.model_dump(mode="json")}
 
 
-# How far an application has come in the times of its records: what a batch begins with, and leaves. Pure functions.
-#
-# records ── newest event time of each source partition
-#         ── its watermark: newest - delay, never going back
-#         ── of an operator: the lowest of all source partitions above it that are not idle,
-#            less what operators on the way hold back, never going back
-
-
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a batch's records of one stream say, by partition number: the latest event times (in microseconds; none
-    where no record has one), and the offsets after the last."""
+    """The event times of a batch's records of one stream, by partition number.
+
+    `newest` has the latest event time in microseconds (no entry if no record has one), `read_to` the offset after the
+    last.
+    """
 
     newest: Mapping[int, int] = field(default_factory=dict)
     read_to: Mapping[int, int] = field(default_factory=dict)
 
 
 def declared_event_times(app: Application) -> dict[str, EventTime]:
-    """Return what is declared of the times of the input streams, of those that have any."""
+    """Return the declared event times of the input streams that have one."""
     declared = {name: source.event_time for name, source in app.inputs.items()}
     return {name: time for name, time in declared.items() if time is not None}
 
 
 def times_at_batch_start(app: Application, state: ApplicationState, intent: Intent) -> TimeState:
-    """Return the times that a batch begins with: those stored, and all source partitions that are known by now.
+    """Return the times with which a batch begins: the stored ones, plus all source partitions known by now.
 
-    Partitions whose records wait for a later batch are active: nobody takes them for idle while there is a backlog.
+    Partitions with records that wait for a later batch count as active, so that a backlog never makes them idle.
     """
     declared, stood = declared_event_times(app), state.times.partitions
     known = {ssp for ssp in (*state.checkpoint, *intent.ranges) if ssp.qualified_stream in declared}
@@ -345,9 +344,9 @@ def times_after_batch(
     clock: datetime,
     ranges: Mapping[SystemStreamPartition, tuple[int, int]] | None = None,
 ) -> TimeState:
-    """Return the times after a batch of this clock, whose records of each stream say this.
+    """Return the times after a batch with these records.
 
-    `ranges` are the offsets that it read, [from, to), of the partitions whose offsets are numbers.
+    `ranges` are the offsets [from, to) that it read, of partitions with numeric offsets.
     """
     declared, partitions = declared_event_times(app), dict(times.partitions)
     for ssp, stood in times.partitions.items():
@@ -368,7 +367,7 @@ def times_after_batch(
 
 
 def compute_operator_watermark(app: Application, times: TimeState, name: str, clock: datetime) -> datetime | None:
-    """Return the watermark of the stateful operator `name` at these times of its sources; never below its own."""
+    """Return the watermark of a stateful operator at these times of its sources; never below its former one."""
     stood, lowest = times.operators.get(name), find_holding_partition(app, times, name, clock)
     if lowest is None or lowest.watermark is None:
         return stood
@@ -377,14 +376,14 @@ def compute_operator_watermark(app: Application, times: TimeState, name: str, cl
 
 @dataclass(frozen=True, slots=True)
 class HoldingPartition:
-    """The source partition that an operator waits for, and the watermark that follows from it; None before any."""
+    """The source partition that an operator waits for, and the watermark that it allows; None before any record."""
 
     ssp: SystemStreamPartition
     watermark: datetime | None
 
 
 def find_holding_partition(app: Application, times: TimeState, name: str, clock: datetime) -> HoldingPartition | None:
-    """Return which source partition holds the watermark of a stateful operator back; None where all are idle."""
+    """Return the source partition that holds an operator's watermark back; None if all are idle."""
     declared = declared_event_times(app)
     lowest: HoldingPartition | None = None
     for stream, span in watermark_inputs(app.operators)[name].items():
@@ -400,7 +399,7 @@ def find_holding_partition(app: Application, times: TimeState, name: str, clock:
 
 
 def is_idle(declared: EventTime | None, times: PartitionTimes, clock: datetime) -> bool:
-    """Whether a source partition is not waited for: it had no record for so long, as the input says."""
+    """Return whether a source partition is not waited for, because it had no record for the input's `idle_after`."""
     if declared is None or declared.idle_after is None:
         return False
     return clock - times.active_at >= declared.idle_after
@@ -422,10 +421,10 @@ def _advance_times(
 
 @dataclass(frozen=True, slots=True)
 class InputTimes:
-    """How far one input has come: the watermark of the partition that holds it back, None where that had no record.
+    """The event times of one input: the watermark of the partition that holds it back; None if that had no record.
 
-    `lag` is how far the watermark is behind the clock, `behind_newest` behind the newest time of any of its records.
-    Partitions that are `idle` are not waited for; where all are, the newest watermark of any stands.
+    `lag` is how far the watermark is behind the clock, `behind_newest` behind the newest event time. `idle` partitions
+    are not waited for; if all are idle, the newest watermark of any counts.
     """
 
     stream: str
@@ -439,13 +438,13 @@ class InputTimes:
 
     @property
     def exceeds(self) -> bool:
-        """Whether the lag is larger than is declared; where a partition without records holds all back, it is."""
+        """Whether the lag exceeds `max_lag`; also true if a partition without records holds the watermark back."""
         if self.max_lag is None or self.newest is None:
             return False
         return self.lag is None or self.lag > self.max_lag
 
     def words(self) -> str:
-        """Return it in one line."""
+        """Return the times as one line."""
         held = "" if self.held_by is None else f", held back by {self.held_by}"
         if self.watermark is None:
             return f"{self.stream}: no watermark yet{held}"
@@ -454,7 +453,7 @@ class InputTimes:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON-able values; spans in seconds."""
+        """Return the times as JSON values; durations in seconds."""
         values = {name: value for name, value in asdict(self).items() if name != "max_lag"}
         spans = {name: None if (span := values[name]) is None else span.total_seconds() for name in _SPANS}
         times = {name: None if (time := values[name]) is None else time.isoformat() for name in _TIMES}
@@ -465,28 +464,28 @@ _SPANS, _TIMES = ("lag", "behind_newest"), ("watermark", "newest")
 
 
 def format_time(moment: datetime | None) -> str:
-    """Return a moment as tables show it."""
+    """Return a time as tables display it."""
     return "-" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def measure_input_times(app: Application, times: TimeState, clock: datetime) -> tuple[InputTimes, ...]:
-    """Return how far each input that says when its records happened has come, by this clock."""
+    """Return the event times of each input that declares them, by this clock."""
     return tuple(_measure_input(name, declared, times, clock) for name, declared in declared_event_times(app).items())
 
 
 def find_holding_partitions(
     app: Application, times: TimeState, clock: datetime
 ) -> dict[str, SystemStreamPartition | None]:
-    """Return, by stateful operator, the source partition that holds its watermark back; None where all are idle."""
+    """Return, by stateful operator, the source partition that holds its watermark back; None if all are idle."""
     lowest = {name: find_holding_partition(app, times, name, clock) for name in watermark_inputs(app.operators)}
     return {name: None if lowest_mark is None else lowest_mark.ssp for name, lowest_mark in lowest.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class StateSize:
-    """How much a table of state holds: rows and bytes in its files, expired ones that are not dropped yet included.
+    """The rows and bytes in a state table's files, including expired rows that are not dropped yet.
 
-    `kept_for` is what it is kept for, in the words of the plan, with the bound that its operator declares.
+    `kept_for` says what the state is for, as in the plan.
     """
 
     rows: int
@@ -495,7 +494,7 @@ class StateSize:
 
 
 def measure_state_sizes(lake: Lake, names: Iterable[str]) -> dict[str, StateSize]:
-    """Return how much these datasets hold, of those that are tables of state."""
+    """Return the sizes of those datasets that are state tables."""
     sizes = {}
     for name in names:
         manifest = DatasetLog(lake, name).read()[1]

@@ -1,4 +1,4 @@
-"""Which stream's positions records carry through the operators, and the columns that tell what they are made of."""
+"""Traces which stream's positions records carry through the operators, and adds the columns of their origin."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the records after an operator have their positions from.
+    """The origin of the positions of an operator's records.
 
-    `streams` are those that the positions are in, by the operator that each comes from: an input, an output that the
-    graph goes on with, or what makes records of several. `made_of` is the input stream that all the records are made
-    of, None where they come from several, or from several of `streams`: then no single stream's positions tell what
-    they are made of.
+    `streams` are the streams of the positions, by the operator that each comes from: an input, an output that the graph
+    continues from, or an operator that makes records of several. `made_of` is the one input stream that all records are
+    made of; None if there are several.
     """
 
     streams: Mapping[str, str]
@@ -47,7 +46,7 @@ def trace_origins(operators: Iterable[Operator]) -> dict[str, Origin]:
     for operator in operators:
         before = [result[source] for source in operator.inputs]
         streams: Mapping[str, str]
-        if len(before) == 1:  # shared: behind a merge of many there may be many more
+        if len(before) == 1:  # shared: after a merge of many inputs there may be many
             streams = before[0].streams
         else:
             streams = {begun: stream for origin in before for begun, stream in origin.streams.items()}
@@ -66,7 +65,7 @@ def trace_origins(operators: Iterable[Operator]) -> dict[str, Origin]:
 def add_epochs(records: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
     """Return the records with the epoch of their partition's position added to their own.
 
-    The sum, so that who reads the output of an application that read a replayed output can tell, too.
+    The sum also tells readers of an output that an application made from a replayed output.
     """
     from pyspark.sql import functions as F
 
@@ -77,9 +76,9 @@ def add_epochs(records: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
 
 
 def add_positions(records: DataFrame, sources: Sources | None) -> DataFrame:
-    """Return the records with the columns of POSITION, where their output keeps these, and else without.
+    """Return the records with the columns of POSITION if their output keeps these, else without.
 
-    Records that come from an output of this batch have them already: the positions are in the application's input.
+    Records from an output of this batch already have them: their positions are in the application's input.
     """
     from pyspark.sql import functions as F
 
@@ -100,10 +99,10 @@ def add_positions(records: DataFrame, sources: Sources | None) -> DataFrame:
 
 
 def tag_branch(records: DataFrame, number: int, *, one_stream: bool, stream: str = "") -> DataFrame:
-    """Return the records as input `number` of an operator with several, in whose records it is told again.
+    """Return the records tagged as coming from input `number` of an operator with several inputs.
 
-    Unless the positions of all inputs are in `one_stream`, the columns of POSITION go: the inputs differ in them. Then
-    the `stream` that this input's are in is told with each record, where that does not tell it already.
+    Unless all inputs have positions in `one_stream`, the columns of POSITION are dropped, because the inputs differ in
+    them, and the `stream` of the input's positions is added to each record that lacks it.
     """
     from pyspark.sql import functions as F
 

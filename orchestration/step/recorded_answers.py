@@ -1,7 +1,7 @@
-"""What a batch has learned from outside, kept in the lake before anything that depends on it is written.
+"""Records what a batch received from outside - function results and table answers - before any output depends on it.
 
-An object for each operator and turn, under (application, batch), written only where there is none: of two runs of one
-batch the first one's answers count for both. They are of no use once the batch is closed, and go then.
+The lake has one object for each operator and turn, under (application, batch), written only if absent: if a batch runs
+several times, the answers of the first run count for all. They are deleted after the batch is closed.
 """
 
 from __future__ import annotations
@@ -56,9 +56,11 @@ PLACE = "__place"
 
 @dataclass(frozen=True, slots=True)
 class SinkCall:
-    """How the operator `operator` calls a function in a batch, and the columns of its results, if it has any. Errors
-    tell where in its `stream` the records begin, and no values of `sensitive` columns. A batch that is `cut` has fewer
-    records than it was begun with."""
+    """How an operator calls a function in a batch, and the columns of its results, if any.
+
+    Errors name the `stream` of the records, and omit values of `sensitive` columns. A `cut` batch has fewer records
+    than it began with.
+    """
 
     operator: str
     function: SinkFunction
@@ -71,7 +73,7 @@ class SinkCall:
 
 
 def hand_to_function(frame: DataFrame, call: SinkCall) -> dict[str, int]:
-    """Hand all records to the function; return how many records and calls there were."""
+    """Hand all records to the function; return the numbers of records and calls."""
     from pyspark.sql import functions as F
 
     done = map_in_arrow(_sort_records(frame), _task(call, []), "rows bigint")
@@ -82,20 +84,19 @@ def hand_to_function(frame: DataFrame, call: SinkCall) -> dict[str, int]:
 def call_or_replay(
     frame: DataFrame, call: SinkCall, record: RecordedAnswers, before_call: Callable[[], None]
 ) -> tuple[pa.Table, dict[str, int]]:
-    """Return the results, and how many records and calls there were: as they are recorded, else of the function.
+    """Return the recorded results of the batch, else call the function; also the numbers of records and calls.
 
-    Of several runs of the batch, the first that records its results decides them for all.
+    If the batch runs several times, the first run that records its results decides for all.
     """
     assert call.returns is not None
     recorded = record.read(1)
     if recorded is not None:
-        rows = frame.count()  # also what has been counted before it would be waited for in vain else
+        rows = frame.count()  # counts upstream complete only once their records are consumed
         if rows != recorded.num_rows and not call.cut:
             raise PlanningError(
-                f"{call.operator}: this batch is run again with {rows} records, and had {recorded.num_rows} when the "
+                f"{call.operator}: this batch was retried with {rows} records, and had {recorded.num_rows} when the "
                 f"results of {function_label(call.function)} were recorded.",
-                "Have what comes before it give the same records each time; or abandon the batch: adjunct checkpoint "
-                "abandon.",
+                "Make the operators before it deterministic; or abandon the batch: adjunct checkpoint abandon.",
                 operator=call.operator,
             )
         return recorded, {"rows": recorded.num_rows, "calls": 0}
@@ -106,16 +107,16 @@ def call_or_replay(
     first = kept if kept is not None else record.read(1)
     if first is None:
         raise CommitConflictError(
-            f"batch {record.batch} of application {record.application!r} was ended by another run, while this one "
-            f"handed its records to {function_label(call.function)}.",
-            "Nothing is lost: run the application again, it goes on behind that batch.",
+            f"batch {record.batch} of application {record.application!r} was closed by another run, while this one "
+            f"passed its records to {function_label(call.function)}.",
+            "Nothing is lost: run the application again, it continues after that batch.",
             application=record.application,
         )
     return first, {"rows": answered.num_rows, "calls": calls}
 
 
 def plan_results(frame: DataFrame, call: SinkCall) -> DataFrame:
-    """Return the results as Spark would compute them, for what it says of them."""
+    """Return the results as an uncomputed DataFrame, for its columns and partitioning."""
     return _call_on_frame(frame, call).drop(PLACE, _CALL)
 
 
@@ -127,7 +128,7 @@ def _call_on_frame(frame: DataFrame, call: SinkCall) -> DataFrame:
 
 
 def frame_from_results(spark: SparkSession, table: pa.Table, partitions: int | None) -> DataFrame:
-    """Return recorded results as a DataFrame; with `partitions`, in those that their records were in."""
+    """Return recorded results as a DataFrame; with `partitions`, in the partitions of their records."""
     frame = spark.createDataFrame(table.replace_schema_metadata(None))
     if partitions is not None:
         frame = frame.repartitionById(partitions, PLACE)
@@ -165,7 +166,7 @@ def _task(call: SinkCall, kept: Sequence[str]) -> Callable[[Iterator[Any]], Iter
 
 
 def _placeholder(records: pa.RecordBatch, context: SinkContext) -> None:
-    """Stand for the function on its way to the tasks."""
+    """Stand in for the function while the call is serialized for tasks."""
 
 
 def _call_on_batches(
@@ -191,7 +192,7 @@ def _call_on_batches(
         if returns is None:
             if result is not None:
                 raise _result_error(
-                    operator, name, f"returned {type(result).__name__}, and the sink declares no returns="
+                    operator, name, f"returned {type(result).__name__}, but the sink declares no returns="
                 )
             yield pa.RecordBatch.from_pydict({"rows": pa.array([records.num_rows], pa.int64())})
             continue
@@ -222,9 +223,9 @@ def _failure(
 
 
 def cast_result(operator: str, name: str, result: Any, rows: int, returns: Schema, *, told: bool = True) -> list[Any]:
-    """Return the columns of what a function returned for so many records; OperatorFailedError for anything else.
+    """Return the declared columns of a function's result for so many records; OperatorFailedError for anything else.
 
-    What Arrow says of a value in its own words is `told` or not.
+    `told` says whether errors may quote values.
     """
     import pyarrow as pa
 
@@ -245,7 +246,9 @@ def cast_result(operator: str, name: str, result: Any, rows: int, returns: Schem
     for each in returns.to_arrow():
         given = result.schema.field(each.name).type
         if pa.types.is_timestamp(each.type) and not is_same_family(given, each.type):
-            raise _result_error(operator, name, f"returned {each.name!r} as {given}, which is no timestamp with a zone")
+            raise _result_error(
+                operator, name, f"returned {each.name!r} as {given}, expected a timestamp with a time zone"
+            )
         try:
             columns.append(result.column(each.name).cast(each.type))
         except pa.ArrowException as error:
@@ -262,7 +265,9 @@ def cast_result(operator: str, name: str, result: Any, rows: int, returns: Schem
 
 
 def _result_error(operator: str, name: str, what: str) -> OperatorFailedError:
-    return OperatorFailedError(f"{operator}: {name} {what}.", "Correct the function, or returns=.", operator=operator)
+    return OperatorFailedError(
+        f"{operator}: {name} {what}.", "Change the function or the declared returns=.", operator=operator
+    )
 
 
 _FORMAT = 1
@@ -271,9 +276,9 @@ _ABOUT = b"adjunct"
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswers:
-    """The answers that one operator has got in one batch, in turns: a batch that is run again may have more to ask.
+    """The recorded answers of one operator in one batch, by turn: a repeated batch may have more to ask.
 
-    `about` says what was asked, as JSON-able values; answers to something else are refused.
+    `about` says what was asked, as JSON values; answers to another question are rejected.
     """
 
     lake: Lake
@@ -283,7 +288,7 @@ class RecordedAnswers:
     about: dict[str, Any]
 
     def read(self, turn: int) -> pa.Table | None:
-        """Return what was recorded in this turn, from 1 on; None where nothing is yet."""
+        """Return the answers recorded in this turn, from 1 on; None if there are none yet."""
         import pyarrow as pa
 
         key = self._key(turn)
@@ -312,7 +317,7 @@ class RecordedAnswers:
         return table
 
     def keep(self, turn: int, answers: pa.Table) -> pa.Table | None:
-        """Record what was answered in this turn and return it; None where another run of the batch was first."""
+        """Record the answers of this turn and return them; None if another run of the batch was first."""
         import pyarrow as pa
 
         answers = answers.replace_schema_metadata({_ABOUT: json.dumps(self._about)})
@@ -334,7 +339,7 @@ class RecordedAnswers:
 
 
 def purge_answers(lake: Lake, application: str, closed: int) -> None:
-    """Delete what batches up to this one have recorded: they are closed, and not run again."""
+    """Delete the recorded answers of batches up to `closed`, which never run again."""
     prefix = _prefix(lake, application)
     batches = ((info.key, info.key.removeprefix(prefix).partition("/")[0]) for info in lake.store.list(prefix))
     lake.store.delete_many([key for key, batch in batches if batch.isdecimal() and int(batch) <= closed])
@@ -353,7 +358,7 @@ FOUND = "__found"
 
 @dataclass(slots=True)
 class OpenTables:
-    """The tables that a run of the step reads, each kept open, with its cache, from batch to batch; `close` them."""
+    """The tables that a run of the step reads; each stays open, with its cache, between batches until `close`."""
 
     _readers: dict[str, BulkReader] = field(default_factory=dict)
 
@@ -364,7 +369,7 @@ class OpenTables:
         return self._readers[table.name]
 
     def forget(self, table: str) -> None:
-        """Forget what is known of a table's records, since the application has written some."""
+        """Close a table and drop its cache, because the application has written to it."""
         if table in self._readers:
             self._readers.pop(table).close()
 
@@ -375,16 +380,17 @@ class OpenTables:
 
 @dataclass(frozen=True, slots=True)
 class AnsweredKeys:
-    """Every key with its answer: columns `key_names(…)`, `__found`, and a column for each answer, by its place."""
+    """Every key with its answer: the columns `key_columns(…)`, `__found`, and one column for each answer."""
 
     table: pa.Table
     metrics: TableMetrics
 
 
 def describe_lookup(lookup: TableLookup, types: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a lookup asks, as it is recorded; `types` are those of the stream's columns.
+    """Return what a lookup asks, as recorded; `types` are the types of the stream's columns.
 
-    Of arguments that are plain values a digest: they may be secret. Others can't be told from those of another process.
+    Plain arguments are recorded as a digest, since they may be secret; other arguments can't be compared between
+    processes.
     """
     asked: dict[str, Any] = {
         "table": lookup.table,
@@ -399,13 +405,13 @@ def describe_lookup(lookup: TableLookup, types: Mapping[str, str]) -> dict[str, 
 
 
 def collect_distinct_keys(operator: str, frame: DataFrame, lookup: TableLookup, *, sensitive: bool = False) -> pa.Table:
-    """Return the keys of the records, each once, without those that are null or null in a part."""
+    """Return the distinct keys of the records, without those that are null in any part."""
     import pyarrow as pa
 
     keys = frame.select(
         *[named_column(name).alias(key) for name, key in zip(lookup.keys, key_columns(lookup), strict=True)]
     )
-    # Brought here as they are: an exchange of the keys would take longer than the few bytes of those that come twice.
+    # Collected with duplicates: a shuffle would cost more than the few extra bytes.
     distinct = keys.dropna().toArrow().group_by(key_columns(lookup)).aggregate([])
     if (found := first_unreadable(distinct.rename_columns(list(lookup.keys)))) is not None:
         place = f"a record to look up in table {lookup.table}"
@@ -419,9 +425,9 @@ def collect_distinct_keys(operator: str, frame: DataFrame, lookup: TableLookup, 
 def answer_keys(
     keys: pa.Table, lookup: TableLookup, record: RecordedAnswers, reader: BulkReader, tasks: int
 ) -> AnsweredKeys:
-    """Return what is answered for these keys, each of which is there once: what is recorded, else what the table says.
+    """Return the answers for these distinct keys: the recorded ones, else the table's.
 
-    Of several runs of the batch, the first that records an answer decides it for all.
+    If the batch runs several times, the first run that records an answer decides for all.
     """
     import pyarrow as pa
 
@@ -447,7 +453,7 @@ def answer_keys(
 def join_answers(operator: str, frame: DataFrame, lookup: TableLookup, answers: DataFrame) -> DataFrame:
     """Return all records with their answers, and `__matched`, which is null where there is none.
 
-    Fails over a record whose key was not asked for: the records are others than a moment ago.
+    Fails on a record whose key was not looked up: the records differ from those of a moment ago.
     """
     from pyspark.sql import functions as F
 
@@ -462,8 +468,8 @@ def join_answers(operator: str, frame: DataFrame, lookup: TableLookup, answers: 
     assert condition is not None
     assert whole is not None
     lacking = (
-        f"{operator}: a record has a key that this batch did not look up in table {lookup.table}: what comes before "
-        "the join gives other records each time."
+        f"{operator}: a record has a key that this batch did not look up in table {lookup.table}: the operators "
+        "before the join are not deterministic."
     )
     unknown = F.raise_error(F.lit(lacking)).cast("boolean")
     matched = F.when(F.col(FOUND), True).when(F.col(FOUND).isNull() & whole, unknown)
@@ -471,11 +477,11 @@ def join_answers(operator: str, frame: DataFrame, lookup: TableLookup, answers: 
 
 
 def add_unknown_answers(frame: DataFrame, lookup: TableLookup) -> DataFrame:
-    """Return the records with columns for their answers, and `__matched`, of which nothing is known but the types."""
+    """Return the records with columns of the right types for their answers and `__matched`, for a dry run."""
     from pyspark.sql import functions as F
 
     def column_for(kind: str) -> Column:
-        # Nulls alone would be seen through: Spark would say that records that are spread by them lie in one partition.
+        # Not plain nulls: Spark would infer that records partitioned by them are in one partition.
         return F.from_json(F.col("__offset").cast("string"), f"value {kind}")["value"]
 
     answers = [column_for(answer.type).alias(answer.name) for answer in lookup.answers]
@@ -483,7 +489,7 @@ def add_unknown_answers(frame: DataFrame, lookup: TableLookup) -> DataFrame:
 
 
 def frame_from_answers(spark: SparkSession, answers: pa.Table, lookup: TableLookup) -> DataFrame:
-    """Return answers as a DataFrame, with the names that they have in joined records."""
+    """Return answers as a DataFrame, with the column names of joined records."""
     named = answers.rename_columns([*key_columns(lookup), FOUND, *(answer.name for answer in lookup.answers)])
     return spark.createDataFrame(named)
 
@@ -493,7 +499,7 @@ def key_columns(lookup: TableLookup) -> list[str]:
 
 
 def _as_keys(part: pa.Table, lookup: TableLookup) -> Sequence[Any]:
-    """Return keys as tables take them: a value, or a tuple of several."""
+    """Return keys as tables take them: a value, or a tuple for a composite key."""
     columns = [part.column(place).to_pylist() for place in range(len(lookup.keys))]
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 

@@ -1,4 +1,4 @@
-"""Runs an application as a whole: its datasets first, then its step, on one session."""
+"""Runs an application: advances its datasets, then runs its step, in one Spark session."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.system import StreamSystem
 
-# More at once would share the same cores, and hold more of the cluster's memory.
+# More would share the same cores and use more memory.
 _MAX_PARALLEL = 4
 
 
@@ -59,15 +59,15 @@ def advance_units(
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
     on_stage: OnStage = ignore_stage,
 ) -> list[AdvanceReport]:
-    """Bring several units up to date at once, in threads of one Spark session; reports in order of declaration.
+    """Advance several datasets or version sets in parallel threads of one Spark session; return their reports in order.
 
-    A unit that fails keeps no other from advancing: the first error is raised in the end, and names the rest.
-    `on_report` is called in order by this thread, `on_stage` by one thread at a time.
+    A failing unit does not stop the others: the first error is raised at the end and names the rest. `on_report` is
+    called in declaration order by the calling thread, `on_stage` by one thread at a time.
     """
     starting, telling = threading.Lock(), threading.Lock()
 
     def session() -> SparkSession:
-        with starting:  # threads ask at the same time, and one session is started
+        with starting:  # threads may ask at the same time
             return runtime.spark()
 
     spark = IN_PROCESS if runtime.spark is IN_PROCESS else session
@@ -87,14 +87,14 @@ def advance_units(
         for future in futures:
             try:
                 done = future.result()
-            except Exception as error:  # noqa: BLE001 - told when the others have ended
+            except Exception as error:  # noqa: BLE001 - raised when the others have ended
                 errors.append(find_adjunct_error(error) or error)
             else:
                 for report in done:
                     on_report(report)
                 reports += done
     finally:
-        # After Ctrl-C nobody waits for the others: they end with the session.
+        # After Ctrl-C do not wait for the others: they end with the session.
         pool.shutdown(wait=False, cancel_futures=True)
     raise_first(errors, words=first_message_line)
     return reports
@@ -107,12 +107,10 @@ def advance_followed_datasets(
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
     on_stage: OnStage = ignore_stage,
 ) -> None:
-    """Advance those of the datasets that are not marked for bootstrap: they are followed while batches run.
+    """Advance the datasets that are followed while batches run, so that the next batch sees their new entries.
 
-    So are those that the application itself feeds: the next batch meets what this one has sent.
-
-    Nothing is reported where nothing has come, nor where somebody else follows one too: the next batch meets what they
-    have committed.
+    These are the datasets without `bootstrap`, and those that the application itself feeds. Nothing is reported where
+    nothing changed, or where another process advances the dataset at the same time.
     """
     fed = {operator.spec.feeds for operator in app.operators}
     for dataset in app.datasets:
@@ -127,9 +125,9 @@ def advance_followed_datasets(
 def advance_unit(
     runtime: Runtime, unit: Sequence[AdjunctDataset], *, on_stage: OnStage = ignore_stage
 ) -> list[AdvanceReport]:
-    """Bring one dataset, or the members of one version set, up to date with their input; a report for each.
+    """Advance one dataset, or all members of one version set; return a report for each.
 
-    Where a version was published, what the policy lets go by then is discarded: the last stage of its cycle.
+    After a version is published, the versions that the discard policy no longer keeps are deleted.
     """
     from dagster_adjunct.assets.advancing.advance_dataset import advance_with_runtime
     from dagster_adjunct.assets.bounded.advance import advance_members
@@ -143,7 +141,9 @@ def advance_unit(
 
 
 def _has_expired_files(lake: Lake, dataset: AdjunctDataset) -> bool:
-    """Whether a compaction has retired something long ago: a commit of changes alone makes nothing needless."""
+    """Return whether a compaction retired files longer ago than the grace period; a commit of changes alone retires
+    none.
+    """
     manifest = DatasetLog(lake, dataset.name).read()[1]
     limit = subtract_span(lake.now(), dataset.discard.grace)
     return manifest is not None and any(retired.at <= limit for retired in manifest.retired)
@@ -152,7 +152,7 @@ def _has_expired_files(lake: Lake, dataset: AdjunctDataset) -> bool:
 def discard_retired(
     lake: Lake, dataset: AdjunctDataset, report: AdvanceReport, by: str, on_stage: OnStage
 ) -> AdvanceReport:
-    """Discard what a new version has made needless; return the report with the time that this took."""
+    """Delete what a new version made unnecessary; return the report with the time that this took."""
     from dagster_adjunct.orchestration.maintenance.discard import discard_all
 
     if not report.sealed or (dataset.follows_changes and not _has_expired_files(lake, dataset)):
@@ -169,25 +169,22 @@ _log = logging.getLogger("adjunct.run")
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What one run did: a report for each dataset that advanced, and the step's.
+    """What one run did: a report for each dataset that advanced, and the step's report.
 
-    A dataset that took in more while batches ran has a further report each time, after those of the beginning.
+    A dataset that advanced again between batches has a further report each time, after the initial ones.
     """
 
     datasets: tuple[AdvanceReport, ...]
     step: StepReport
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON-able values."""
+        """Return the report as JSON values."""
         return {"datasets": [report.to_json() for report in self.datasets], "step": self.step.to_json()}
 
 
 @dataclass(frozen=True, slots=True)
 class AdvancedDatasets:
-    """What came of bringing the datasets of an application up to date.
-
-    `fan_out` is what was fanned out for that, to all tasks of the application; None where nothing had to be.
-    """
+    """The reports of the advanced datasets, and the fan-out that was made for all tasks; None if none was needed."""
 
     reports: tuple[AdvanceReport, ...]
     fan_out: FanOut | None = None
@@ -201,9 +198,9 @@ def apply_startpoints(
     only: Collection[str] | None = None,
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
 ) -> DatasetOutcome:
-    """Bring the datasets of an application, or `only` these, to where startpoints want them; most often nowhere.
+    """Rewind the application's datasets (or `only` these) to their requested startpoints.
 
-    `plan` is the application's, where its run has one already.
+    `plan` is the application's plan, if the run has it already.
     """
     startpoints = open_startpoints(runtime.lake, app)
     if not list_rewindable_datasets(app, only) or not startpoints.has_any():
@@ -212,7 +209,7 @@ def apply_startpoints(
         plan = plan_application(app, systems=runtime.systems)
     handed = fan_out_for_run(runtime, app, plan)
     if handed.left_alone:
-        _log.warning("application %s: startpoints are switched off: %s wait", app.name, len(handed.left_alone))
+        _log.warning("application %s: startpoints are disabled: %s wait", app.name, len(handed.left_alone))
     outcome = apply_dataset_startpoints(runtime, app, startpoints, handed, only=only, on_report=on_report)
     return replace(outcome, fan_out=handed)
 
@@ -225,9 +222,9 @@ def advance_datasets(
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
     on_stage: OnStage = ignore_stage,
 ) -> AdvancedDatasets:
-    """Bring the datasets of an application up to date, several at once: first to where startpoints want them.
+    """Rewind datasets to their startpoints, then advance all of them in parallel.
 
-    One that fails keeps no other from advancing; the first error is raised in the end.
+    A failing dataset does not stop the others; the first error is raised at the end.
     """
     applied = apply_startpoints(runtime, app, plan, on_report=on_report)
     able = [dataset for dataset in app.datasets if is_advanced_by_runs(dataset) and dataset.name not in applied.failed]
@@ -252,21 +249,22 @@ def run_application(
     take_over: bool = False,
     adopt: bool = False,
 ) -> RunReport:
-    """Bring every dataset up to date, several at once, then run the step until it has caught up.
+    """Advance every dataset in parallel, then run the step until it has caught up.
 
-    A dataset whose versions are made by a query, one for each partition, is read as it is. One that is not marked for
-    bootstrap is advanced again between batches, so that each batch meets what has come by then.
-    Without a lake, systems or a session, it uses those of `open_lake()`, `systems_for(app)` and `session_scope()`.
-    `run` names this run in commits; it is drawn when it is not given. `on_event` hears of every dataset and every
-    stage of a batch, `on_stage` of each stage of a dataset, such as the progress of a bootstrap. Startpoints on the
-    streams of datasets are applied first.
-    One run of an application works at a time: while another one is alive this one waits for its end, at most `wait`
-    (a timedelta, or seconds; 0 does not wait), then it raises ApplicationBusyError, which says who that is. What is
-    dead is taken over at once, what is alive only with `take_over`.
-    The first run of an application is refused where another one has written its outputs from its inputs, as its own
-    name of before has: unless startpoints say where it begins, or it is to `adopt` the outputs as they are.
-    Raises what planning, datasets and step raise, and RunLeaseLostError; whatever was
-    committed before stays, and the next run goes on from it. A dataset that fails keeps no other from advancing.
+    Lake, systems and session default to those of `open_lake()`, `systems_for(app)` and `session_scope()`. Partitioned
+    datasets that are built by a query are read as they are. Datasets without `bootstrap` are advanced again between
+    batches. `run` names this run in commits; by default the name is random. `on_event` receives the events of datasets
+    and batches, `on_stage` each stage of a dataset, such as the progress of a bootstrap. Startpoints on the streams of
+    datasets are applied first.
+
+    One run of an application works at a time. If another run is alive, this one waits at most `wait` (a timedelta or
+    seconds; 0 does not wait), then raises ApplicationBusyError, which names the other run. A dead run is taken over at
+    once, a live one only with `take_over`. The first run of an application is rejected if another application, such as
+    its own former name, has written its outputs from its inputs, unless startpoints say where to begin, or `adopt`
+    accepts the outputs as they are.
+
+    Raises the errors of planning, datasets and step, and RunLeaseLostError. What was committed before an error stays,
+    and the next run continues from there. A failing dataset does not stop the others.
     """
     run = f"run-{uuid4().hex[:12]}" if run is None else run
     lake = open_lake() if lake is None else lake
@@ -299,7 +297,7 @@ def run_application(
             def follow() -> None:
                 advance_followed_datasets(runtime, app, on_report=heard, on_stage=on_stage)
 
-            # Once a run: the datasets took theirs from it, where any could go back.
+            # Once a run: rewinding datasets may have fanned out already.
             fan_out = fan_out_for_run(runtime, app, plan) if advanced.fan_out is None else advanced.fan_out
             context = StepContext(runtime, app, plan, fan_out, on_event, max_batches, follow, lease.check)
             step = run_step(context)

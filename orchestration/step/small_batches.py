@@ -1,4 +1,4 @@
-"""Whether a batch has so few records, and meets so few rows, that one task does a stage sooner than many would."""
+"""Decides whether a batch is so small that one task per stage is faster than many."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MAX_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class VersionSize:
-    """How many rows a dataset's version has, and how many bytes are read for them: none of a table in memory.
+    """The number of rows in a dataset's version, and of bytes read for them (0 for a table in memory).
 
-    `broadcast`: it is whole in every task, however many there are.
+    `broadcast`: every task reads all of it, however many there are.
     """
 
     rows: int
@@ -30,7 +30,7 @@ class VersionSize:
 
 
 def measure_version(view: VersionReader | TransientVersion | None, *, broadcast: bool = False) -> VersionSize:
-    """Return the size of a version, as its manifest has it."""
+    """Return the size of a version, from its manifest."""
     sealed = getattr(view, "sealed", None)
     if sealed is None:
         return VersionSize(0 if view is None else view.rows or 0, 0, broadcast)
@@ -39,9 +39,10 @@ def measure_version(view: VersionReader | TransientVersion | None, *, broadcast:
 
 
 def is_small_batch(records: int, tasks: int | None, limit: int, met: Iterable[VersionSize]) -> bool:
-    """Whether a batch of so many records, joined with versions of these sizes, is for one task a stage.
+    """Return whether a batch of so many records, joined with versions of these sizes, runs best in one task per stage.
 
-    `limit` is how many records are few at most. `tasks` get each record of a broadcast input; None: there is none.
+    `limit` is the largest number of records of a small batch. `tasks` is how many tasks read each record of a broadcast
+    input; None if there is none.
     """
     if records * (tasks or 1) > limit:
         return False
@@ -50,5 +51,5 @@ def is_small_batch(records: int, tasks: int | None, limit: int, met: Iterable[Ve
 
 
 def should_interpret(met: Iterable[VersionSize]) -> bool:
-    """Whether Spark had better interpret than compile what few records do with these versions, broadcast or not."""
+    """Return whether Spark should interpret the plans over these versions instead of compiling them."""
     return sum(size.rows for size in met) <= FEW_ROWS

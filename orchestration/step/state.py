@@ -1,4 +1,4 @@
-"""What one batch sends to the application's local tables, and what its joins meet of them."""
+"""Local tables and state tables of one batch: what it writes to them, and what its joins read of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NEW = "__new"
 
 
 def iter_state_names(context: StepContext) -> Iterator[str]:
-    """Yield the names of the datasets that the state of an application's operators is in."""
+    """Yield the names of the datasets that hold the state of the application's operators."""
     for operator in context.app.operators:
         for name in operator.spec.states:
             yield state_dataset_name(context.writer, name)
@@ -47,9 +47,9 @@ def iter_state_names(context: StepContext) -> Iterator[str]:
 
 @dataclass(slots=True)
 class StateTable:
-    """One table of state in one batch (operators/spec/compiling.py).
+    """One state table in one batch; implements `StateHandle`.
 
-    `kept` says whether what is written is kept, `real` whether records are read at all.
+    `kept` says whether writes are committed, `real` whether any records are read (not in a dry run).
     """
 
     context: StepContext
@@ -78,30 +78,30 @@ class StateTable:
             done = self.writes.send(rows, order_by=(), partitioned=partitioned)
             if self.spec.append_only and done.get("superseded"):
                 raise SchemaMismatchError(
-                    f"state {self.writes.name!r}: {done['superseded']} record(s) of the batch have the position of "
-                    "another one, and only one of those would be kept.",
-                    "Something before this operator makes several records of one without an order among them, as "
-                    "explode in map, select or with_columns does, or a function: use flat_map there.",
+                    f"state {self.writes.name!r}: {done['superseded']} record(s) of the batch have the same position "
+                    "as another one, and only one of them would be kept.",
+                    "An operator before this one makes several unordered records of one, as explode does in map, "
+                    "select or with_columns, or a function: use flat_map there.",
                     dataset=self.writes.name,
                 )
             for name, count in done.items():
                 self.counted[name] = self.counted.get(name, 0) + count
         elif self.real:
-            rows.count()  # what passes here is counted
+            rows.count()  # runs the counts of these records
 
     def commit(self) -> None:
-        """Commit what was written, and drop what has expired with this batch."""
+        """Commit what was written, and drop rows that expire with this batch."""
         _, duplicate = self.writes.commit(self.watermarks.after)
         self.counted["duplicate_batches"] = int(duplicate)
 
     def _scan_appended(self, *, sends: bool) -> DataFrame:
-        """Return the rows as they are scanned: each key was written once."""
+        """Return the rows as scanned: each key was written once."""
         from pyspark.sql import functions as F
 
         sealed = self.writes.reader(sends=sends).sealed
         what = f"state {self.writes.name!r}"
         rows = bucketed_frame(self.context.spark(), self.context.lake.store, what, sealed.layout, sealed.generations)
-        # Not a literal: of rows that are none Spark forgets where they lie, and would move them.
+        # Not a literal: Spark forgets the partitioning of a relation that it knows to be empty, and adds an exchange.
         new = (
             F.col(GENERATION_COLUMN).isin(*self.writes.sent)
             if self.writes.sent
@@ -119,7 +119,7 @@ class StateTable:
 
 
 class StateTables:
-    """The tables of state of one batch. A bounded replay keeps nothing: what it reads was kept, or comes in order."""
+    """The state tables of one batch. A bounded replay commits nothing to them."""
 
     def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
         self._context, self._inputs = context, inputs
@@ -127,7 +127,7 @@ class StateTables:
         self._stack = ExitStack()
 
     def table(self, name: str, spec: StateSpec, watermarks: Watermarks) -> StateTable:
-        """Return the table of this name, as the batch was begun with it."""
+        """Return the state table of this name, at its version in the batch's intent."""
         if name not in self._tables:
             writer_name, inputs = self._context.writer, self._inputs
             dataset = declare_state_dataset(writer_name, name, spec)
@@ -141,7 +141,7 @@ class StateTables:
         return self._tables[name]
 
     def commit(self, before_commit: Callable[[str], None]) -> Counters:
-        """Commit each table once for the batch; return what was counted, by dataset."""
+        """Commit each table once for the batch; return the counters by dataset."""
         counted: Counters = {}
         for table in self._tables.values():
             if table.kept:
@@ -151,19 +151,19 @@ class StateTables:
         return counted
 
     def close(self) -> None:
-        """Let go of what is not committed."""
+        """Discard what is not committed."""
         self._stack.close()
 
 
 class LeftOutRecords:
-    """The records left out, by the operator, and counts that Spark makes as records pass."""
+    """The records that each operator left out, and the counts of conditions that Spark makes as records pass."""
 
     def __init__(self) -> None:
         self._records: dict[str, DataFrame] = {}
         self._counts: list[tuple[str, Observation]] = []
 
     def counted(self, operator: str, frame: DataFrame, conditions: Mapping[str, Column]) -> DataFrame:
-        """Return the records, counted as they pass: how many meet each condition."""
+        """Return the records, with how many meet each condition counted as they pass."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
 
@@ -172,21 +172,21 @@ class LeftOutRecords:
         return frame.observe(observation, *[F.count_if(met).alias(name) for name, met in conditions.items()])
 
     def leave(self, operator: str, records: DataFrame) -> None:
-        """Note what an operator has left out, beside what it has noted already."""
+        """Add records that an operator has left out."""
         before = self._records.get(operator)
         self._records[operator] = records if before is None else before.unionByName(records)
 
     def of(self, operator: str) -> DataFrame:
-        """Return what an operator has left out."""
+        """Return the records that an operator has left out."""
         return self._records[operator]
 
     def counts(self) -> Counters:
-        """Return what was counted, by operator, of records that outputs or state have consumed by now."""
+        """Return the counts by operator, of records that outputs or state have consumed."""
         counters: Counters = {}
         for operator, observation in self._counts:
             of_operator = counters.setdefault(operator, {})
             assert observation._jo is not None, "it observes"
-            if not observation._jo.getRow().length():  # nothing can come there, so Spark has left it out
+            if not observation._jo.getRow().length():  # Spark has optimized it away: it gets no records
                 continue
             for name, count in observation.get.items():
                 of_operator[name] = of_operator.get(name, 0) + int(count)
@@ -194,10 +194,10 @@ class LeftOutRecords:
 
 
 class LocalTableWrites:
-    """The local tables of one batch. A bounded replay writes none: they have had its records, or get them in order.
+    """Writes the local tables of one batch. A bounded replay commits nothing to them.
 
-    One of recorded versions has its joins meet what it would write all the same, and commits nothing of that.
-    `stream_of` tells the stream that the positions of an operator's records are in.
+    In a replay of recorded versions, joins still read what the batch would write. `stream_of` returns the stream that
+    holds the positions of an operator's records.
     """
 
     def __init__(self, context: StepContext, inputs: BatchInputs, stream_of: Callable[[str], str | None]) -> None:
@@ -207,7 +207,7 @@ class LocalTableWrites:
         self._stack = ExitStack()
 
     def reader(self, table: str) -> VersionReader:
-        """Return the table as the batch was begun with it, with what it has sent so far on top."""
+        """Return a reader of the table at the version of the batch's intent, plus what the batch has sent so far."""
         return self._of(table).reader()
 
     def send(
@@ -220,7 +220,7 @@ class LocalTableWrites:
         on_null_key: OnNullKey,
         partitioned: bool,
     ) -> None:
-        """Write the last record of each key; counted in the end, when it is committed."""
+        """Write the last record of each key; it is committed, and counted, at the end of the batch."""
         counted = self._counters.setdefault(table, {"rows": 0, "deleted": 0, "duplicate_batches": 0})
         if self._inputs.consumed is None:
             counted["replayed_batches"] = 1
@@ -246,7 +246,7 @@ class LocalTableWrites:
             counted[name] = counted.get(name, 0) + count
 
     def commit(self, before_commit: Callable[[str], None]) -> Counters:
-        """Commit each table that was sent to, once for the batch; return what was counted."""
+        """Commit each table that was sent to, once for the batch; return the counters."""
         for table, writes in self._writes.items():
             if table in self._counters and self._inputs.consumed is not None:
                 before_commit(table)
@@ -255,7 +255,7 @@ class LocalTableWrites:
         return self._counters
 
     def close(self) -> None:
-        """Let go of what is not committed."""
+        """Discard what is not committed."""
         self._stack.close()
 
     def _of(self, table: str) -> LocalTableWriter:
@@ -274,7 +274,9 @@ class LocalTableWrites:
 def prepare_table_rows(
     frame: DataFrame, key: tuple[str, ...], deleted: str | None, on_null_key: OnNullKey
 ) -> tuple[DataFrame, Callable[[], int] | None]:
-    """Return the records with `__tombstone` as it is for the table, and what tells how many were left out."""
+    """Return the records with `__tombstone` set for the table, and a function that returns how many null keys were
+    skipped.
+    """
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
@@ -283,7 +285,7 @@ def prepare_table_rows(
             TOMBSTONE, F.coalesce(F.col(TOMBSTONE), F.lit(False)) | F.coalesce(F.expr(deleted), F.lit(False))
         )
     if on_null_key == "fail":
-        return frame, None  # the writer refuses them
+        return frame, None  # the writer rejects them
     lacks = _lacks_key(key)
     observed = Observation()
     watched = frame.observe(observed, F.coalesce(F.sum(lacks.cast("long")), F.lit(0)).alias("null_keys"))
@@ -297,13 +299,13 @@ def _lacks_key(key: tuple[str, ...]) -> Column:
 def _locate_null_key(
     error: NullKeyError, operator: str, rows: DataFrame, key: tuple[str, ...], stream: str | None
 ) -> NullKeyError:
-    """Return the error with the operator, the first record without a key, and what may be done about such records."""
+    """Return the error with the operator, the first record without a key, and what to do about such records."""
     first = rows.where(_lacks_key(key)).select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET).first()
     where = f"{stream}." if stream is not None else "partition "
     place = "" if first is None else f"; the first is {where}{first[0]} at offset {first[1]}"
     return NullKeyError(
         f"{operator}: {error.problem.rstrip('.')}{place}.",
-        'Filter them out, or let them be counted and left out: send_to(…, on_null_key="skip").',
+        'Filter them out, or skip and count them: send_to(…, on_null_key="skip").',
         dataset=error.dataset,
         table=error.table,
         operator=operator,

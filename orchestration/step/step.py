@@ -1,20 +1,18 @@
-"""The Spark step: one planned application, batch after batch, until it has caught up or met its limits.
+"""The step of a planned application: runs batch after batch until it has caught up or reached its limit.
 
-The batch that comes next, in `next_batch/`; where it begins, what it does and how it ends, in `commit/`:
+    resume     instead of the stages up to lease: the batch that a crash left open, as logged    plan_batch.py
+    maintain   local tables: undo an abandoned batch, merge small generations                    plan_batch.py
+    snapshot   the served dataset versions and the input streams                                 plan_batch.py
+    start      once a run: resolve startpoints, give every partition a position                  plan_batch.py
+    plan       what the batch reads                                                              plan_batch.py
+    lease      the dataset versions that it reads                                                versions.py
+    intent     commit what it reads, before anything is read                                     commit.py
+    outputs    write all outputs; streams and local tables take each batch once                  commit.py
+    close      commit the end of the batch, which is the checkpoint                              commit.py
+    positions  instead, where there is nothing to read: commit how far the inputs were read      commit.py
 
-    take over  the batch that a crash left open, as it is written: instead of all up to hold    take_over_batch.py
-    tend       the application's own tables: what a batch that was given up wrote is taken out  own_tables.py
-    look       the dataset versions that are served, and the inputs as they stand: one value    look_before_batch.py
-    start      once a run: what its tasks were handed gets offsets, partitions positions        store_first_positions.py
-    plan       what the batch reads                                                             plan_batch.py
-    hold       the dataset versions that it meets, leased                                       hold_versions.py
-    intent     what it reads and meets, committed before anything is read                       commit_intent.py
-    outputs    what operators make, written: streams and local tables take each batch once      run_outputs.py
-    close      the intent is closed, which is the checkpoint                                    commit_offsets.py
-    settle     after plan, where there is nothing to read: how far the inputs are read          commit_offsets.py
-
-A crash anywhere leaves either a closed batch or an open intent; the next run runs that intent again as written. What a
-batch does is compiled in `batch_compiler/`.
+A crash leaves either a closed batch or an open intent; the next run repeats that intent as logged. compile_batch.py
+compiles what a batch does.
 """
 
 from __future__ import annotations
@@ -83,23 +81,22 @@ def run_step(context: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepRe
                     except OffsetOutOfRangeError:
                         if not find_lost_ranges(context, opened.intent):
                             raise
-                        continue  # retention was faster: the batch is taken over as one that was left open
+                        continue  # retention was faster: resume it as a batch that was left open
                     run = close_batch(step, written)
                 return run.report(context, caught_up=False)
             except CommitConflictError as conflict:
                 if run.logged.commit is not begun.logged.commit or context.still_ours is None or attempt == _MAX_STARTS:
                     raise
                 context.check()
-                text = f"{conflict.problem} This run holds the lease, and begins again from that commit."
+                text = f"{conflict.problem} This run holds the lease and starts again from that commit."
                 context.on_event(StepEvent("lease", 0, {"text": text}))
     raise AssertionError("unreachable")
 
 
 def _prepare_batch(step: StepResources, run: StepState) -> tuple[StepState, LeasedBatch | NothingToRead]:
-    """Return what comes next, and the run, which has started: the batch that is open, else the one that is planned now.
+    """Return the open batch, or plan and lease the next one; nothing of a new batch is committed yet.
 
-    Of that one nothing is committed yet. Where a version is discarded between the look and its lease, all is looked at
-    again.
+    Where a version is discarded between the snapshot and its lease, the batch is planned again over a new snapshot.
     """
     step.context.check()
     if run.logged.state.open is not None:
@@ -123,11 +120,11 @@ def _prepare_batch(step: StepResources, run: StepState) -> tuple[StepState, Leas
 
 @contextmanager
 def _open_step(context: StepContext, engine: BatchEngine) -> Iterator[tuple[StepResources, StepState]]:
-    """Give what a run of the step works over, and the run at its beginning; let go of what was opened at the end."""
+    """Yield the resources of a run of the step and its initial state; release the resources at the end."""
     app, log = context.app, BatchLog(context.lake, context.app.name)
     run = StepState(log.read())
     context = replace(context, writes_as=run.logged.state.writes_as)
-    # Of a batch that was abandoned, or by an operator that the application has no more.
+    # Answers of an abandoned batch, or of an operator that was removed.
     purge_answers(context.lake, app.name, run.logged.state.batch)
     with (
         RunCredits(context.lake) as credits,

@@ -1,4 +1,8 @@
-"""Compares a plan with what Spark would do, without a run: nothing is read, written or begun."""
+"""Compares an application's plan with Spark's physical plans in a dry run: nothing is read or written, no job runs.
+
+The dry run compiles every operator over the real inputs and marks its records with a metric, so that each exchange and
+join in Spark's plan has the name of the nearest operator above it. Batches have no such marks.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +56,15 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.tables.functions import TableFunction
 
 _log = logging.getLogger("adjunct.step")
-# What the plan lists and a frame has; the others move records as they are written.
+# Exchanges in DataFrames; those of other reasons happen when records are written.
 _IN_FRAMES = ("partition_by", "auto_repartition")
 
 
 @dataclass(frozen=True, slots=True)
 class JoinProof:
-    """One join as Spark does it: how, how the dataset's side is read, and how many exchanges each side has."""
+    """How Spark executes one join: the kind of join, how it reads the dataset, and the number of exchanges on each
+    side.
+    """
 
     operator: str
     dataset: str
@@ -70,7 +76,7 @@ class JoinProof:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What Spark is going to do at an operator and the plan does not list, in words, with what to look at."""
+    """An exchange in Spark's plan that the application's plan does not list, and the next step."""
 
     operator: str
     problem: str
@@ -80,10 +86,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class PhysicalProof:
-    """What Spark's physical plans of an application say of its plan.
+    """The result of comparing Spark's physical plans with the application's plan.
 
-    `differences` is what they do that is not listed there; `notes` is what the plan claims nothing of, such as a
-    function that moves records as it likes, or what rests on a promise that Spark can't see.
+    `differences` are exchanges that the plan does not list. `notes` are what the plan makes no claim about, such as a
+    function that repartitions records, or a promise that Spark can't check.
     """
 
     joins: tuple[JoinProof, ...] = ()
@@ -91,9 +97,9 @@ class PhysicalProof:
     notes: tuple[str, ...] = ()
 
     def report_differences(self) -> None:
-        """Warn of each difference; with ADJUNCT_STRICT_PLANS raise PlanningError for the first.
+        """Log a warning for each difference; with ADJUNCT_STRICT_PLANS raise PlanningError for the first.
 
-        The answer is right either way: what is lost is speed, and the promise that the planner made.
+        Results are right either way; only the speed that the plan promises is lost.
         """
         for difference in self.differences:
             error = PlanningError(
@@ -104,7 +110,7 @@ class PhysicalProof:
             _log.warning("%s", error)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the proof as plain JSON values."""
+        """Return the proof as JSON values."""
         return {
             "joins": [{name: getattr(join, name) for name in JoinProof.__slots__} for join in self.joins],
             "differences": [
@@ -115,7 +121,7 @@ class PhysicalProof:
         }
 
     def render(self) -> str:
-        """Return the proof as plain text for people."""
+        """Return the proof as plain text."""
         lines = ["What Spark is going to do"]
         for join in self.joins:
             moved = f"exchanges: {join.stream_exchanges} of records, {join.dataset_exchanges} of the dataset"
@@ -128,7 +134,7 @@ class PhysicalProof:
 
 
 class ProofBuilder:
-    """Collects the physical plans of an application, each operator once, and compares them with its plan."""
+    """Collects Spark's physical plans, each operator once, and compares them with the application's plan."""
 
     def __init__(self, plan: ExecutionPlan) -> None:
         self._listed = Counter(exchange.operator for exchange in plan.exchanges if exchange.reason in _IN_FRAMES)
@@ -139,7 +145,7 @@ class ProofBuilder:
         self._notes: list[str] = []
 
     def add(self, spark_plan: SparkPlan, datasets: Mapping[str, str]) -> None:
-        """Take in a plan; `datasets` are those that operators look up in."""
+        """Add a plan; `datasets` maps the operators that join a dataset to its name."""
         for operator in sorted(spark_plan.operators):
             if operator in self._seen:
                 continue
@@ -152,7 +158,7 @@ class ProofBuilder:
             )
 
     def allow(self, operator: str, moves: int) -> None:
-        """Expect an operator to move rows of its own so often."""
+        """Allow an operator this many exchanges of its own."""
         self._listed[operator] += moves
 
     def result(self) -> PhysicalProof:
@@ -177,9 +183,9 @@ class ProofBuilder:
             self._differences.append(
                 Difference(
                     operator,
-                    f"{operator}: Spark shuffles dataset {dataset}, which the plan proved to be partitioned alike "
+                    f"{operator}: Spark shuffles dataset {dataset}, which the plan proved to be co-partitioned "
                     f"({', '.join(of_dataset)}).",
-                    "Compare the types of the join's keys on both sides, and its partitions.",
+                    "Compare the types of the join's keys and the number of partitions on both sides.",
                     dataset,
                 )
             )
@@ -187,34 +193,37 @@ class ProofBuilder:
         if not unlisted:
             return
         times = "once" if len(unlisted) == 1 else f"{len(unlisted)} times"
-        problem = f"{operator}: Spark moves the records {times} more than the plan lists ({', '.join(unlisted)})"
+        problem = f"{operator}: Spark shuffles the records {times} more than the plan lists ({', '.join(unlisted)})"
         if dataset is None and not self._claims.get(operator):
-            self._notes.append(f"{problem}; the plan claims nothing of where they lie after it.")
+            self._notes.append(f"{problem}; the plan makes no claim about their partitioning after it.")
             return
-        step = "Move them with partition_by, where the plan lists it; a function may not move what keeps its place."
+        step = (
+            "Shuffle them with partition_by, which the plan lists; a function must leave partitioned records in place."
+        )
         self._differences.append(Difference(operator, f"{problem}.", step, dataset))
 
 
 def check_write_placement(operator: str, source: PlannedOperator, spark_plan: SparkPlan) -> str | None:
-    """Return a note on records that are written where they lie, or None where Spark sees that they lie right.
+    """Return a note if records are written without an exchange and Spark can't confirm their partitioning; None if it
+    does.
 
-    `source` is planned for the operator that they come from. Raises PlanningError where they certainly lie otherwise
-    than it says: writing them would fail, or lose the order of a key's records.
+    `source` is the planned operator that the records come from. Raises PlanningError if they are certainly partitioned
+    differently: writing them would fail, or lose the order of a key's records.
     """
     expected = f"hashpartitioning({', '.join(source.partitioned_by)}, {source.partitions})"
     lying = spark_plan.partitioning
     if expected in lying or (source.partitions == 1 and "singlepartition" in lying.lower()):
         return None
     if lying in ("UnknownPartitioning(0)", f"UnknownPartitioning({source.partitions})"):
-        return f"{operator}: that records lie as {expected} is a promise, which Spark can't see."
+        return f"{operator}: that records are partitioned by {expected} is a promise that Spark can't check."
     moving = list(
         dict.fromkeys(exchange.operator for exchange in spark_plan.exchanges if exchange.partitioning in lying)
     ) or [source.id]
     raise PlanningError(
-        f"{operator}: records are written where they lie, which the plan says is {expected}; after "
-        f"{', '.join(moving)} it is {lying}.",
-        "A function that moves records may not promise keeps_partitioning, nor be a filter: take that back, and use "
-        "partition_by behind it.",
+        f"{operator}: records are written without a shuffle, which the plan says are partitioned by {expected}; "
+        f"after {', '.join(moving)} their partitioning is {lying}.",
+        "A function that shuffles records must not promise keeps_partitioning, nor be a filter: remove the promise, "
+        "and use partition_by after it.",
         operator=operator,
     )
 
@@ -230,13 +239,6 @@ def _describe_scan(join: SparkJoin) -> str:
     return f"a bucketed scan of {join.buckets}" if join.buckets is not None else "not by buckets"
 
 
-# Reads Spark's physical plan of a batch's records: what moves, how joins are done, and where records lie in the end.
-#
-# Frames are marked after each operator, so that what is found in a plan has an operator's name: that of the nearest
-# mark
-# above it. The marks are metrics of Spark's that nobody reads; a rehearsal has them, and no batch.
-
-
 Side = Literal["stream", "dataset"]
 _MARK = "adjunct "
 _ATTRIBUTE = re.compile(r"#\d+L?")
@@ -244,7 +246,9 @@ _ATTRIBUTE = re.compile(r"#\d+L?")
 
 @dataclass(frozen=True, slots=True)
 class SparkExchange:
-    """Records that Spark moves for an operator, into `partitioning` ("hashpartitioning(k, 4)"); of a join, a `side`."""
+    """An exchange that Spark adds for an operator, to `partitioning` ("hashpartitioning(k, 4)"); `side` of a join, if
+    any.
+    """
 
     operator: str
     partitioning: str
@@ -255,8 +259,8 @@ class SparkExchange:
 class SparkJoin:
     """How Spark joins for an operator ("SortMergeJoin"), and how it reads the dataset's side.
 
-    `buckets` is the number of them that are read as they are stored, None where it is no bucketed scan; `broadcast`,
-    whether every task gets all of it.
+    `buckets` is the number of buckets of a bucketed scan, else None; `broadcast` says whether every task gets all of
+    it.
     """
 
     operator: str
@@ -267,7 +271,7 @@ class SparkJoin:
 
 @dataclass(frozen=True, slots=True)
 class SparkPlan:
-    """What one physical plan does for these operators, and the partitioning of the records in the end."""
+    """The joins and exchanges of one physical plan, and the partitioning of its result."""
 
     operators: frozenset[str]
     joins: Mapping[str, SparkJoin]
@@ -276,16 +280,16 @@ class SparkPlan:
 
 
 def mark_operator(operator: str, frame: DataFrame) -> DataFrame:
-    """Return the same records, with the operator's name in Spark's plans of them."""
+    """Return the same records, marked with the operator's name in Spark's plans."""
     from pyspark.sql import functions as F
 
     return frame.observe(f"{_MARK}{operator}", F.count(F.lit(1)))
 
 
 def inspect_spark_plan(operator: str, frame: DataFrame, joins: Collection[str]) -> SparkPlan:
-    """Return what Spark plans for records that arrive at an operator, or are kept after it; no job is run.
+    """Return Spark's plan for records that arrive at an operator; no job runs.
 
-    `joins` are the operators that join a dataset: of these, the topmost join is looked at.
+    `joins` are the operators that join a dataset; the topmost join of each is recorded.
     """
     top = frame._jdf.queryExecution().executedPlan()
     joins_found: dict[str, SparkJoin] = {}
@@ -348,12 +352,12 @@ def analyze_batch(
     starts: Mapping[SystemStreamPartition, str] | None = None,
     on_state: Callable[[AdjunctDataset], object] = lambda dataset: None,
 ) -> PhysicalProof:
-    """Return what Spark is going to do with a batch over these dataset versions; nothing is read, and no job is run.
+    """Return what Spark would do with a batch over these dataset versions; nothing is read and no job runs.
 
-    Raises what creating an output stream would raise for the columns that it gets, and PlanningError for what Spark
-    refuses. Functions of the application are called with a frame of no records, as a batch may be: one that fails over
-    that is refused. `starts` are offsets that are there, of input streams; they are asked for where they are left out.
-    `on_state` is told of each table of state that a batch writes.
+    Raises the errors that creating an output stream would raise, and PlanningError for what Spark rejects. Functions of
+    the application are called with an empty DataFrame, as may happen in a batch; one that fails on it is rejected.
+    `starts` are existing offsets of the input streams; they are looked up where left out. `on_state` receives each
+    state table that a batch writes.
     """
     ranges = {ssp: OffsetRange(start, start) for ssp, start in (starts or {}).items()}
     rehearsal = DryRunCompiler(build_batch_graph(context, BatchInputs(0, ranges, views)))
@@ -376,7 +380,7 @@ class DryRunCompiler(BatchCompiler):
         self._looked_at: dict[str, dict[str, str] | None] = {}
 
     def run(self) -> None:
-        """Compile all operators whose records are written, and look at what Spark makes of each output."""
+        """Compile all operators whose records are written, and inspect Spark's plan of each output."""
         frames: dict[str, DataFrame] = {}
         try:
             for operator in self.graph.operators:
@@ -391,7 +395,7 @@ class DryRunCompiler(BatchCompiler):
         if spec.reads is not None or not self.has_consumers(operator.id):
             return frame
         if spec.role == "output" and spec.writes is not None and self.system_of(spec.writes).appends_alone:
-            # They are read from the output, in whose partitions they lie.
+            # The next operators read them from the output, partitioned as it is.
             by = map(named_column, self.required_partitioning(operator.id))
             stored = frame.drop(*tie_breakers(frame), *BATCH_ONLY).repartition(self.partitions_at(operator.id), *by)
             return self._cut(operator.id, stored)
@@ -431,9 +435,9 @@ class DryRunCompiler(BatchCompiler):
             return super().call(operator, function, frame)
         except OperatorFailedError as error:
             raise error.reworded(
-                f"{error.problem} It was called with no records, before the batch is begun.",
-                "Mend it, so that it gives its columns for no records, too: a batch may have none for it, as where "
-                "another stream is replayed.",
+                f"{error.problem} It was called with no records, in the dry run before the batch.",
+                "Return the same columns for no records, too: a batch may have none for it, as when another stream is "
+                "replayed.",
             ) from error.__cause__
 
     def _no_entries(self, dataset: AdjunctDataset, schema: Schema) -> DataFrame:
@@ -512,8 +516,8 @@ class DryRunCompiler(BatchCompiler):
                 self._looked_at[table] = run_blocking(_read_stored_types(function))
             except PermanentError:
                 raise
-            except Exception as error:  # noqa: BLE001 - the table's own retries are for the batch, which tells what is wrong
-                _log.info("Table %s can't be asked for its columns now: %s", table, error)
+            except Exception as error:  # noqa: BLE001 - the batch retries, and reports what is wrong
+                _log.info("Can't read the columns of table %s now: %s", table, error)
                 self._looked_at[table] = None
         return self._looked_at[table]
 
@@ -555,17 +559,17 @@ def _column_types(frame: DataFrame) -> dict[str, str | None]:
             continue
         types[field.name] = field.dataType.simpleString()
         if field.name in (UPDATE, DEFAULT) and isinstance(inside := field.dataType, StructType):
-            for part in inside.fields:  # of a short update: what is set, added and appended
+            for part in inside.fields:  # of a partial update: set, added and appended columns
                 columns = part.dataType.fields if isinstance(part.dataType, StructType) else [part]
                 types |= {f"{field.name}.{one.name}": one.dataType.simpleString() for one in columns}
     return types
 
 
 def verify_plan(runtime: Runtime, app: Application, plan: ExecutionPlan) -> PhysicalProof:
-    """Return what Spark would do with a batch of this application, over the dataset versions that are served now.
+    """Return what Spark would do with a batch of this application over the served dataset versions.
 
-    A dataset without a version is taken for an empty one in its buckets. Raises what a run raises before its first
-    batch for mistakes in expressions and functions, which are called with no records.
+    A dataset without a version counts as empty, in its buckets. Raises the errors that a run raises before its first
+    batch for mistakes in expressions and functions.
     """
     views = {dataset.name: _find_served_version(runtime, dataset) for dataset in app.datasets}
     return analyze_batch(StepContext(runtime, app, plan, FanOut()), views)

@@ -1,7 +1,4 @@
-"""Holds the dataset versions that a batch is going to meet: stored ones by leases.
-
-Datasets that live for one run are brought up to date here: what they hold is the run's own, and needs no lease.
-"""
+"""Leases the dataset versions that a batch reads, and brings the tables that live for one run up to date."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LeasedBatch:
-    """A batch that can begin: what it is to do, and meets, under leases.
+    """A batch that can start, with its dataset versions leased.
 
     `records` are the columns of its input streams; None where they are not known.
     """
@@ -53,11 +50,10 @@ class LeasedBatch:
 
 
 def lease_versions(step: StepResources, run: StepState, planned: PlannedBatch, seen: BatchSnapshot) -> LeasedBatch:
-    """Return the planned batch with the versions that it meets, leased: those that are served, or were recorded.
+    """Return the planned batch with the versions that it reads, leased: the served or the recorded ones.
 
-    Raises VersionDiscardedError where one is gone since the look, or since it was recorded; StaleDatasetError for a
-    table that lacks something older than is allowed; ConfigurationError for a dataset that a recorded batch did not
-    meet.
+    Raises VersionDiscardedError if one was discarded since the snapshot or the recording, StaleDatasetError for a table
+    behind its allowed staleness, and ConfigurationError for a dataset that a recorded batch did not read.
     """
     if planned.intent.reading == RECORDED:
         intent = _lease_recorded(step, planned.intent, seen.served)
@@ -69,13 +65,13 @@ def lease_versions(step: StepResources, run: StepState, planned: PlannedBatch, s
 
 
 def _lease_served(step: StepResources, state: ApplicationState, intent: Intent, served: ServedVersions) -> Intent:
-    """Lease what is served; of bounded datasets that are joined by time, all other versions too."""
+    """Lease the served versions, and all other versions of bounded datasets that are joined by time."""
     app, ids = step.context.app, dict(served.ids)
     _check_freshness(step.context, served)
     joined = [name for name in _find_as_of_datasets(app) if ids[name] is not None]
     retained = {name: step.versions.retained_over_time(name) for name in joined}
     step.leases.take(ids, retained)
-    # Opened once they are held. Of versions that say one time only the one that was sealed last is met.
+    # Opened once they are leased. Of several versions with one time only the one sealed last is read.
     over_time = {name: step.versions.over_time(name, versions).versions for name, versions in retained.items()}
     ids |= _advance_transient_tables(step, state)
     names = (*(dataset.name for dataset in app.datasets), *step.states)
@@ -83,12 +79,12 @@ def _lease_served(step: StepResources, state: ApplicationState, intent: Intent, 
 
 
 def _check_freshness(context: StepContext, served: ServedVersions) -> None:
-    """Refuse to begin a batch with a stored table that lacks something older than is allowed."""
+    """Raise StaleDatasetError for a stored table that is behind its allowed staleness."""
     for name, manifest in served.limited.items():
         limit = context.app.max_staleness[name]
         if manifest is None or manifest.version is None:
             raise StaleDatasetError(
-                f"dataset {name!r} has taken in nothing yet, and at most {limit} of staleness is allowed.",
+                f"dataset {name!r} has no entries yet, and its allowed staleness is {limit}.",
                 f"Advance it (materialise its asset, or adjunct dataset advance {name} MODULE:APP).",
                 dataset=name,
             )
@@ -103,10 +99,9 @@ def _find_as_of_datasets(app: Application) -> list[str]:
 
 
 def _advance_transient_tables(step: StepResources, state: ApplicationState) -> dict[str, str | None]:
-    """Bring the datasets that live for one run up to date, and return their versions; tell what has changed.
+    """Bring the tables that live for one run up to date; return their versions and send an event for each change.
 
-    Before the intent, which then names what is known to be readable: a change that can't be applied would keep an
-    open batch from ever ending.
+    This happens before the intent: a change that can't be applied would keep an open batch from ever finishing.
     """
     context, versions = step.context, dict[str, str | None]()
     for dataset in context.app.datasets:
@@ -122,29 +117,29 @@ def _advance_transient_tables(step: StepResources, state: ApplicationState) -> d
 
 
 def _lease_recorded(step: StepResources, intent: Intent, served: ServedVersions) -> Intent:
-    """Lease the versions that recorded replays meet, named in the intent already; there is one for each dataset.
+    """Lease the versions of recorded replays, which the intent names already.
 
-    Tables of state are as they are `served`: what has been read before is left out there.
+    State tables are read as they are `served`: they leave out records that were read before.
     """
     names = [dataset.name for dataset in step.context.app.datasets]
     cancel = f"Cancel it (adjunct startpoint clear MODULE:APP {min(intent.ranges)} --reason …) and ask again with "
     lacking = [name for name in names if name not in intent.versions]
     if lacking:
         raise ConfigurationError(
-            f"a recorded replay can't go on: the application has dataset {lacking[0]!r} now, of which the batch "
-            "that it follows met no version.",
+            f"a recorded replay can't continue: the application now has dataset {lacking[0]!r}, which the recorded "
+            "batch did not read.",
             f"{cancel}versions=current.",
             application=step.context.app.name,
             dataset=lacking[0],
         )
     met = {name: intent.versions[name] for name in names}
-    # The plan keeps what a discard has spared for it.
+    # Versions that a discard spared for the plan may be read, although they can't be leased.
     for name in step.leases.take(met, intent.over_time, reopened=True):
         manifest = step.versions.stored(name).require_manifest()
         for version in intent.met[name]:
             if not is_readable(step.context.lake, manifest, version):
                 raise VersionDiscardedError(
-                    f"a recorded replay can't go on: dataset {name!r}: version {version} is gone, as after an erasure.",
+                    f"a recorded replay can't continue: dataset {name!r}: version {version} is gone, maybe erased.",
                     f"{cancel}versions=as-of, or current.",
                     dataset=name,
                     version=version,
@@ -155,7 +150,7 @@ def _lease_recorded(step: StepResources, intent: Intent, served: ServedVersions)
 
 
 def check_bootstrapped(step: StepResources, unserved: Iterable[str]) -> None:
-    """Raise NoSealedVersionError for a dataset with `bootstrap` that serves nothing yet, saying what it lacks."""
+    """Raise NoSealedVersionError for a dataset with `bootstrap` and no version, saying what it waits for."""
     for name in unserved:
         if step.context.app.dataset(name).bootstrap:
             step.versions.stored(name).require_current(step.context.systems)
@@ -163,10 +158,10 @@ def check_bootstrapped(step: StepResources, unserved: Iterable[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ServedVersions:
-    """What each stored dataset and each table of state serves, by its id; None: nothing yet.
+    """The ids of the served versions of stored datasets and state tables; None for one without a version.
 
-    `limited` are the manifests of those that may not be stale: version and offsets of one commit, so that what is found
-    fresh is what the batch meets.
+    `limited` has the manifests of datasets with a maximum staleness: version and offsets of one commit, so that the
+    batch reads exactly what was found fresh.
     """
 
     ids: Mapping[str, str | None]
@@ -174,10 +169,10 @@ class ServedVersions:
 
 
 def read_served_versions(step: StepResources) -> ServedVersions:
-    """Return the versions served now, those of a version set from one snapshot of it.
+    """Return the versions served now; those of a version set come from one snapshot.
 
-    Raises NoSealedVersionError for a dataset that holds its application back and has no version, saying what it waits
-    for; and what a declaration of the application's own table raises that does not fit what is stored.
+    Raises NoSealedVersionError for a dataset with `bootstrap` and no version, and an error for a local table whose
+    declaration does not match what is stored.
     """
     app, stored = step.context.app, step.versions.stored
     own = [dataset for dataset in app.datasets if dataset.is_owned_by(app.name)]
@@ -197,10 +192,7 @@ def read_served_versions(step: StepResources) -> ServedVersions:
 
 
 class VersionCache:
-    """A cache: what is asked for is opened where it was not yet. Nothing is held by that (`VersionLeases`).
-
-    `close` lets go of the tables that live for one run.
-    """
+    """Caches opened versions, transient tables and replay plans of one run; it leases nothing (see `VersionLeases`)."""
 
     def __init__(self, context: StepContext) -> None:
         self._context = context
@@ -211,25 +203,25 @@ class VersionCache:
         self._plans: dict[str, RecordedPlan] = {}
 
     def stored(self, name: str) -> StoredVersions:
-        """Return the stored versions of a dataset; a table of state is declared by nobody."""
+        """Return the stored versions of a dataset or state table."""
         if name not in self._stored:
             declared = {dataset.name: dataset for dataset in self._context.app.datasets}
             self._stored[name] = StoredVersions(self._context.lake, declared.get(name, name))
         return self._stored[name]
 
     def table(self, name: str, state: ApplicationState) -> TransientTable:
-        """Return a table that lives for this run; it goes on from the version that the last batch met."""
+        """Return a table that lives for this run; it continues from the version that the last batch read."""
         if name not in self._tables:
             last = state.last.intent.versions.get(name) if state.last else None
             self._tables[name] = TransientTable(self._context.systems, self._context.app.dataset(name), last=last)
         return self._tables[name]
 
     def keep(self, readers: Mapping[str, VersionReader | None]) -> None:
-        """Keep readers that were opened already, by dataset."""
+        """Add readers that are open already, by dataset."""
         self._readers |= {(name, reader.version): reader for name, reader in readers.items() if reader is not None}
 
     def view(self, name: str, version: str | None, state: ApplicationState) -> VersionReader | TransientVersion | None:
-        """Return a version as joins read it; None where there is none yet."""
+        """Return a version as joins read it; None if there is none yet."""
         if version is None:
             return None
         if is_transient(version):
@@ -239,7 +231,7 @@ class VersionCache:
         return self._readers[(name, version)]
 
     def retained_over_time(self, name: str) -> tuple[str, ...]:
-        """Return the versions of a bounded dataset that say their time and are retained now; they are not opened."""
+        """Return the retained versions of a bounded dataset that have a time, without opening them."""
         return as_bounded(self.stored(name).require_manifest()).versions_over_time
 
     def over_time(self, name: str, versions: Sequence[str]) -> VersionsOverTime:
@@ -251,27 +243,27 @@ class VersionCache:
         return VersionsOverTime(self._context.lake.store, name, sealed)
 
     def plan_of(self, replay: Replay) -> RecordedPlan:
-        """Return what a replay of recorded versions reads and meets. Raises ConfigurationError where that is gone."""
+        """Return the plan of a recorded replay. Raises ConfigurationError if it is gone."""
         plan, app = replay.recorded or "", self._context.app.name
         if plan not in self._plans:
             try:
                 self._plans[plan] = read_plan(self._context.lake, app, plan)
             except ObjectNotFoundError as error:
                 raise ConfigurationError(
-                    f"{replay.words()} can't go on: what says which versions it meets is gone ({error.key}).",
+                    f"{replay.words()} can't continue: the plan of its versions is gone ({error.key}).",
                     f"Cancel it (adjunct startpoint clear MODULE:APP {replay.ssp} --reason …) and ask again.",
                     application=app,
                 ) from error
         return self._plans[plan]
 
     def close(self) -> None:
-        """Let go of the tables that live for one run."""
+        """Release the tables that live for one run."""
         for table in self._tables.values():
             table.release()
 
 
 class VersionLeases:
-    """One lease a dataset, on what the newest batch reads of it; `close` lets go of all."""
+    """One lease for each dataset, on the versions that the current batch reads."""
 
     def __init__(self, lake: Lake, holder: str) -> None:
         self._lake, self._holder = lake, holder
@@ -284,10 +276,10 @@ class VersionLeases:
         *,
         reopened: bool = False,
     ) -> list[str]:
-        """Lease what a batch reads, before its intent says so; from then on the open intent keeps it as well.
+        """Lease what a batch reads, before its intent names it; from then on the open intent retains it too.
 
-        Raises VersionDiscardedError, but for what a `reopened` batch was begun with: that may be gone from the versions
-        that there are, and its intent alone keeps it. The datasets are returned of which that is so.
+        Raises VersionDiscardedError, except for a `reopened` batch, whose intent alone may retain a version; the
+        datasets of such versions are returned.
         """
         left: list[str] = []
         for name, version in versions.items():
@@ -299,7 +291,7 @@ class VersionLeases:
             try:
                 self._leases[name] = Lease.acquire(self._lake, name, sorted(wanted), holder=self._holder)
             except VersionDiscardedError:
-                if not reopened:  # else an erasure has rewritten it since
+                if not reopened:  # a reopened version may have been rewritten by an erasure
                     raise
                 left.append(name)
                 continue
@@ -308,11 +300,11 @@ class VersionLeases:
         return left
 
     def check_held(self) -> None:
-        """Raise LeaseLostError if a version that is being read is held no more."""
+        """Raise LeaseLostError if a lease on a version in use was lost."""
         for lease in self._leases.values():
             lease.check()
 
     def close(self) -> None:
-        """Let go of the versions that were read."""
+        """Release all leases."""
         for lease in self._leases.values():
             lease.release()

@@ -122,7 +122,7 @@ def test_a_row_that_lies_elsewhere_than_promised_is_found_by_one_task_as_well(wo
     with pytest.raises(OperatorFailedError, match="a row of another bucket reached the task of bucket") as failed:
         world.run(app)
     assert failed.value.operator == "map-2"
-    assert "Take keeps_partitioning=True back" in failed.value.next_step
+    assert "Remove keeps_partitioning=True" in failed.value.next_step
     assert isinstance(failed.value.__cause__, ManifestMismatchError)
     assert world.streams.upcoming(world.streams.partitions("out")) == dict.fromkeys(
         world.streams.partitions("out"), "0"

@@ -100,7 +100,7 @@ def without_buckets(world: StepWorld) -> Iterator[None]:
     ("dataset", "message"),
     [
         pytest.param("planes", "join-2-planes: Spark shuffles dataset planes", marks=pytest.mark.long),
-        ("crews", "join-3-crews: Spark shuffles dataset crews, which the plan proved to be partitioned alike"),
+        ("crews", "join-3-crews: Spark shuffles dataset crews, which the plan proved to be co-partitioned"),
     ],
 )
 def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(
@@ -172,11 +172,11 @@ def test_a_function_that_moves_records_and_brings_them_back_is_told_and_right(
     app = Application("app", few_records=0)
     kept = app.input_stream("lake.trips").map(with_its_own_exchange, keeps_partitioning=True)
     kept.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
-    with pytest.raises(PlanningError, match="map-2: Spark moves the records 2 times more than the plan lists"):
+    with pytest.raises(PlanningError, match="map-2: Spark shuffles the records 2 times more than the plan lists"):
         world.run(app)
     monkeypatch.delenv("ADJUNCT_STRICT_PLANS")
     world.run(app)
-    assert "map-2: Spark moves the records 2 times" in caplog.text
+    assert "map-2: Spark shuffles the records 2 times" in caplog.text
     assert sorted(row["v"] for row in world.rows("out")) == [1, 2, 3]
 
 

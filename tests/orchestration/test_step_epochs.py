@@ -102,7 +102,7 @@ def test_a_function_that_loses_the_epoch_is_refused(step_world: StepWorld) -> No
     step_world.send("numbers", ("a", 1))
     app = Application("app", few_records=0)
     app.input_stream("lake.numbers").map(without).send_to(app.output_stream("lake.out", partitions=2, key="k"))
-    with pytest.raises(PlanningError, match="without __epoch, which carry each record's position in its stream and"):
+    with pytest.raises(PlanningError, match="without __epoch, which hold each record's position and epoch"):
         step_world.run(app)
 
 

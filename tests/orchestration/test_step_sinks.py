@@ -145,9 +145,9 @@ def test_results_that_are_not_as_declared_are_told_with_the_functions_name(resul
 @pytest.mark.parametrize(
     ("returned", "problem"),
     [
-        (pa.array([datetime(2026, 1, 1)]), "which is no timestamp with a zone"),
-        (pa.array([1_767_225_600]), "which is no timestamp with a zone"),
-        (pa.array(["2026-01-01T00:00:00Z"]), "which is no timestamp with a zone"),
+        (pa.array([datetime(2026, 1, 1)]), "expected a timestamp with a time zone"),
+        (pa.array([1_767_225_600]), "expected a timestamp with a time zone"),
+        (pa.array(["2026-01-01T00:00:00Z"]), "expected a timestamp with a time zone"),
         (pa.array([253_402_300_800], pa.int64()).cast(pa.timestamp("s", tz="UTC")), "years are 1 to 9999"),
     ],
 )

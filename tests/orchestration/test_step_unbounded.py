@@ -302,7 +302,7 @@ def test_an_open_batch_is_run_as_it_was_written_however_stale_its_table_is(world
 def test_a_table_that_has_taken_in_nothing_is_not_fresh(world: StepWorld) -> None:
     world.send("trips", ("N1", 1))
     app = enriching(planes(bootstrap=False), max_staleness=MINUTES)
-    with pytest.raises(StaleDatasetError, match=r"'planes' has taken in nothing yet"):
+    with pytest.raises(StaleDatasetError, match=r"'planes' has no entries yet"):
         run_step(world.context(app))
 
 

@@ -81,7 +81,7 @@ def test_an_exchange_that_the_plan_does_not_list_is_told_by_its_operator_and_end
     result = verify('frame.dropDuplicates(["n"]).repartition(2, "k")')
     assert result.exit_code == 4, result.output
     assert "join-2-kinds  sort-merge join with kinds, a bucketed scan of 2; exchanges: 0 of records" in result.output
-    assert "NOT IN THE PLAN: map-4: Spark moves the records 2 times more than the plan lists" in result.output
+    assert "NOT IN THE PLAN: map-4: Spark shuffles the records 2 times more than the plan lists" in result.output
 
 
 @pytest.mark.spark

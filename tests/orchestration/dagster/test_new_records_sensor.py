@@ -347,7 +347,7 @@ def test_a_stream_that_was_made_anew_launches_the_run_that_says_so(lake: Lake) -
     assert input_progress(lake, systems, app).due == ("lake.orders.0 ends before the offset that comes next",)
     offsets = OffsetState(streams={"lake.orders": "another"})
     log.store_positions(logged, ApplicationState(checkpoint=whole, offsets=offsets), by="run")
-    assert input_progress(lake, systems, app).due == ("lake.orders was deleted and made anew",)
+    assert input_progress(lake, systems, app).due == ("lake.orders was deleted and recreated",)
 
 
 def wide(partitions: int, streams: int) -> tuple[Application, FakeStreams, ApplicationState]:

@@ -242,9 +242,9 @@ def cut_off(world: OffsetsWorld) -> None:
     [
         (lambda world: world.fake.retain_from("s", 0, 2), "retention has passed it: the oldest offset left is @2"),
         (cut_off, r"ends before @3"),
-        (fill, "deleted and made anew"),
+        (fill, "deleted and recreated"),
     ],
-    ids=["retention", "records lost", "made anew"],
+    ids=["retention", "records lost", "recreated"],
 )
 def test_a_replay_that_the_stream_does_not_hold_is_an_error_that_says_how_to_cancel(
     world: OffsetsWorld, replaying: Application, happens: Callable[[OffsetsWorld], None], why: str

@@ -243,7 +243,7 @@ def test_what_is_stored_when_they_are_switched_off_is_left_alone_shown_and_follo
     before = dict(world.state(app).checkpoint)
     report = world.run(off)
     assert sorted(report.startpoints) == [
-        f"lake.s.{number}: startpoints are switched off: oldest is left alone (ada: ticket 7)" for number in range(2)
+        f"lake.s.{number}: startpoints are disabled: oldest is left alone (ada: ticket 7)" for number in range(2)
     ]
     last = world.output.batches[max(world.output.batches)]
     assert {ssp: start for ssp, (start, _) in last.read().items()} == before
@@ -269,7 +269,7 @@ def test_a_replay_stays_where_it_is_while_they_are_switched_off_and_wakes_no_sen
     assert (progress.lag, progress.due) == (0, ())
     report = world.run(off)
     assert report.startpoints == (
-        "lake.s.0: startpoints are switched off: the replay from oldest stays at offset 1 (ada: ticket 7)",
+        "lake.s.0: startpoints are disabled: the replay from oldest stays at offset 1 (ada: ticket 7)",
     )
     assert report.batches == 0
     assert world.reads(app) == [{ssp("lake.s.0"): ("1", "2")}]
