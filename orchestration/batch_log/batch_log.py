@@ -1,8 +1,15 @@
-"""The application's batch log: intents, checkpoints and their history, behind one pointer.
+"""The batch log of an application: intents, checkpoints and their history, behind one pointer in the lake.
 
-Each batch commits twice: its intent before anything is read, its close when every sink has flushed. The
-close is the checkpoint, and the only authority on where to go on. An intent that a crash left open is run
-again exactly as written, so that the same input meets the same versions and gives the same output.
+Each batch commits twice: its intent before anything is read, and its close after every output is written. The close is
+the checkpoint, which alone says where to continue. An intent that a crash left open is repeated exactly as logged, so
+that the same input is joined with the same versions and gives the same output.
+
+A startpoint passes through these states:
+
+    request -> fanned out -> resolved (offset stored, nothing read yet) -> applied (by a commit of offsets)
+                                     `-> with an end: a replay, a cursor beside the main position
+
+Each applied startpoint, and each replay, opens a new epoch of its partition, which the records read from there carry.
 """
 
 from __future__ import annotations
@@ -31,16 +38,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.commit_log import Commit
     from dagster_adjunct.resources.objects.lake import Lake
 
-# What an application's batch log holds of startpoints: resolved ones, applied ones, and replays under way.
-#
-#     request -> fanned out -> resolved (its offset stored, nothing read yet) -> applied (by a commit of offsets)
-#                                      `-> with an end: a replay, a cursor beside the main position
-#
-# Each applied startpoint, and each replay, opens a new epoch of its partition, which the records that it leads to
-# carry.
-
-
-# Requests expire, so one is written again soon or in vain: few others can have come between.
+# Requests expire, so few others can have come before one is written again.
 _MAX_TAKEN = 20
 
 
@@ -58,10 +56,10 @@ Partition = Annotated[SystemStreamPartition, PlainValidator(_parse_partition), P
 
 
 class ResolvedStartpoint(StoredDocument):
-    """A startpoint, and the `offset` at which it starts, stored before anything is read from there.
+    """A startpoint with the `offset` at which it starts, stored before anything is read from there.
 
-    `id` is that of its request, `stream` is the identity of the stream, `position` says what was asked for, as in
-    "timestamp 2026-01-02T00:00:00+00:00".
+    `id` is that of its request, `stream` is the identity of the stream, `position` describes the requested position, as
+    in "timestamp 2026-01-02T00:00:00+00:00".
     """
 
     id: str
@@ -75,7 +73,7 @@ class ResolvedStartpoint(StoredDocument):
 
 
 class AppliedStartpoint(StoredDocument):
-    """The newest startpoint that a commit of offsets applied to a partition, and the epoch that it opened.
+    """The latest startpoint that a commit of offsets applied to a partition, and the epoch that it opened.
 
     `batch` is the first batch that started there; None where there was nothing to read yet.
     """
@@ -90,14 +88,14 @@ class AppliedStartpoint(StoredDocument):
     applied_at: datetime
 
     def words(self, ssp: SystemStreamPartition) -> str:
-        """Return what was applied to this partition, as words that a verb may follow."""
+        """Return a description of this startpoint of a partition, to be followed by a verb."""
         return f"{ssp}: startpoint {self.position} ({self.by}: {self.reason}), epoch {self.epoch},"
 
 
 class Replay(StoredDocument):
-    """A bounded replay of one partition: reads [`start`, `until`) again and has come to `next`.
+    """A bounded replay of one partition: it reads [`start`, `until`) again, and has reached `next`.
 
-    `versions` says which versions its records meet; with "recorded" they are in the plan of the id `recorded`.
+    `versions` says which dataset versions its records are joined with; for "recorded" the plan `recorded` lists them.
     """
 
     id: str
@@ -115,22 +113,24 @@ class Replay(StoredDocument):
     recorded: str | None = None
 
     def words(self) -> str:
-        """Return which replay it is, as words that a verb may follow."""
+        """Return a description of the replay, to be followed by a verb."""
         return f"{self.ssp}: replay from {self.position} ({self.by}: {self.reason}), epoch {self.epoch},"
 
 
 def replay_id(ssp: SystemStreamPartition, startpoint_id: str) -> str:
-    """Return the id of the replay that a bounded request begins: one request may be for several partitions."""
+    """Return the id of the replay that a bounded request starts on a partition; one request may be for several
+    partitions.
+    """
     return f"{startpoint_id}@{ssp}"
 
 
 class OffsetState(StoredDocument):
-    """What is known of an application's positions besides its checkpoint; all by partition.
+    """The positions of an application besides its checkpoint, by partition.
 
-    `streams` holds the identity of each input stream that the checkpoint is of. `epochs` are those of the main
-    position and `opened` the highest ones that were ever opened, both without zeros. `replays` are by their ids, and
-    `begun` names those that may still be fanned out. `taken` holds the ids
-    of the requests that were applied, or whose replay was begun, last: one that is written again is not applied again.
+    `streams` are the identities of the input streams that the checkpoint belongs to. `epochs` are the epochs of the
+    main position, `opened` the highest ones ever opened, both without zeros. `replays` are by id; `begun` has the ids
+    of those that may still be fanned out. `taken` has the ids of the requests applied last, or whose replay began: a
+    request that is written again is not applied again.
     """
 
     streams: dict[str, str] = Default(default_factory=dict)
@@ -143,7 +143,7 @@ class OffsetState(StoredDocument):
     taken: dict[Partition, tuple[str, ...]] = Default(default_factory=dict)
 
     def has_taken(self, ssp: SystemStreamPartition, startpoint_id: str) -> bool:
-        """Whether a commit has applied this startpoint of a partition, or has begun its replay."""
+        """Return whether a commit has applied this startpoint of a partition, or has started its replay."""
         applied = self.applied.get(ssp)
         known = applied is not None and applied.id == startpoint_id
         return known or replay_id(ssp, startpoint_id) in self.begun or startpoint_id in self.taken.get(ssp, ())
@@ -179,7 +179,7 @@ class OffsetState(StoredDocument):
         return self.model_copy(update={**update, "taken": self._remembering(taken)})
 
     def with_replays(self, replays: Sequence[Replay]) -> OffsetState:
-        """Return the state with more replays, whose epochs are opened; those without offsets have ended already."""
+        """Return the state with more replays, whose epochs are opened; a replay of no offsets has ended already."""
         going = {replay.id: replay for replay in replays if replay.start != replay.until}
         return self.model_copy(
             update={
@@ -195,16 +195,16 @@ class OffsetState(StoredDocument):
     def with_abandoned(
         self, epochs: Mapping[SystemStreamPartition, int], replays: Mapping[SystemStreamPartition, str]
     ) -> OffsetState:
-        """Return the state after a batch of these epochs was given up: what it read is read again in higher ones.
+        """Return the state after a batch of these epochs was abandoned: what it read is read again in higher epochs.
 
-        Outputs may have taken it in, so that its results have to be told from those that come again. `replays` are the
-        ids of those that it read, by partition.
+        Outputs may have its results already, which the epochs distinguish from the repeated ones. `replays` are the ids
+        of the replays that it read, by partition.
         """
         now, opened, going = dict(self.epochs), dict(self.opened), dict(self.replays)
         for ssp, epoch in epochs.items():
             opened[ssp] = max(self.opened.get(ssp, 0), epoch)
             if ssp in self.resolved and ssp not in replays:
-                continue  # the startpoint that it would have applied opens the next one
+                continue  # its startpoint opens the next epoch
             opened[ssp] += 1
             if ssp not in replays:
                 now[ssp] = opened[ssp]
@@ -216,7 +216,9 @@ class OffsetState(StoredDocument):
         return {**self.taken, **{ssp: (*self.taken.get(ssp, ()), newest)[-_MAX_TAKEN:] for ssp, newest in ids.items()}}
 
     def with_replayed(self, ends: Mapping[str, str]) -> OffsetState:
-        """Return the state after a batch that brought these replays (by id) to these offsets; ended ones are gone."""
+        """Return the state after a batch that advanced these replays (by id) to these offsets; finished ones are
+        removed.
+        """
         replays = dict(self.replays)
         for replay_id, end in ends.items():
             replay = replays.pop(replay_id, None)
@@ -230,12 +232,12 @@ MAX_SKIPPED = 100
 
 
 class PartitionTimes(StoredDocument):
-    """How far a source partition has come in time; None before its first record that has one.
+    """The event times of a source partition; None before its first record with a time.
 
-    `newest` is the latest event time of its records, `watermark` what no record of it should be below any more; it
-    never goes back. `read_to` is the offset after the highest that was ever read, `skipped` are the spans of offsets
-    [from, to) below it that never were, SKIPPED at most, in order; `active_at` the clock of the last
-    batch that had records of it, or left some for a later one, or of the first one that knew it.
+    `newest` is the latest event time of its records, `watermark` the time below which no further record is expected; it
+    never decreases. `read_to` is the offset after the highest one ever read, `skipped` are the spans [from, to) below
+    it that were never read, in order, MAX_SKIPPED at most. `active_at` is the clock of the last batch that had records
+    of it or left some for a later batch, or of the first batch that knew it.
     """
 
     active_at: datetime
@@ -245,9 +247,10 @@ class PartitionTimes(StoredDocument):
     skipped: tuple[tuple[int, int], ...] = ()
 
     def skipped_after(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
-        """Return the spans that are skipped once the offsets [start, end) were read, too.
+        """Return the skipped spans after the offsets [start, end) were read.
 
-        Each startpoint that goes forward adds one. Of more than SKIPPED the lowest are forgotten, and count as read.
+        Each startpoint that moves forward adds a span. Of more than MAX_SKIPPED spans the lowest are dropped, and count
+        as read.
         """
         gaps = [*self.skipped, (self.read_to, start)]
         parts = [part for low, high in gaps for part in ((low, min(high, start)), (max(low, end), high))]
@@ -255,21 +258,21 @@ class PartitionTimes(StoredDocument):
 
 
 class TimeState(StoredDocument):
-    """The times of source partitions, and the watermarks that stateful operators have had, by their names."""
+    """The event times of source partitions, and the watermarks of stateful operators by name."""
 
     partitions: dict[Partition, PartitionTimes] = Default(default_factory=dict)
     operators: dict[str, datetime] = Default(default_factory=dict)
 
     def without_streams(self, streams: Iterable[str]) -> TimeState:
-        """Return the state without these streams: they are others by now, and their offsets say nothing."""
+        """Return the state without these streams, which were recreated, so that their former offsets mean nothing."""
         gone = {*streams}
         left = {ssp: times for ssp, times in self.partitions.items() if ssp.qualified_stream not in gone}
         return self if len(left) == len(self.partitions) else self.model_copy(update={"partitions": left})
 
     def carry_over(self, stream: str, went_on: Mapping[SystemStreamPartition, str]) -> TimeState:
-        """Return the state with the stream in other partitions, which go on at these offsets.
+        """Return the state after the stream was repartitioned into partitions that continue at these offsets.
 
-        A record of any partition may be in any other now: each has come as far as the one that was farthest behind.
+        Any record may be in any partition now, so each has come as far as the one that was farthest behind.
         """
         before = [times for ssp, times in self.partitions.items() if ssp.qualified_stream == stream]
         if not before:
@@ -294,22 +297,22 @@ NAMES = "applications/_names"
 
 
 class Range(StoredDocument):
-    """The offsets [start, end) of one stream partition; opaque strings that only its system orders."""
+    """The offsets [start, end) of one stream partition; opaque texts that only its system orders."""
 
     start: str
     end: str
 
 
 class Intent(StoredDocument):
-    """What one batch is going to do, written before it reads anything.
+    """What one batch is going to do, committed before it reads anything.
 
-    `startpoints` are the ids of those that it applies, `epochs` what its records carry (0 where left out), and `lost`
-    the offsets that retention took before they were read, where the input stream says to go on. A batch of `replays`
-    (their ids by partition) reads ranges of these only, and moves no checkpoint. `tasks` is how many read each record
-    of a broadcast input; None where there is none. `reading` says which versions its records meet. `over_time` are, of
-    bounded datasets that are joined by time, all versions that are met, by their ids. `waiting` are partitions with
-    `idle_after` that it leaves records of for a later batch: they are not idle. One that is `cut` was begun with more
-    records, which retention took before it had ended: outputs that have it already keep what they have.
+    `startpoints` are the ids of those that it applies, `epochs` those that its records carry (0 where left out). `lost`
+    are offsets that retention deleted before they were read, where the input declares on_lost. A batch of `replays`
+    (ids by partition) reads ranges of these only, and moves no checkpoint. `tasks` is how many tasks read each record
+    of a broadcast input; None if there is none. `reading` says which versions its records are joined with. `over_time`
+    has all versions of bounded datasets that are joined by time. `waiting` are partitions with `idle_after` whose
+    records are left for a later batch, so they are not idle. A `cut` batch began with more records, which retention
+    deleted before it finished: outputs that have it already keep what they have.
     """
 
     batch: int
@@ -329,7 +332,7 @@ class Intent(StoredDocument):
 
     @property
     def met(self) -> dict[str, tuple[str, ...]]:
-        """All versions that it reads, by dataset; () of one without a version."""
+        """All versions that it reads, by dataset; () for one without a version."""
         return {
             name: tuple(dict.fromkeys([*([] if version is None else [version]), *self.over_time.get(name, ())]))
             for name, version in self.versions.items()
@@ -337,7 +340,7 @@ class Intent(StoredDocument):
 
 
 class ClosedBatch(StoredDocument):
-    """What one batch did: its intent, the input records it read, and the counters of each output and join."""
+    """What one batch did: its intent, the number of input records, and the counters of each output and join."""
 
     intent: Intent
     closed_at: datetime
@@ -349,12 +352,11 @@ class ClosedBatch(StoredDocument):
 class ApplicationState(StoredDocument):
     """The whole state of an application.
 
-    `checkpoint` is the next offset to read of each stream partition; `records` and `totals` add up the input records
-    and the counters of all closed batches. `given_up` is the batch before the next one, where it is read again: local
-    tables take out what it has written. `times` are how far the inputs have come by the times of their records. Of an
-    application that was renamed, `writes_as` is the name that its outputs know it by; under its name of before,
-    `renamed_to` says where it went. `note` says what else there is to know of this commit, such as what it was for
-    where it is no batch's.
+    `checkpoint` is the next offset to read of each stream partition; `records` and `totals` sum up the input records
+    and counters of all closed batches. `given_up` is the number of the abandoned batch before the next one, which reads
+    its records again: local tables remove what it wrote. `times` are the event times of the inputs. After a rename,
+    `writes_as` is the name by which outputs know the application; the log of the former name has the new one in
+    `renamed_to`. `note` says what else there is to know of this commit, such as its purpose if no batch made it.
     """
 
     checkpoint: dict[Partition, str] = Default(default_factory=dict)
@@ -372,7 +374,7 @@ class ApplicationState(StoredDocument):
 
 
 class LoggedState(NamedTuple):
-    """A commit of the batch log (None before the first), and the state of the application that it holds."""
+    """A commit of the batch log (None before the first), and the state of the application in it."""
 
     commit: Commit | None
     state: ApplicationState
@@ -381,9 +383,9 @@ class LoggedState(NamedTuple):
 class BatchLog:
     """The batch log of one application in one lake.
 
-    Every change is a compare-and-swap on the application's pointer, from the commit that it was decided over: a second
-    run of the application that commits in between makes ours fail with CommitConflictError, and nothing of ours counts.
-    Each returns what is stored then.
+    Every change is a compare-and-swap on the application's pointer, from the commit that it was decided over. If
+    another run commits in between, the change fails with CommitConflictError and has no effect. Each method returns
+    what is stored after it.
     """
 
     def __init__(self, lake: Lake, application: str) -> None:
@@ -391,7 +393,7 @@ class BatchLog:
         self._log = lake.commit_log(lake.application_prefix(application), KIND)
 
     def read(self) -> LoggedState:
-        """Return the newest commit and the state it holds (an empty one before the first)."""
+        """Return the latest commit and its state (an empty state before the first)."""
         commit = self._log.current()
         return LoggedState(commit, self._parse(commit))
 
@@ -402,11 +404,13 @@ class BatchLog:
         return self._commit(logged, moved.model_copy(update={"note": note}), by)
 
     def open(self, logged: LoggedState, intent: Intent) -> LoggedState:
-        """Commit an intent: a new one, or one left open that `intent.run` takes over."""
+        """Commit an intent: a new one, or an open one that `intent.run` resumes."""
         return self._commit(logged, logged.state.model_copy(update={"open": intent, "note": None}), intent.run)
 
     def close(self, logged: LoggedState, done: ClosedBatch, times: TimeState | None = None) -> LoggedState:
-        """Commit the end of a batch, whose ends become the checkpoint; `times` are those after it, if it moves any."""
+        """Commit the end of a batch, whose end offsets become the checkpoint; `times` are those after it, if they
+        change.
+        """
         state = logged.state
         checkpoint, offsets = _apply_batch(state, done.intent, done.closed_at)
         closed = ApplicationState(
@@ -433,9 +437,9 @@ class BatchLog:
         by: str,
         note: str,
     ) -> LoggedState:
-        """Commit positions at which there is nothing to read yet, and with that apply these startpoints, by their ids.
+        """Commit positions at which there is nothing to read yet, and apply these startpoints, by id.
 
-        `lost` counts what retention took on the way there.
+        `lost` counts what retention deleted before these positions.
         """
         state = logged.state
         update = {
@@ -447,17 +451,16 @@ class BatchLog:
         return self._commit(logged, state.model_copy(update=update), by)
 
     def abandon(self, *, reason: str, by: str, skip: bool) -> Intent:
-        """Give up the open batch, so that the next run plans anew; return what it was going to do.
+        """Abandon the open batch, so that the next run plans a new one; return its intent.
 
-        Its number is not used again: outputs that hold records of it already get those that are read again under
-        another number, so twice, but in a higher epoch. With `skip`, its ranges count as read, and what no output has
-        yet is passed over. Raises ConfigurationError where no batch is open or no reason is given, and
-        CommitConflictError.
+        Its number is not used again. Outputs that have its records get them again under another number, so twice, but
+        in a higher epoch. With `skip`, its ranges count as read, and what no output has yet is skipped. Raises
+        ConfigurationError if no batch is open or no reason is given, and CommitConflictError.
         """
         if not reason.strip():
             raise ConfigurationError(
                 f"the open batch of application {self._application!r} can't be abandoned without a reason.",
-                "Say why (reason=…): it is kept with the change.",
+                "Pass reason=…: it is stored with the change.",
                 argument="reason",
                 application=self._application,
             )
@@ -466,8 +469,8 @@ class BatchLog:
         intent = state.open
         if intent is None:
             raise ConfigurationError(
-                f"application {self._application!r} has no open batch: there is nothing to abandon.",
-                "Look at its state: adjunct checkpoint show.",
+                f"application {self._application!r} has no open batch to abandon.",
+                "See its state: adjunct checkpoint show.",
                 application=self._application,
             )
         note = f"batch {intent.batch} abandoned: {reason}"
@@ -497,7 +500,7 @@ class BatchLog:
             raise ConfigurationError(
                 f"batch {state.open.batch} of application {self._application!r} is reading a replay on "
                 f"{', '.join(str(replay.ssp) for replay in stopped)}.",
-                "Wait for its end and repeat this, or abandon the batch: adjunct checkpoint abandon.",
+                "Try again after the batch, or abandon it: adjunct checkpoint abandon.",
                 application=self._application,
             )
         replays = {key: replay for key, replay in state.offsets.replays.items() if replay not in stopped}
@@ -509,19 +512,19 @@ class BatchLog:
         return stopped
 
     def fence(self, logged: LoggedState, new: str, *, by: str, note: str) -> LoggedState:
-        """Commit that the application goes on under a new name: no run goes on under this one."""
+        """Commit that the application continues under a new name, so that no run continues under this one."""
         return self._commit(logged, logged.state.model_copy(update={"renamed_to": new, "note": note}), by)
 
     def clear(self, logged: LoggedState, *, by: str) -> LoggedState:
-        """Commit that nothing is kept under this name any more but where the application went."""
+        """Commit that the log of this former name is empty except for the new name."""
         state = logged.state
         left = ApplicationState(batch=state.batch, renamed_to=state.renamed_to, note=state.note)
         return self._commit(logged, left, by)
 
     def continue_from(self, old: str, *, by: str, note: str) -> None:
-        """Begin with the history and the state of the application that was called `old`.
+        """Begin with the history and the state of the application formerly called `old`.
 
-        Safe to repeat until it has returned. Raises CommitConflictError where this log was begun.
+        Safe to repeat until it has returned. Raises CommitConflictError if this log has commits of its own.
         """
         before = BatchLog(self._lake, old)
         state = before.read().state
@@ -533,20 +536,20 @@ class BatchLog:
     def check_not_superseded(self, logged: LoggedState) -> None:
         """Raise CommitConflictError if another run has committed since: it owns the batch now.
 
-        Called before each sink, so that a run that was presumed dead stops writing as early as it can.
+        Called before each output, so that a run that was presumed dead stops writing as early as possible.
         """
         now = self._log.current()
         if now is None or logged.commit is None or now.id != logged.commit.id:
             raise self._fenced(now)
 
     def history(self, limit: int | None) -> Iterator[tuple[Commit, ApplicationState]]:
-        """Yield the newest commits first, each with the state that it holds."""
+        """Yield commits from the latest to the oldest, each with its state."""
         for commit in self._log.history(limit):
             yield commit, self._parse(commit)
 
     def _commit(self, logged: LoggedState, state: ApplicationState, by: str) -> LoggedState:
         if logged.commit is None:
-            # The name first: whoever discards finds every application that may have an open batch.
+            # The name first: discards must find every application that may have an open batch.
             with suppress(ObjectExistsError):
                 self._lake.store.put_if_absent(f"{NAMES}/{self._application}", b"")
         try:
@@ -558,7 +561,7 @@ class BatchLog:
         by = f"{now.by} at {now.created_at}" if now else "nobody"
         return CommitConflictError(
             f"application {self._application!r} was taken over by another run (last commit by {by}).",
-            "Nothing of this batch counts here; let the other run finish, or stop it and start again.",
+            "This run has no effect on the batch; let the other run finish, or stop it and start again.",
             application=self._application,
         )
 
@@ -577,7 +580,7 @@ class BatchLog:
 
 
 def _describe_lost(intent: Intent) -> str | None:
-    """Return what retention took before this batch could read it, for the history."""
+    """Return what retention deleted before this batch could read it, for the history."""
     spans = [f"{ssp} from {span.start} up to {span.end}" for ssp, span in sorted(intent.lost.items())]
     return f"lost to retention: {', '.join(spans)}" if spans else None
 
@@ -585,7 +588,7 @@ def _describe_lost(intent: Intent) -> str | None:
 def _apply_batch(
     state: ApplicationState, intent: Intent, at: datetime
 ) -> tuple[dict[SystemStreamPartition, str], OffsetState]:
-    """Return checkpoint and positions after this batch."""
+    """Return the checkpoint and the positions after this batch."""
     ends = {ssp: span.end for ssp, span in intent.ranges.items()}
     if intent.replays:
         return state.checkpoint, state.offsets.with_replayed({intent.replays[ssp]: end for ssp, end in ends.items()})
@@ -593,7 +596,7 @@ def _apply_batch(
 
 
 def served_versions(lake: Lake, application: str) -> dict[str, dict[str, list[int]]]:
-    """Return, by dataset and version, which batches met it: from the batch log's whole history, oldest first."""
+    """Return, by dataset and version, which batches read it, from the whole history, oldest first."""
     batches: dict[int, dict[str, str | None]] = {}
     for _, state in BatchLog(lake, application).history(None):
         if state.last is not None:
@@ -625,35 +628,35 @@ _SHOWN = 5
 
 
 def list_applications(lake: Lake) -> list[str]:
-    """Return the applications that have a batch log in the lake, sorted; also one whose first commit failed."""
+    """Return the applications that have a batch log in the lake, sorted; includes one whose first commit failed."""
     return sorted(item.key.rsplit("/", 1)[1] for item in lake.store.list(f"{NAMES}/"))
 
 
 def check_application_known(lake: Lake, name: str) -> None:
-    """Raise ConfigurationError for a name that no application of the lake has, where any has run."""
+    """Raise ConfigurationError if no application of this name has run in the lake, but others have."""
     known = list_applications(lake)
     if known and name not in known:
         raise ConfigurationError(
             f"application {name!r} has never run in {lake.url}; {describe_similar_names(name, known)}.",
-            "Correct the name; for an application that has not run yet, pass the Application itself.",
+            "Check the name; for an application that has not run yet, pass the Application itself.",
             application=name,
         )
 
 
 def check_not_renamed(name: str, state: ApplicationState) -> None:
-    """Raise ConfigurationError for the name of before of an application that was renamed."""
+    """Raise ConfigurationError if this is the former name of a renamed application."""
     if state.renamed_to is not None:
         raise ConfigurationError(
             f"application {name!r} was renamed {state.renamed_to!r}.",
-            f"Say {state.renamed_to!r} here and in the code; give another application another name.",
+            f"Use {state.renamed_to!r} here and in the code; choose another name for another application.",
             application=name,
         )
 
 
 def describe_similar_names(name: str, known: Sequence[str]) -> str:
-    """Return in words which of the known applications are called like `name`, else which there are."""
+    """Return which known applications have a name like `name`, else which there are."""
     near = get_close_matches(name, known, n=3)
     if near:
-        return f"called like it: {', '.join(near)}"
+        return f"similar names: {', '.join(near)}"
     more = ", …" if len(known) > _SHOWN else ""
     return f"there are: {', '.join(known[:_SHOWN]) or 'none'}{more}"

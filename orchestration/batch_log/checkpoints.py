@@ -1,4 +1,4 @@
-"""CheckpointManager: the checkpoint of an application, and how it came to be where it is, from the batch log."""
+"""The checkpoint of an application and its history, from the batch log."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where an application goes on: the next offset to read of each partition.
+    """Where an application continues: the next offset to read of each partition.
 
-    Commit `number` of its batch log left it so, `at` this time, `by` this run or person; `batch` is the last one that
-    ended. `streams` are the identities of the streams that it is of, and `epochs` those of its partitions, without
-    zeros. `resolved` are startpoints whose offsets are stored and not applied yet: the next run begins there instead.
-    `open` is a batch that has begun and not ended: a run is in it, or the next run repeats it as it is written.
-    `times` are how far the inputs have come by the times of their records, `versions` those that the last batch met, of
-    its datasets and tables of state.
+    It is of commit `number` of the batch log, made `at` this time `by` this run or person; `batch` is the last batch
+    that finished. `streams` are the identities of its streams, `epochs` the epochs of its partitions, without zeros.
+    `resolved` are startpoints whose offsets are stored and not applied yet: the next run starts there instead. `open`
+    is a batch that has not finished: a run is in it, or the next run repeats it. `times` are the event times of the
+    inputs, `versions` the versions of datasets and state tables that the last batch read.
     """
 
     offsets: Mapping[SystemStreamPartition, str]
@@ -51,7 +50,7 @@ class Checkpoint:
     versions: Mapping[str, str | None] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the checkpoint as JSON-able values."""
+        """Return the checkpoint as JSON values."""
         return {
             **{name: getattr(self, name) for name in ("streams", "batch", "number", "at", "by")},
             "offsets": _to_text_keys(self.offsets),
@@ -64,7 +63,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class ReplayChange:
-    """What became of one bounded replay in one commit: it came from the offset `before` to `after`."""
+    """A change of one bounded replay in one commit: it moved from the offset `before` to `after`."""
 
     ssp: SystemStreamPartition
     position: str
@@ -77,12 +76,12 @@ class ReplayChange:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointChange:
-    """One commit that changed where an application goes on.
+    """One commit that changed where an application continues.
 
-    `moved` has the offsets before (None: the partition is new) and after, also of partitions that a startpoint led back
-    and that have come to where they were. `batch` is the one that ended with it;
-    where it was no batch, `note` may say what it was. `resolved` are startpoints whose offsets it stored, and
-    `applied` those that it put into force, each with the epoch that it opened.
+    `moved` has the offsets before (None for a new partition) and after, including partitions that a startpoint moved
+    back and that have returned to where they were. `batch` is the batch that finished with it; if there was none,
+    `note` may say what it was. `resolved` are startpoints whose offsets it stored, `applied` those that it applied,
+    with their new epochs.
     """
 
     number: int
@@ -96,12 +95,12 @@ class CheckpointChange:
     replays: tuple[ReplayChange, ...] = ()
 
     def concerns(self, ssp: SystemStreamPartition) -> bool:
-        """Whether anything changed for this partition."""
+        """Return whether anything changed for this partition."""
         changed = {*self.moved, *self.resolved, *self.applied}
         return ssp in changed or any(replay.ssp == ssp for replay in self.replays)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the change as JSON-able values."""
+        """Return the change as JSON values."""
         return {
             **{name: getattr(self, name) for name in ("number", "at", "by", "batch", "note")},
             "moved": {str(ssp): {"from": before, "to": after} for ssp, (before, after) in self.moved.items()},
@@ -112,10 +111,10 @@ class CheckpointChange:
 
 
 class CheckpointManager:
-    """The checkpoint of one application, or of that of a name, in one lake. It is moved by startpoints.
+    """The checkpoint of one application, given itself or by name, in one lake; startpoints move it.
 
-    A name that the lake does not know, where it knows others, raises ConfigurationError, which says what is near. So
-    does the old name of an application that was renamed.
+    An unknown name, in a lake that knows others, raises ConfigurationError, which lists similar names. So does the
+    former name of a renamed application.
     """
 
     def __init__(self, lake: Lake, application: Application | str) -> None:
@@ -124,7 +123,7 @@ class CheckpointManager:
         self._log = BatchLog(lake, self._name)
 
     def read_last_checkpoint(self) -> Checkpoint | None:
-        """Return where the application goes on, or None where it never ran. Raises MalformedDocumentError."""
+        """Return where the application continues, or None if it never ran. Raises MalformedDocumentError."""
         commit, state = self._read()
         if commit is None:
             return None
@@ -148,9 +147,9 @@ class CheckpointManager:
     def history(
         self, limit: int | None = None, partition: SystemStreamPartition | None = None
     ) -> Iterator[CheckpointChange]:
-        """Yield the newest changes first, at most `limit`; with a partition, only those that concern it.
+        """Yield changes from the latest to the oldest, at most `limit`; with a partition, only those that concern it.
 
-        Reads one commit after the other, as far as it has to. Raises MalformedDocumentError.
+        Reads one commit after the other, as far as needed. Raises MalformedDocumentError.
         """
         count = 0
         self._read()
@@ -164,17 +163,17 @@ class CheckpointManager:
                 return
 
     def abandon(self, *, reason: str, by: str, skip: bool = False) -> Intent:
-        """Give up the open batch, so that the next run plans anew; return what it was going to do.
+        """Abandon the open batch, so that the next run plans a new one; return its intent.
 
-        Outputs that hold records of it already get those that are read again, under another number, so twice. With
-        `skip`, its ranges count as read, and what no output has yet is passed over. Raises ConfigurationError where no
-        batch is open, and CommitConflictError.
+        Outputs that have its records get them again under another number, so twice. With `skip`, its ranges count as
+        read, and what no output has yet is skipped. Raises ConfigurationError if no batch is open, and
+        CommitConflictError.
         """
         self._read()
         return self._log.abandon(reason=reason, by=by, skip=skip)
 
     def _read(self) -> LoggedState:
-        """Return what is logged; raise ConfigurationError where the name can't be meant."""
+        """Return the logged state; raise ConfigurationError for an unknown or former name."""
         logged = self._log.read()
         if logged.commit is None and not self._is_known:
             check_application_known(self._lake, self._name)
@@ -185,7 +184,7 @@ class CheckpointManager:
 def _iter_steps(
     commits: Iterator[tuple[Commit, ApplicationState]],
 ) -> Iterator[tuple[tuple[Commit, ApplicationState], ApplicationState]]:
-    """Yield each commit with the state before it, except the oldest where those before it are collected."""
+    """Yield each commit with the state before it, except the oldest one if earlier commits were deleted."""
     after = next(commits, None)
     while after is not None:
         before = next(commits, None)
@@ -197,7 +196,7 @@ def _iter_steps(
 
 
 def _describe_change(commit: Commit, before: ApplicationState, after: ApplicationState) -> CheckpointChange | None:
-    """Return what a commit changed; None for one that has only begun a batch."""
+    """Return what a commit changed; None for one that only opened a batch."""
     ended = after.last is not None and after.last != before.last
     old, new = before.offsets, after.offsets
     applied = _added(old.applied, new.applied)
@@ -223,7 +222,7 @@ def _describe_change(commit: Commit, before: ApplicationState, after: Applicatio
 
 
 def _iter_replay_changes(before: ApplicationState, after: ApplicationState) -> Iterator[ReplayChange]:
-    # The commit that ends a replay closes or skips a batch of it; one that is cancelled is in no open batch.
+    # The commit that ends a replay closes or skips a batch of it; a cancelled replay is in no open batch.
     read = set(before.open.replays.values()) if before.open is not None else set()
     was, now = before.offsets.replays, after.offsets.replays
     for key, replay in sorted({**was, **now}.items()):

@@ -1,11 +1,10 @@
-"""One run of an application at a time: a run holds a lease, renews it, and a second one waits for its end.
+"""The run lease: one run of an application at a time; a run renews its lease, and a second run waits for its end.
 
-    applications/{name}/run.json     who runs it, where, since when; rewritten while it runs, and once it has ended
+    applications/{name}/run.json     who runs it, where, since when; rewritten while it runs, and at its end
 
-A lease is over when its holder says so, when its process is proven dead, when Dagster has ended the run, or when it
-was not renewed for its time to live, by the store's clock. Everything that can be taken is taken by compare-and-swap:
-of two that wait, one gets it. The batch log's own compare-and-swap stays beneath: whoever writes without a lease, or
-wakes up after it was lost, is still fenced.
+A lease ends when its holder says so, when its process is proven dead, when Dagster has ended the run, or when it was
+not renewed within its time to live, by the store's clock. It is taken by compare-and-swap, so that one of two waiting
+runs gets it. The batch log's own compare-and-swap still fences a run without a lease, or one that lost it.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ if TYPE_CHECKING:
 
 
 class Process(StoredDocument):
-    """A process by its number and start, in a process namespace of one boot of one machine; "" what is not known.
+    """A process, identified by its number and start within one boot and process namespace; "" for what is not known.
 
-    A number is given out again, so the start (in ticks since the boot) belongs to it. Containers on one machine have
-    process numbers of their own, and may share a host's name.
+    Numbers are reused, so the start (in ticks since the boot) is part of the identity. Containers on one machine have
+    process numbers of their own, and may share a host name.
     """
 
     host: str
@@ -58,7 +57,7 @@ class Process(StoredDocument):
     started: str = ""
 
     def is_dead(self) -> bool:
-        """Whether it is proven that the process has ended; False also where nothing can be proven from here."""
+        """Return whether the process is proven to have ended; False if nothing can be proven from here."""
         here = this_process()
         if not (self.boot and self.namespace and self.started):
             return False
@@ -68,7 +67,7 @@ class Process(StoredDocument):
 
 
 def this_process() -> Process:
-    """Return which process this is."""
+    """Return the identity of this process."""
     return Process(
         host=socket.gethostname(),
         pid=os.getpid(),
@@ -79,8 +78,8 @@ def this_process() -> Process:
 
 
 def _read_start(pid: int) -> str:
-    """Return when a process started, "" where there is none; one that has ended and waits for its parent is none."""
-    # The command's name, in parentheses, may hold blanks and parentheses itself.
+    """Return when a process started, "" if there is none; a zombie counts as none."""
+    # The command's name, in parentheses, may contain blanks and parentheses.
     fields = _read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] not in ("Z", "X") else ""
 
@@ -103,12 +102,12 @@ TTL = timedelta(minutes=2)
 DEFAULT_WAIT = timedelta(minutes=5)
 _LONGEST_PAUSE = 5.0
 _log = logging.getLogger("adjunct.run")
-# The leases of this process that nobody has ended: another one of its own is of a run that couldn't end it.
+# Ids of the leases that this process holds; its other leases were left by runs that failed to end them.
 _held: set[str] = set()
 
 
 class Holder(StoredDocument):
-    """Who runs an application: `run` as it is named in commits, `dagster` the id of a run of Dagster's."""
+    """Who runs an application: `run` is its name in commits, `dagster` the id of a Dagster run."""
 
     id: str
     run: str
@@ -120,14 +119,14 @@ class Holder(StoredDocument):
     nonce: str = ""
 
     def words(self) -> str:
-        """Return who that is, where, and since when."""
+        """Return who runs it, where, and since when."""
         named = f"run {self.run}" + (" of Dagster" if self.dagster else "")
         return f"{named} on host {self.process.host} (pid {self.process.pid}), since {self.since:%Y-%m-%d %H:%M:%S} UTC"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredLease:
-    """A lease as it stands in the lake: its holder (None where that can't be read), and when it was written last."""
+    """A lease in the lake: its holder (None if it can't be read), and when it was last written."""
 
     key: str
     etag: str
@@ -135,15 +134,15 @@ class StoredLease:
     holder: Holder | None
 
     def words(self) -> str:
-        return self.holder.words() if self.holder else f"somebody whose lease, {self.key}, can't be read here"
+        return self.holder.words() if self.holder else f"a run whose lease, {self.key}, can't be read"
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """How a run gets its lease: it waits so long for one that is alive, or takes over from it at once.
+    """How a run gets its lease: it waits for a live run to end, or takes over from it at once.
 
-    `dagster` is the run's id where it is one of Dagster's, and `finished` says of such an id whether Dagster has ended
-    that run. `say` hears for whom it waits, and from whom it took over.
+    `dagster` is the id of this run in Dagster, if any; `finished` returns whether Dagster has ended a run of this id.
+    `say` receives messages about which run it waits for or takes over from.
     """
 
     wait: timedelta = DEFAULT_WAIT
@@ -154,7 +153,7 @@ class Claim:
 
 
 def describe_end(stored: StoredLease, now: Callable[[], datetime], finished: Callable[[str], bool]) -> str:
-    """Return why a lease is over, "" of one whose holder may be alive; `now` gives the time by the store's clock."""
+    """Return why a lease has ended, "" if its holder may be alive; `now` returns the time by the store's clock."""
     holder = stored.holder
     if holder is not None:
         if holder.ended:
@@ -169,7 +168,7 @@ def describe_end(stored: StoredLease, now: Callable[[], datetime], finished: Cal
 
 
 class RunLease:
-    """An application that nobody else runs meanwhile; a context manager, which lets it go."""
+    """A context manager that holds the run lease of an application."""
 
     def __init__(self, lake: Lake, application: str, run: str, claim: Claim) -> None:
         self._application, self._store = application, lake.store
@@ -206,14 +205,16 @@ class RunLease:
             if stored.words() != waits_for:
                 waits_for = stored.words()
                 self._claim.say(
-                    f"application {self._application} is being run by {waits_for}; waiting for its end, up to "
+                    f"application {self._application} is being run by {waits_for}; waiting up to "
                     f"{timedelta(seconds=round(limit - waited))}"
                 )
             time.sleep(min(pause, limit - waited))
             pause = min(_LONGEST_PAUSE, pause * 1.5)
         self._heartbeat.start()
         if stored is not None and not (stored.holder and stored.holder.ended):
-            self._claim.say(f"application {self._application} is taken over from {stored.words()}: {why or 'as told'}")
+            self._claim.say(
+                f"application {self._application} is taken over from {stored.words()}: {why or 'as requested'}"
+            )
         return self
 
     def __exit__(
@@ -221,23 +222,23 @@ class RunLease:
     ) -> None:
         _held.discard(self._holder.id)
         self._holder = self._holder.model_copy(update={"ended": True})
-        # By a conditional PUT: on real servers a conditional DELETE may remove the lease of who took it over.
+        # A conditional PUT: on real servers a conditional DELETE may remove the lease of the run that took it over.
         self._heartbeat.end(lambda etag: self._store.put_if_match(self._key, self._body(), etag))
 
     def check(self) -> None:
-        """Raise RunLeaseLostError if another run may have begun meanwhile: looked up, since one may be told to."""
+        """Raise RunLeaseLostError if another run may have started; reads the lease, which others may take over."""
         self._heartbeat.check()
         if lost := self._heartbeat.problem:
             raise RunLeaseLostError(
                 f"application {self._application!r}: the lease of run {self._holder.run} was lost: {lost}.",
-                "Nothing of the open batch counts by this run. Let the other run finish, or run again: it goes on from "
+                "This run has no effect on the open batch. Let the other run finish, or run again: it continues from "
                 "what is committed.",
                 application=self._application,
                 run=self._holder.run,
             )
 
     def _take(self, stored: StoredLease | None) -> bool:
-        """Take the lease where it stands as it was found; False where somebody was faster."""
+        """Take the lease if it is still as found; return False if another run was faster."""
         _held.add(self._holder.id)
         try:
             if stored is None:
@@ -245,7 +246,7 @@ class RunLease:
             else:
                 self._heartbeat.write(lambda body: self._store.put_if_match(self._key, body, stored.etag))
         except (ObjectExistsError, PreconditionFailedError, TransientError):
-            # Also our own success, of which the reply was lost: what stands there says whose it is.
+            # The reply to our own success may have been lost: the stored lease says whose it is.
             now = read_lease(self._store, self._key)
             if now is None or now.holder is None or now.holder.id != self._holder.id:
                 _held.discard(self._holder.id)
@@ -260,9 +261,9 @@ class RunLease:
         waited = f" after {self._claim.wait} of waiting" if self._claim.wait else ""
         return ApplicationBusyError(
             f"application {self._application!r} is being run by {stored.words()}, last renewed at "
-            f"{stored.written:%H:%M:%S} UTC: not begun{waited}.",
-            "Wait for its end (adjunct run --wait 1h), or stop it. One that hangs is taken over by adjunct run "
-            "--take-over, by run_application(…, take_over=True), or with take_over in the op's config in Dagster.",
+            f"{stored.written:%H:%M:%S} UTC: this run did not start{waited}.",
+            "Wait for its end (adjunct run --wait 1h), or stop it. Take over from a run that hangs with adjunct run "
+            "--take-over, run_application(…, take_over=True), or take_over in the config of the Dagster op.",
             application=self._application,
             run=stored.holder.run if stored.holder else None,
         )
@@ -274,11 +275,11 @@ class RunLease:
         stored = _parse(data)
         if stored is not None and stored.id == self._holder.id:
             return ""
-        return f"{stored.words() if stored else 'somebody whose lease can not be read'} has taken it over"
+        return f"{stored.words() if stored else 'a run whose lease can not be read'} has taken it over"
 
 
 def read_lease(store: ObjectStore, key: str) -> StoredLease | None:
-    """Return a lease as it stands, None where there is none."""
+    """Return a lease, None if there is none."""
     while True:
         try:
             stored = store.get(key)
@@ -290,7 +291,7 @@ def read_lease(store: ObjectStore, key: str) -> StoredLease | None:
 
 
 def describe_runner(lake: Lake, application: str, finished: Callable[[str], bool] = lambda run: False) -> str:
-    """Return who runs an application now, "" where nobody does. Writes nothing: the clock is this machine's."""
+    """Return who runs an application now, "" if nobody does; by this machine's clock, without writing."""
     stored = read_lease(lake.store, f"{lake.application_prefix(application)}/run.json")
     if stored is None or describe_end(stored, lake.now, finished):
         return ""
@@ -304,12 +305,12 @@ def _parse(data: bytes) -> Holder | None:
 
 
 def validate_wait(wait: timedelta | float) -> timedelta:
-    """Return how long to wait, given as a duration or in seconds."""
+    """Return how long to wait, given as a timedelta or in seconds."""
     seconds = wait.total_seconds() if isinstance(wait, timedelta) else wait
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
         raise ConfigurationError(
-            f"wait={wait!r} is no time to wait for another run.",
-            "Give seconds or a timedelta; 0 does not wait.",
+            f"wait={wait!r} is not a valid time to wait for another run.",
+            "Pass seconds or a timedelta; 0 does not wait.",
             argument="wait",
         )
     return timedelta(seconds=seconds)

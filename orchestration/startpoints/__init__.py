@@ -1,9 +1,9 @@
-"""Where reading starts: requested by people, handed to tasks, resolved, applied by a commit of offsets.
+"""Startpoints: requests for where reading starts, from the request to the commit of offsets that applies it.
 
-ask        what requests would do is looked at; then all are written, or none       application_startpoints.py
-hand out   requests become what each task, and each dataset, has to apply           fan_out_coordinator.py
-rewind     of datasets: theirs are applied before they advance                      dataset_requests.py
-resolve    at the start of a run each gets its offset, every partition a position   start_of_run.py
-apply      with the commit of offsets that the step makes                           step/commit/commit_offsets.py
-take back  what is not applied yet, and replays that are under way                  take_back_startpoints.py
+request    preview what requests would do, then write all of them or none             startpoints.py, preview.py
+fan out    hand requests to the tasks and datasets that they are for                  fan_out.py, store.py
+rewind     apply those for datasets before the datasets advance                       coordinator.py
+resolve    at the start of a run, find the offset of each and store it                resolve.py, positions.py
+apply      with the step's next commit of offsets                                     step/commit.py
+take back  remove what is not applied yet, and stop replays                           startpoints.py
 """

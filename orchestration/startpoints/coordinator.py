@@ -1,4 +1,14 @@
-"""Startpoints on the streams of datasets: what was handed to a dataset is applied to its table before it advances."""
+"""Fans startpoint requests out for a run, applies those for datasets, and decides the start of the run's tasks.
+
+At the start every input partition gets a position and every startpoint that waits at a task its offset:
+
+    checkpoint       the next offset to read, as the last commit of offsets left it
+    reset streams    lose their checkpoint
+    startpoints      requests that were fanned out: resolved once, stored before anything is read
+    defaults         the input's own setting, the stream's, the system's, else upcoming
+
+A checkpoint counts only for the stream that it was made of, and only within the offsets that the stream still has.
+"""
 
 from __future__ import annotations
 
@@ -62,11 +72,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DatasetOutcome:
-    """What became of the requests for datasets.
+    """The outcome of the requests for datasets.
 
-    `failed` are the datasets that refused theirs or could not follow them, by name: these requests stay, and the
-    dataset should not advance before somebody has looked. `unresolved` are requests without an offset that say to go on
-    without them; they stay too. `fan_out` is what was fanned out for this, to all tasks; None where nothing had to be.
+    `failed` are the datasets that rejected theirs or could not apply them, by name: these requests stay, and the
+    dataset should not advance before somebody has looked. `unresolved` are requests without an offset that continue
+    without it; they stay too. `fan_out` is the fan-out made for this; None if none was needed.
     """
 
     reports: tuple[AdvanceReport, ...] = ()
@@ -75,12 +85,14 @@ class DatasetOutcome:
     fan_out: FanOut | None = None
 
     def raise_failed(self) -> None:
-        """Raise the first error, if there is one, with the others as its notes."""
+        """Raise the first error, if any, with the others as its notes."""
         raise_first(tuple(self.failed.values()))
 
 
 def taken_lookup(lake: Lake, app: Application, offsets: OffsetState) -> Taken:
-    """Return whether a commit has taken in a request for a task: of the batch log, or of the dataset's own."""
+    """Return a function that says whether a commit has applied a request for a task, of the batch log or of the
+    dataset.
+    """
     datasets = {dataset_task_name(dataset.name): dataset.name for dataset in list_rewindable_datasets(app)}
 
     @cache
@@ -106,12 +118,12 @@ def apply_dataset_startpoints(
     only: Collection[str] | None = None,
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
 ) -> DatasetOutcome:
-    """Rewind, or build anew, the datasets that startpoints are fanned out to; all those of a dataset in one commit.
+    """Rewind, or rebuild, the datasets that startpoints were fanned out to, each in one commit; before the datasets
+    advance.
 
-    `handed` is what a fan-out left; a dataset that was handed what can't be read fails. `only` names the datasets to
-    look at, all of them when None. What was applied is removed from the fan-outs after its commit, by id: a run that
-    dies between the two finds it applied. A dataset that fails keeps no other from being rewound. To be called before
-    the datasets advance.
+    `handed` is the result of a fan-out; a dataset that was handed an unreadable entry fails. `only` names the datasets;
+    None for all. Applied requests are removed from the fan-outs after the commit, by id: a run that dies in between
+    finds them applied. A failing dataset does not stop the others.
     """
     reports: list[AdvanceReport] = []
     failed: dict[str, AdjunctError] = {}
@@ -161,7 +173,7 @@ def _rewind_dataset(runtime: Runtime, dataset: AdjunctDataset, requests: Request
 
 
 def _unreadable_error(name: str, task: str, handed: FanOut) -> MalformedDocumentError:
-    """Return why a dataset can't go on: nobody knows where it was to be rewound to."""
+    """Return the error of a dataset that was handed an unreadable startpoint."""
     ssps = handed.held[task]
     in_the_way = [
         entry for entry in handed.unreadable if entry.at == task or (entry.at is not None and entry.ssp in ssps)
@@ -177,7 +189,7 @@ def _unreadable_error(name: str, task: str, handed: FanOut) -> MalformedDocument
 def _split_resolvable(
     systems: Mapping[str, StreamSystem], requests: Requests
 ) -> tuple[dict[SystemStreamPartition, StartpointRequest], list[Unresolved]]:
-    """Return the requests without those that have no offset and say to go on without them; and these."""
+    """Return the requests with an offset, or that fail without one; and those that continue without one."""
     resolvable: dict[SystemStreamPartition, StartpointRequest] = {}
     without: list[Unresolved] = []
     for ssp, request in requests.items():
@@ -198,12 +210,11 @@ def fan_out_requests(
     plan: ExecutionPlan | None,
     offsets: OffsetState,
 ) -> FanOut:
-    """Fan out to the plan's tasks and to the datasets whose streams can be rewound; return what each has to apply.
+    """Fan out to the plan's tasks and to rewindable datasets; return what each has to apply.
 
-    `offsets` is what the batch log knows to be applied. Any number of coordinators may do so: sensors, and every run at
-    its start. An application of datasets only has no plan, and one without anything that could start elsewhere has no
-    tasks: nothing is fanned out then. Nor is it where the application has startpoints switched off: what is stored
-    stays as it is.
+    `offsets` is what the batch log has applied. Any number of coordinators may do so: sensors, and every run at its
+    start. Nothing is fanned out for an application without tasks that could start elsewhere, nor for one that disables
+    startpoints: what is stored stays as it is.
     """
     if not app.startpoints:
         return startpoints.left_alone()
@@ -215,7 +226,7 @@ def fan_out_requests(
 
 
 def fan_out_for_run(runtime: Runtime, app: Application, plan: ExecutionPlan | None) -> FanOut:
-    """Fan out for a run of the application, once: its datasets and its tasks start at what they are handed here."""
+    """Fan out once for a run: its datasets and tasks start at what they are handed here."""
     startpoints = open_startpoints(runtime.lake, app)
     offsets = application_state(runtime.lake, app.name).offsets
     return fan_out_requests(startpoints, runtime.systems, app, plan, offsets)
@@ -235,12 +246,12 @@ def fan_out_for_run(runtime: Runtime, app: Application, plan: ExecutionPlan | No
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """What the start of a run decided; its `state` is to be stored before anything is read.
+    """The start of a run; its `state` is to be stored before anything is read.
 
-    `done` names what is still fanned out and was taken in by an earlier commit, or will be by that of this start, by
-    task and partition: it is to be removed after that. `carried` says of streams that were repartitioned that the
-    checkpoint is of them now. Partitions that are `held` are not read in this run: something was handed out for them
-    that can't be read. `messages` say what was found and what is left, a line each.
+    `done` names, by task and partition, what is still fanned out and was applied by an earlier commit, or will be by
+    that of this start: it is to be removed after that. `carried` says which repartitioned streams the checkpoint was
+    carried over to. Partitions in `held` are not read in this run: an unreadable startpoint was handed out for them.
+    `messages` describe what was resolved and what is left, a line each.
     """
 
     state: ApplicationState
@@ -259,12 +270,12 @@ def start_run(
     now: datetime,
     plans: Plans | None = None,
 ) -> RunStart:
-    """Resolve what was fanned out to these tasks and has no offset yet, and give every partition a position.
+    """Resolve what was fanned out to these tasks, and give every partition a position.
 
-    Only times are asked for: all else is decided over the inputs as they were looked at. `plans` are those that
-    requests for recorded versions name. Raises OffsetOutOfRangeError and ConfigurationError for a startpoint that
-    can't be resolved (it is not consumed), for a stream that was made anew, and for new partitions of one whose key
-    chooses the partition; VersionDiscardedError where what a replay is to meet again is gone.
+    Only offsets for times are looked up; all else is decided over the stream snapshots. `plans` are those that requests
+    for recorded versions name. Raises OffsetOutOfRangeError and ConfigurationError for a startpoint that can't be
+    resolved (it is not consumed), for a recreated stream, and for new partitions of a keyed stream;
+    VersionDiscardedError if a version that a replay needs is gone.
     """
     state, carried = carry_over_positions(state, streams)
     known = state.offsets

@@ -1,7 +1,4 @@
-"""What a fan-out decides: which task starts where, from the requests and from what tasks have not committed yet.
-
-Plain values in, plain values out; `startpoint_manager.py` reads and writes them.
-"""
+"""Decides which task starts where, from the requests and from what tasks have not committed yet; pure functions."""
 
 from __future__ import annotations
 
@@ -26,11 +23,11 @@ Taken = Callable[[str, StartpointRequest], bool]
 
 @dataclass(frozen=True, slots=True)
 class TaskFanOut:
-    """What one task has been handed: `pending` is what it still has to apply.
+    """What one task was handed: `pending` is what it still has to apply.
 
-    `handed` holds the sequences of requests for all tasks that it was handed, applied or not, while another task
-    has not applied them. Should that one vanish, its startpoint goes to those who read the partition then, but never
-    twice to the same task. `unread` is what it was handed and this version can't read: it stays as it is.
+    `handed` has the sequences of requests for all tasks that it was handed, applied or not, while another task has not
+    applied them: if that task vanishes, its startpoint goes to the tasks that read the partition then, but never twice
+    to one task. `unread` are requests that this release can't read; they stay as they are.
     """
 
     pending: Requests = field(default_factory=dict)
@@ -42,9 +39,9 @@ class TaskFanOut:
 class FanOutState:
     """All that is fanned out in an application.
 
-    `settled` holds the sequences of requests that were fanned out and may not have been deleted yet, by target: a
-    fan-out that died between the two steps is repeated without handing anything out twice. `unreadable` are entries
-    that can't be read at all.
+    `settled` has, by target, the sequences of requests that were fanned out and may not be deleted yet, so that a
+    fan-out that died in between is repeated without handing out anything twice. `unreadable` are entries that can't be
+    read.
     """
 
     tasks: Mapping[str, TaskFanOut] = field(default_factory=dict)
@@ -52,25 +49,23 @@ class FanOutState:
     unreadable: tuple[Unreadable, ...] = ()
 
     def all_unreadable(self) -> tuple[Unreadable, ...]:
-        """Return all that can't be read, entries and parts of them."""
+        """Return all that can't be read: entries and parts of entries."""
         return (*self.unreadable, *(part for held in self.tasks.values() for part in held.unread))
 
 
 @dataclass(frozen=True, slots=True)
 class FanOut:
-    """What a fan-out left.
+    """The result of a fan-out.
 
-    `tasks` holds all that each task has to apply, also from earlier fan-outs that it has not committed. `unknown`
-    are requests for a partition that no task reads, or not the task that they name: they stay until they expire.
-    `stranded` had been handed to a task (their names are the keys) that does not read the partition any more, and
-    nobody else does: they stay there, for whoever reads it again. `expired` were too old and are gone. `passed_over`
-    lost to one that was asked for later and waited at the same task, and are gone. `again` had been applied before
-    they were written once more, and are gone: a request is applied once.
+    `tasks` has all that each task has to apply, including uncommitted requests of earlier fan-outs. `unknown` are
+    requests for a partition that no task reads, or not the named task: they stay until they expire. `stranded` were
+    handed to a task (by name) that no longer reads the partition, and no other task does: they stay there. `expired`
+    were too old and are deleted. `passed_over` were replaced by a later request at the same task and are deleted.
+    `again` had been applied before they were written once more, and are deleted.
 
-    `unreadable` is what this release of Adjunct can't read: it stays until it is taken back. At the partitions in
-    `held`, by task, it was handed out already: the task must not read them, for nobody knows from where, and `behind`
-    are the requests that wait for that. `left_alone` are those that wait or were handed out where the application has
-    startpoints switched off: nothing is done with them.
+    `unreadable` entries stay until they are taken back. The partitions in `held`, by task, were handed such an entry:
+    the task must not read them, since the position is unknown, and the requests in `behind` wait for that. `left_alone`
+    are requests of an application that disables startpoints.
     """
 
     tasks: Mapping[str, Requests] = field(default_factory=dict)
@@ -85,7 +80,7 @@ class FanOut:
     left_alone: tuple[StartpointRequest, ...] = ()
 
     def without_taken_back(self, handed: Mapping[str, Requests]) -> FanOut:
-        """Return it with what is still `handed` to the tasks, a while later: the rest was taken back or replaced."""
+        """Return the fan-out with only what is still `handed` to the tasks; the rest was taken back or replaced."""
         ids = {(task, ssp): request.id for task, held in handed.items() for ssp, request in held.items()}
         tasks = {
             task: {ssp: request for ssp, request in requests.items() if ids.get((task, ssp)) == request.id}
@@ -96,7 +91,7 @@ class FanOut:
 
 @dataclass(frozen=True, slots=True)
 class FanOutDecision:
-    """The state after a fan-out, its report, and the requests that are done with and can be deleted."""
+    """The state after a fan-out, its result, and the requests that can be deleted."""
 
     state: FanOutState
     report: FanOut
@@ -117,11 +112,11 @@ def decide_fan_out(
     taken: Taken = _nothing_taken,
     complete: bool = False,
 ) -> FanOutDecision:
-    """Hand the requests to the tasks that they are for; `tasks` says which partitions each task reads.
+    """Hand the requests to the tasks that they are for; `tasks` has the partitions that each task reads.
 
-    Requests for all tasks are not for those of `named_only`. What is `taken` counts no more: a run that died between
-    its commit and the removal leaves it there, and nothing that comes later has to be newer than that. Where the tasks
-    are not `complete`, those that are not among them keep what nobody takes over.
+    Requests for all tasks are not for those of `named_only`. Requests that were `taken` no longer count: a run that
+    died between its commit and their removal leaves them, and later requests need not be newer than they are. Unless
+    the tasks are `complete`, tasks that are not listed keep what nobody takes over.
     """
     owners = owners_by_partition(tasks, named_only)
     held = _find_held(state, tasks, owners)
@@ -168,7 +163,7 @@ def decide_fan_out(
 def remove_pending(
     held: TaskFanOut, ssps: Iterable[SystemStreamPartition] | None, ids: Mapping[SystemStreamPartition, str] | None
 ) -> TaskFanOut:
-    """Return a task's fan-out without these partitions (None: all); with `ids`, only where it is still that one.
+    """Return a task's fan-out without these partitions (None: all); with `ids`, only where the id still matches.
 
     An id is that of a request, or of its startpoint.
     """
@@ -186,9 +181,9 @@ def _find_held(
     tasks: Mapping[str, frozenset[SystemStreamPartition]],
     owners: Mapping[SystemStreamPartition, Sequence[str]],
 ) -> dict[str, frozenset[SystemStreamPartition]]:
-    """Return, by task, the partitions for which something was handed out that can't be read.
+    """Return, by task, the partitions for which an unreadable entry was handed out.
 
-    Where it does not say for which partition, it may be for any that its task reads.
+    If the entry does not say for which partition, it may be any that its task reads.
     """
     held: dict[str, set[SystemStreamPartition]] = {}
     for entry in state.all_unreadable():
@@ -204,7 +199,7 @@ def _find_held(
 
 
 class _Distribution:
-    """The tasks' fan-outs while they are decided: begins with what tasks hold of the partitions that they read."""
+    """The tasks' fan-outs while they are decided; begins with what tasks hold of the partitions that they read."""
 
     def __init__(
         self,
@@ -237,9 +232,9 @@ class _Distribution:
             self._handed.setdefault(task, {})[ssp] = request.sequence
 
     def pass_on(self, owners: Mapping[SystemStreamPartition, Sequence[str]], keep: Collection[str]) -> None:
-        """Give what its task does not read any more to those who do; what has no heir stays where it is.
+        """Give what a task no longer reads to the tasks that do; what has no heir stays.
 
-        Heirs that were handed the same before get nothing; what would be gone so stays at the tasks to `keep`.
+        Heirs that were handed the same before get nothing; what would be lost that way stays at the tasks to `keep`.
         """
         orphans = []
         for task, orphan in self._orphans:
@@ -257,7 +252,7 @@ class _Distribution:
                     self.give(heir, orphan)
 
     def after(self) -> dict[str, TaskFanOut]:
-        """Return the fan-outs of all tasks, with what was handed to them as far as another task still holds it."""
+        """Return the fan-outs of all tasks; handed sequences are kept while another task still holds the request."""
         whole = {
             task: {**self.stranded.get(task, {}), **self.pending.get(task, {})}
             for task in {**self.pending, **self.stranded, **self._handed}
@@ -275,7 +270,7 @@ class _Distribution:
 
 
 def describe_dropped(fan_out: FanOut) -> list[str]:
-    """Return in words what was deleted and will not be applied, a line each."""
+    """Return what was deleted and will not be applied, a line each."""
     lines = [f"{_describe(request)} has expired: no run has taken it up in time" for request in fan_out.expired]
     lines += [
         f"{_describe(request)} is passed over: one that was asked for later waits there"
@@ -288,7 +283,7 @@ def describe_dropped(fan_out: FanOut) -> list[str]:
 
 
 def describe_unapplied(fan_out: FanOut) -> list[str]:
-    """Return in words what is there and not applied by any task, a line each."""
+    """Return what is stored and not applied by any task, a line each."""
     lines = [
         f"{_describe(request)} waits, and no task "
         f"{'' if request.task is None else repr(request.task) + ' '}reads the partition"
@@ -311,7 +306,7 @@ def describe_unapplied(fan_out: FanOut) -> list[str]:
 
 
 def describe_left_alone(fan_out: FanOut) -> list[str]:
-    """Return in words what is left alone where startpoints are switched off, a line each."""
+    """Return what is left alone because startpoints are disabled, a line each."""
     return [
         f"{request.ssp}: startpoints are switched off: {describe_startpoint(request.startpoint)} is left alone "
         f"({request.by}: {request.reason})"

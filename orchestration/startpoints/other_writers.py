@@ -1,4 +1,4 @@
-"""An application's first run over outputs that another one has made of the same inputs: a new name of it, maybe."""
+"""Guards an application's first run: another application may have written its outputs, such as its own former name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class OtherWriter:
-    """An application that has written `outputs` of the one that is new, from `partitions` that this reads as well."""
+    """An application that has written `outputs` of the new one, from `partitions` that the new one reads too."""
 
     name: str
     batches: int
@@ -34,7 +34,7 @@ class OtherWriter:
     partitions: tuple[SystemStreamPartition, ...]
 
     def words(self, app: str) -> str:
-        """Return what a run of the new application would do beside it."""
+        """Return what a run of the new application would repeat."""
         streams = ", ".join(dict.fromkeys(ssp.qualified_stream for ssp in self.partitions))
         shown = ", ".join(self.outputs[:_SHOWN]) + (", …" if len(self.outputs) > _SHOWN else "")
         return (
@@ -44,7 +44,7 @@ class OtherWriter:
 
 
 def describe_other_writers(lake: Lake, app: Application) -> list[str]:
-    """Return what to say where runs are refused: the name that the application has now, or who wrote its outputs."""
+    """Return why runs are rejected, for the plan: a rename, or another application that wrote the outputs."""
     if not lake.exists():
         return []
     commit, state = BatchLog(lake, app.name).read()
@@ -55,10 +55,10 @@ def describe_other_writers(lake: Lake, app: Application) -> list[str]:
 
 
 def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> None:
-    """Raise ConfigurationError for an application that was renamed, and for one that would write all again as another.
+    """Raise ConfigurationError for a renamed application, and for a first run that would write existing outputs again.
 
-    That is its first run where another application has written the same outputs from the same inputs, unless its
-    startpoints say of each partition where to begin, or it is to `adopt` the outputs as they are.
+    The latter is a first run where another application has written the same outputs from the same inputs, unless
+    startpoints say where each partition begins, or `adopt` accepts the outputs as they are.
     """
     commit, state = BatchLog(lake, app.name).read()
     check_not_renamed(app.name, state)

@@ -1,4 +1,4 @@
-"""Refusals to go on at a position that its stream does not hold: it was made anew, has lost records, or ends before."""
+"""The positions of input partitions: snapshots of streams, first positions, and checks that a position can be read."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def choose_first_positions(
     state: ApplicationState,
     resolved: Mapping[SystemStreamPartition, ResolvedStartpoint],
 ) -> dict[SystemStreamPartition, str]:
-    """Return a position for every input partition, also for those that have a startpoint to begin at.
+    """Return a position for every input partition, including those that have a startpoint.
 
-    A stream that was made anew has a startpoint at each partition. Raises ConfigurationError for partitions that were
-    added to one whose key chooses the partition.
+    A recreated stream has a startpoint at each partition. Raises ConfigurationError for partitions that were added to a
+    keyed stream.
     """
     positions: dict[SystemStreamPartition, str] = {}
     for source in app.inputs.values():
@@ -75,11 +75,11 @@ def _check_added(app: Application, source: Input, info: StreamInfo, added: Seque
 
 @dataclass(frozen=True, slots=True)
 class InputPositions:
-    """Where the main input goes on, by partition: what there is to read, and what retention took before that.
+    """Where the main input continues, by partition: the offsets to read, and those that retention deleted before them.
 
-    `unread` is empty where the next offset is the end. `startpoints` are those that the next batch applies, and
-    `replays` the bounded ones to go on with. What no batch can be made of is told to `check_positions`: positions past
-    the end of their partition (`past_end`: both offsets), and replays that can't go on, each with why.
+    `unread` ranges are empty if there is nothing to read. `startpoints` are those that the next batch applies,
+    `replays` the bounded replays to continue. `check_positions` raises for what no batch can read: positions after the
+    end of their partition (`past_end`: both offsets), and `stuck_replays`, each with the reason.
     """
 
     unread: Mapping[SystemStreamPartition, OffsetRange]
@@ -96,9 +96,9 @@ def input_positions(
     state: ApplicationState,
     held: Container[SystemStreamPartition] = (),
 ) -> InputPositions:
-    """Return where the inputs go on in these streams, and how far; partitions that are `held` are not read.
+    """Return where the inputs continue in these streams, and how far; partitions in `held` are not read.
 
-    Partitions that were added since the start of the run wait for the next one.
+    Partitions that were added since the start of the run wait for the next run.
     """
     replays = _first_replays(app, state.offsets)
     stuck = [(replay, why) for ssp, replay in sorted(replays.items()) if (why := _describe_stuck(replay, streams))]
@@ -128,7 +128,7 @@ def input_positions(
 
 
 def _first_replays(app: Application, offsets: OffsetState) -> dict[SystemStreamPartition, Replay]:
-    """Return of each partition the bounded replay that began first; none where startpoints are switched off."""
+    """Return the bounded replay of each partition that began first; none if startpoints are disabled."""
     first: dict[SystemStreamPartition, Replay] = {}
     if app.startpoints:
         for replay in sorted(offsets.replays.values(), key=replay_order):
@@ -137,15 +137,15 @@ def _first_replays(app: Application, offsets: OffsetState) -> dict[SystemStreamP
 
 
 def replay_order(replay: Replay) -> tuple[datetime, str, int, str]:
-    """Return what replays are sorted by: those that began first come first.
+    """Return the sort key of replays: those that began first come first.
 
-    Not by their epochs alone: these get higher where a batch was given up, and what began together has to stay so.
+    Not by epoch alone, which increases when a batch is abandoned: replays that began together have to stay together.
     """
     return replay.began_at, replay.recorded or "", replay.epoch, replay.id
 
 
 def _describe_stuck(replay: Replay, streams: Mapping[str, StreamSnapshot]) -> str:
-    """Return why a replay can't go on, as a sentence may end; "" where it can."""
+    """Return why a replay can't continue, to end a sentence; "" if it can."""
     ssp = replay.ssp
     stream = streams.get(ssp.qualified_stream)
     if stream is None:
@@ -169,9 +169,9 @@ def check_same_streams(
     resolved: Container[SystemStreamPartition] = (),
     reset: Container[str] = (),
 ) -> None:
-    """Raise OffsetOutOfRangeError for an input that is not the stream that the checkpoint is of.
+    """Raise OffsetOutOfRangeError for an input that is not the stream that the checkpoint was made of.
 
-    One that has a startpoint with an offset (`resolved`) at each partition may be, and one whose checkpoint is `reset`.
+    Allowed are streams with a `resolved` startpoint at each partition, and streams whose checkpoint is `reset`.
     """
     for name, stream in streams.items():
         info, before = stream.info, known.streams.get(name)
@@ -192,10 +192,10 @@ def check_same_streams(
 def check_positions(
     app: Application, streams: Mapping[str, StreamSnapshot], known: OffsetState, positions: InputPositions
 ) -> list[str]:
-    """Raise OffsetOutOfRangeError where a batch can't go on: the main input, or a bounded replay.
+    """Raise OffsetOutOfRangeError if the main input or a bounded replay can't continue; return accepted losses.
 
-    What retention took before it was read is refused, unless the input says to go on from the oldest offset left: then
-    it is returned in words, a line each.
+    What retention deleted before it was read raises, unless the input says to continue from the oldest offset left;
+    then it is returned, a line each.
     """
     check_same_streams(app, streams, known)
     for ssp, (start, upcoming) in positions.past_end.items():
@@ -213,14 +213,16 @@ def check_positions(
 
 
 def describe_loss(ssp: SystemStreamPartition, span: OffsetRange, whose: str = "") -> str:
-    """Return what retention took of an input that goes on from the oldest offset left; `whose` precedes the offset."""
+    """Return what retention deleted of an input that continues from the oldest offset left; `whose` precedes the
+    offset.
+    """
     return f"{ssp}: retention has passed {whose}offset {span.start}; the input goes on from {span.end}, the oldest left"
 
 
 def check_open_batch(app: Application, intent: Intent, lost: Mapping[SystemStreamPartition, OffsetRange]) -> None:
-    """Raise OffsetOutOfRangeError where an open batch can't be ended with the records that are left.
+    """Raise OffsetOutOfRangeError if an open batch can't finish with the records that are left.
 
-    Its inputs have to say so of what is `lost`; a bounded replay promises all of its records.
+    Its inputs must declare on_lost="oldest" for what is `lost`; a bounded replay needs all of its records.
     """
     lost = {
         ssp: span
@@ -259,7 +261,7 @@ def check_open_batch(app: Application, intent: Intent, lost: Mapping[SystemStrea
 def past_end_of_batch_error(
     app: Application, batch: int, ssp: SystemStreamPartition, end: str, upcoming: str
 ) -> OffsetOutOfRangeError:
-    """Return the refusal of an open batch that is to read offsets which its stream does not have yet, or any more."""
+    """Return the error of an open batch that reads offsets which its stream does not have."""
     return OffsetOutOfRangeError(
         f"{ssp}: batch {batch} of application {app.name!r}, which is open, reads up to offset {end}, and the stream "
         f"ends before {upcoming}: it has lost records, or is another stream than it was.",
@@ -295,7 +297,7 @@ def _retention_error(
     lost: Mapping[SystemStreamPartition, OffsetRange],
     startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint],
 ) -> OffsetOutOfRangeError:
-    """Return the refusal of what retention took, be it of the checkpoint or of somebody's startpoint."""
+    """Return the error for what retention deleted after the checkpoint, or after a startpoint."""
     of_startpoints = sorted(ssp for ssp in lost if ssp in startpoints)
     where = [ssp for ssp in sorted(lost) if ssp not in startpoints] or of_startpoints
     shown, numbers = _describe_spans({ssp: lost[ssp] for ssp in where}), ",".join(str(ssp.partition) for ssp in where)
@@ -337,7 +339,7 @@ def _stuck_replay_error(app: Application, replay: Replay, why: str) -> OffsetOut
 
 
 def _describe_owner(startpoint: ResolvedStartpoint | None) -> str:
-    """Return whose startpoint it is, as words that a position may follow; "" for none."""
+    """Return whose startpoint it is, to be followed by a position; "" for none."""
     if startpoint is None:
         return ""
     return f"the startpoint {startpoint.position} of {startpoint.by} ({startpoint.reason}) at "
@@ -353,7 +355,7 @@ def _describe_new_start(stream: str, info: StreamInfo, before: str | None) -> st
 def carry_over_positions(
     state: ApplicationState, streams: Mapping[str, StreamSnapshot]
 ) -> tuple[ApplicationState, tuple[str, ...]]:
-    """Return the state with a position in each of these streams that was rewritten, and what the history says of it."""
+    """Return the state with positions in streams that were repartitioned, and notes for the history."""
     notes: list[str] = []
     for name, stream in streams.items():
         carried = carry_over_stream(state, name, stream.info)
@@ -364,10 +366,10 @@ def carry_over_positions(
 
 
 def carry_over_stream(state: ApplicationState, stream: str, info: StreamInfo) -> ApplicationState | None:
-    """Return the state with a position in the stream ("lake.orders") as it is partitioned now.
+    """Return the state with positions in the stream ("lake.orders") as it is partitioned now.
 
-    None unless the stream was rewritten just when the application had read all of it, so that what it has not read and
-    what came after the rewriting are the same. Partitions begin with the highest epoch that any of them had.
+    None unless the stream was repartitioned exactly when the application had read all of it, so that what it has not
+    read and what came after are the same. Partitions begin with the highest epoch that any of them had.
     """
     rewritten, offsets = info.repartitioned, state.offsets
     if rewritten is None or info.identity is None or offsets.streams.get(stream) != rewritten.identity:
@@ -400,12 +402,12 @@ def carry_over_stream(state: ApplicationState, stream: str, info: StreamInfo) ->
 
 
 def describe_carry_over(stream: str, info: StreamInfo) -> str:
-    """Return what the history says of it."""
+    """Return the note for the history."""
     return f"{stream} was repartitioned into {info.partitions}: goes on where it had read to"
 
 
 def has_pending_startpoints(state: ApplicationState, stream: str) -> bool:
-    """Whether a startpoint that is resolved, or a replay under way, stands on the partitions of the stream."""
+    """Return whether a resolved startpoint or a replay is on the partitions of the stream."""
     replays = (replay.ssp for replay in state.offsets.replays.values())
     return any(ssp.qualified_stream == stream for ssp in (*state.offsets.resolved, *replays))
 
@@ -417,9 +419,9 @@ def _by_partition(stream: str, offsets: Iterable[str]) -> dict[SystemStreamParti
 
 @dataclass(frozen=True, slots=True)
 class StreamSnapshot:
-    """One stream ("lake.flights") in one look: what it is, and the oldest and the upcoming offset of each partition.
+    """A snapshot of one stream ("lake.flights"): its info, and the oldest and the upcoming offset of each partition.
 
-    `system` compares its offsets, and finds those of times as they were at this look.
+    `system` compares its offsets and looks times up as of the snapshot.
     """
 
     name: str
@@ -431,7 +433,7 @@ class StreamSnapshot:
 
 
 def snapshot_stream(systems: Mapping[str, StreamSystem], stream: str) -> StreamSnapshot:
-    """Return a stream as it is now. Raises StreamNotFoundError, and ConfigurationError for an answer of no offset."""
+    """Return a stream as it is now. Raises StreamNotFoundError, and ConfigurationError for an invalid offset."""
     system_name, name = split_stream_name(stream)
     system = systems[system_name].snapshot(name)
     info = system.info(name)
@@ -441,7 +443,7 @@ def snapshot_stream(systems: Mapping[str, StreamSystem], stream: str) -> StreamS
 
 
 def snapshot_streams(systems: Mapping[str, StreamSystem], streams: Iterable[str]) -> dict[str, StreamSnapshot]:
-    """Return these streams as they are now, by name; each is looked at once."""
+    """Return these streams as they are now, by name."""
     return {name: snapshot_stream(systems, name) for name in streams}
 
 

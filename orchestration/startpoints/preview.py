@@ -1,4 +1,4 @@
-"""What requests for startpoints would do to inputs, before they are written: where each starts, how much it reads."""
+"""Previews startpoint requests before they are written: where each would start, and how much it would read."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 class Preview:
     """What one request would do if a run started now.
 
-    `tasks` are those that it is for: of the plan, or `dataset NAME`. It reads `offsets` offsets, from `start` up to
-    `end`: that of the bounded replay, else the stream's end as it is now. `checkpoint` is where reading would go on
-    without it, once a batch that is open has ended, and `moved` by how many offsets it moves that, below 0 for
-    backwards; None for a replay, which moves nothing, and where there is nothing to compare. With an `error` it can't
-    be followed: the run would fail, unless the request says to go on from the checkpoint then (`falls_back`).
-    `versions` are those that a replay meets; None where it is none.
+    `tasks` are the plan's tasks that it is for, or `dataset NAME`. It reads `offsets` offsets from `start` to `end`:
+    the end of the bounded replay, else the current end of the stream. `checkpoint` is where reading would continue
+    without it, after an open batch; `moved` is by how many offsets it moves that position, negative for backwards; None
+    for a replay, which moves nothing, and where there is nothing to compare. With an `error` the run would fail, unless
+    the request continues from the checkpoint then (`falls_back`). `versions` are the dataset versions that a replay is
+    joined with.
     """
 
     request: StartpointRequest
@@ -56,7 +56,7 @@ class Preview:
 
     @property
     def move(self) -> str:
-        """What happens to the position, in a few words; where it can't be followed, why."""
+        """What happens to the position, in a few words; if the request can't be applied, why."""
         if self.error is not None:
             return f"goes on from its checkpoint: {self.error}" if self.falls_back else self.error
         if self.request.until is not None:
@@ -69,14 +69,14 @@ class Preview:
 
     @property
     def effect(self) -> str:
-        """The same as a sentence, with how many offsets there are to read."""
+        """The same as a sentence, with the number of offsets to read."""
         if self.error is not None:
             return self.move
         again = "" if self.request.until is None else " again"
         return f"{self.offsets:,} offsets to read{again}: {self.move}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the preview as JSON-able values."""
+        """Return the preview as JSON values."""
         asked, until = self.request, self.request.until
         names = ("checkpoint", "start", "end", "offsets", "moved", "error", "falls_back", "effect", "versions")
         return {
@@ -94,9 +94,9 @@ def preview_requests(
     requests: Sequence[AllowedRequest],
     now: datetime,
 ) -> list[Preview]:
-    """Return what each of these requests would do from this state; what can't be followed has an `error`.
+    """Return what each request would do from this state; one that can't be applied has an `error`.
 
-    Of one for datasets, it is what can be said before their tables are looked at.
+    For datasets this is what can be said without reading their tables.
     """
     return [_preview(look, state, asked, now) for asked in requests]
 
@@ -104,10 +104,7 @@ def preview_requests(
 def _preview(
     look: Callable[[str], StreamSnapshot], state: ApplicationState, asked: AllowedRequest, now: datetime
 ) -> Preview:
-    """Return what a request would do.
-
-    Of recorded `versions` it says what it does of others: which batches met them is looked for in the next place.
-    """
+    """Return what a request would do; for recorded `versions` without looking up what the batches read."""
     request, ssp = asked.request, asked.request.ssp
     shown = Preview(request, asked.tasks, versions=None if request.until is None else asked.versions)
     if asked.refusal:
@@ -137,7 +134,7 @@ def _preview_move(shown: Preview, state: ApplicationState, stream: StreamSnapsho
 
 
 def _find_position(state: ApplicationState, ssp: SystemStreamPartition) -> str | None:
-    """Return where reading goes on without a request: a batch that is open is ended before any request is followed."""
+    """Return where reading continues without a request: an open batch finishes before any request is applied."""
     batch = state.open
     if batch is not None and not batch.replays and ssp in batch.ranges:
         return batch.ranges[ssp].end
@@ -145,7 +142,7 @@ def _find_position(state: ApplicationState, ssp: SystemStreamPartition) -> str |
 
 
 def describe_remote_tables(plan: ExecutionPlan | None, requests: Sequence[StartpointRequest]) -> dict[str, str]:
-    """Return what becomes of the remote tables that are made of what is read again."""
+    """Return what a replay does to the remote tables that are written from these partitions."""
     streams = {request.ssp.qualified_stream for request in requests}
     told: dict[str, str] = {}
     for table in () if plan is None else plan.tables:
@@ -156,7 +153,7 @@ def describe_remote_tables(plan: ExecutionPlan | None, requests: Sequence[Startp
 
 
 def describe_state_effects(app: Application) -> tuple[str, ...]:
-    """Return in words what the application's stateful operators do with records that are read again, a line each."""
+    """Return what stateful operators do with records that are read again, a line each."""
     return tuple(
         f"{operator.id} keeps state: records that the application has read before are left out there, and counted "
         "(again)"
@@ -166,10 +163,10 @@ def describe_state_effects(app: Application) -> tuple[str, ...]:
 
 
 def mark_blocked_previews(unreadable: Sequence[Unreadable], previews: Sequence[Preview]) -> list[Preview]:
-    """Return the previews, with an error where what can't be read is in the way.
+    """Return the previews, with an error where something unreadable blocks the request.
 
-    That is what waits at the same partition and task, in whose place a request would be lost, and what a task was
-    handed for the partition, or for one that is not known: nothing is read there.
+    That is an unreadable request at the same partition and task, which the new one would replace, or an unreadable
+    fan-out for the partition or for an unknown one: nothing is read there.
     """
 
     def checked(shown: Preview) -> Preview:
@@ -188,7 +185,7 @@ def mark_blocked_previews(unreadable: Sequence[Unreadable], previews: Sequence[P
 
 
 def check_previews(previews: Sequence[Preview]) -> None:
-    """Refuse requests that can't be followed as things are, and replays that would read nothing."""
+    """Raise ConfigurationError for requests that can't be applied now, and for replays that would read nothing."""
     wrong = [shown for shown in previews if shown.error and not shown.falls_back]
     if wrong:
         more = "" if len(wrong) == 1 else f" So for {len(wrong) - 1} more of the {len(previews)} partitions."
@@ -210,7 +207,7 @@ def check_previews(previews: Sequence[Preview]) -> None:
 def find_replaced(
     requests: Iterable[StartpointRequest], there: Iterable[PendingStartpoint], named: Collection[str]
 ) -> list[tuple[PendingStartpoint, StartpointRequest]]:
-    """Return what the requests take the place of; tasks that are `named` get no requests for all tasks."""
+    """Return what the requests replace; tasks in `named` get no requests for all tasks."""
     by_ssp: dict[SystemStreamPartition, list[PendingStartpoint]] = {}
     for held in there:
         by_ssp.setdefault(held.request.ssp, []).append(held)
@@ -224,7 +221,7 @@ def find_replaced(
 
 
 def check_same_kinds(replaced: Sequence[tuple[PendingStartpoint, StartpointRequest]]) -> None:
-    """Refuse a bounded replay that takes the place of a startpoint which moves the position, or the other way round."""
+    """Raise ConfigurationError if a replay would replace a startpoint that moves the position, or the reverse."""
     for held, request in replaced:
         if (held.request.until is None) != (request.until is None):
             what = "a bounded replay" if request.until is not None else "a startpoint that moves the position"
@@ -240,7 +237,7 @@ def check_same_kinds(replaced: Sequence[tuple[PendingStartpoint, StartpointReque
 def preview_rewinds(
     lake: Lake, systems: Mapping[str, StreamSystem], app: Application, previews: Sequence[Preview]
 ) -> list[Preview]:
-    """Return the previews, with what those that can be followed and are for datasets would do to their tables."""
+    """Return the previews, with what requests for datasets would do to their tables."""
     shown = dict(enumerate(previews))
     for dataset in app.datasets:
         task = dataset_task_name(dataset.name)
@@ -252,7 +249,7 @@ def preview_rewinds(
 def _preview_rewind(
     lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset, previews: Mapping[int, Preview]
 ) -> dict[int, Preview]:
-    """Return what these requests would do to the table of a dataset, all of them together."""
+    """Return what these requests together would do to the table of a dataset."""
     requests = {before.request.ssp: before.request for before in previews.values()}
     if not requests:
         return {}

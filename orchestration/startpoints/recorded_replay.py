@@ -1,8 +1,15 @@
-"""Plans a recorded replay: which batch read each record first, which versions it met, or why none can be met again.
+"""Recorded replays: records are read again with the dataset versions that the batches which read them first had.
 
-history      batch 7: p0 [10, 20) p1 [4, 9)    batch 8: p0 [20, 25)    batch 9: a replay, counts for nothing
-asked for    p0 [15, 25) p1 [4, 6)
-pieces       p0: up to 20 as batch 7, up to 25 as batch 8; p1: up to 6 as batch 7
+history      batch 7: p0 [10, 20) p1 [4, 9)    batch 8: p0 [20, 25)    batch 9: a replay, ignored request      p0 [15,
+25) p1 [4, 6) pieces       p0: up to 20 as batch 7, up to 25 as batch 8; p1: up to 6 as batch 7
+
+The plan of a replay retains the versions as long as it lasts:
+
+    applications/{name}/recorded/{id}.json      pieces of each partition, and the versions of each piece
+
+It is written before the requests that name it, and then checks that its versions are retained; a discard dooms versions
+first and reads the plans afterwards. So one of the two always sees the other, as with leases. A plan is live while it
+is young, while a request or a fan-out names it, and while one of its replays is under way.
 """
 
 from __future__ import annotations
@@ -63,18 +70,17 @@ _GRACE = timedelta(minutes=10)
 
 
 class RecordedPiece(StoredDocument):
-    """What one batch read first: up to this offset, from where the piece before it ends."""
+    """Offsets that one batch read first: up to `end`, from where the previous piece ends."""
 
     end: str
     batch: int
 
 
 class RecordedPlan(StoredDocument):
-    """The offsets that are read as they were, in pieces, and the versions that each batch met.
+    """The offsets to read again, in pieces, and the versions that each batch read.
 
-    `over_time` are, by batch, all versions that it met of bounded datasets which it joined by time. Requests that no
-    run has taken up by `expires_at` hold nothing any more. `streams` are the identities of the streams, as far as they
-    have one.
+    `over_time` has, by batch, all versions of bounded datasets that it joined by time. Requests that no run has taken
+    up by `expires_at` retain nothing any more. `streams` are the identities of the streams that have one.
     """
 
     id: str
@@ -87,7 +93,7 @@ class RecordedPlan(StoredDocument):
     over_time: dict[int, dict[str, tuple[str, ...]]] = Default(default_factory=dict)
 
     def met(self) -> Iterator[tuple[str, str, list[int]]]:
-        """Yield each dataset and version of it that batches met, with these batches."""
+        """Yield each dataset and version that batches read, with these batches."""
         batches_of: dict[tuple[str, str], list[int]] = {}
         for batch, versions in sorted(self.versions.items()):
             for dataset, version in versions.items():
@@ -97,7 +103,7 @@ class RecordedPlan(StoredDocument):
             yield dataset, version, batches
 
     def words(self) -> tuple[str, ...]:
-        """Return what the plan meets, a line for the batches and one for each dataset."""
+        """Return a line for the batches, and one for the versions of each dataset."""
         batches = sorted(self.versions)
         if not batches:
             return ()
@@ -113,7 +119,7 @@ class RecordedPlan(StoredDocument):
 
 
 def write_plan(lake: Lake, plan: RecordedPlan) -> None:
-    """Write it, and hold its versions by that. Raises VersionDiscardedError, and leaves nothing, where one is gone."""
+    """Write the plan, which retains its versions. Raises VersionDiscardedError, and leaves nothing, if one is gone."""
     key = _key(lake, plan.application, plan.id)
     lake.store.put_if_absent(key, plan.model_dump_json().encode())
     try:
@@ -124,7 +130,7 @@ def write_plan(lake: Lake, plan: RecordedPlan) -> None:
 
 
 def read_plan(lake: Lake, application: str, plan: str) -> RecordedPlan:
-    """Return a plan that was written. Raises ObjectNotFoundError and MalformedDocumentError."""
+    """Return a stored plan. Raises ObjectNotFoundError and MalformedDocumentError."""
     key = _key(lake, application, plan)
     try:
         return RecordedPlan.model_validate_json(lake.store.get(key).data)
@@ -137,13 +143,13 @@ def read_plan(lake: Lake, application: str, plan: str) -> RecordedPlan:
 
 
 def check_all_retained(lake: Lake, plan: RecordedPlan) -> None:
-    """Raise VersionDiscardedError where a version that batches met can't be read any more; the first one is named."""
+    """Raise VersionDiscardedError for the first version of the plan that can't be read any more."""
     for gone in _find_gone_versions(lake, plan):
         raise gone.error
 
 
 def _check_all_readable(lake: Lake, plan: RecordedPlan) -> None:
-    """The same of a plan that holds them since before: what a discard that was under way then has spared is there."""
+    """Raise the same for a plan that retained its versions before; versions that a discard spared are readable."""
     for gone in _find_gone_versions(lake, plan):
         if gone.doomed_in is None or not is_readable(lake, gone.doomed_in, gone.version):
             raise gone.error
@@ -151,9 +157,9 @@ def _check_all_readable(lake: Lake, plan: RecordedPlan) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _GoneVersion:
-    """A version that is not retained any more.
+    """A version that is no longer retained.
 
-    `doomed_in` is the dataset's manifest where that says so: the files may be there all the same.
+    `doomed_in` is the manifest of the dataset that dooms it: its files may still exist.
     """
 
     version: str
@@ -162,7 +168,7 @@ class _GoneVersion:
 
 
 def _find_gone_versions(lake: Lake, plan: RecordedPlan) -> Iterator[_GoneVersion]:
-    """Yield the versions of a plan that are not retained any more."""
+    """Yield the versions of a plan that are no longer retained."""
     manifests: dict[str, DatasetManifest | None] = {}
     for dataset, version, batches in plan.met():
         if dataset not in manifests and not is_transient(version):
@@ -185,7 +191,7 @@ def _find_gone_versions(lake: Lake, plan: RecordedPlan) -> Iterator[_GoneVersion
 
 
 def _describe_gone(manifest: DatasetManifest | None, version: str) -> str | None:
-    """Return why a version is not retained any more, as a sentence may end; None where it is."""
+    """Return why a version is no longer retained, to end a sentence; None if it is retained."""
     if is_transient(version):
         return "its table lived for one run"
     if manifest is None:
@@ -198,7 +204,7 @@ def _describe_gone(manifest: DatasetManifest | None, version: str) -> str | None
 
 
 def is_readable(lake: Lake, manifest: DatasetManifest, version: str) -> bool:
-    """Whether the files of a version are there, also of one that is doomed and spared."""
+    """Return whether the files of a version exist, also of a doomed one that was spared."""
     try:
         sealed = read_batch_version(DatasetLog(lake, manifest.name), manifest, version)
     except (DatasetError, ObjectNotFoundError):
@@ -208,7 +214,7 @@ def is_readable(lake: Lake, manifest: DatasetManifest, version: str) -> bool:
 
 
 def load_plans(lake: Lake, application: str, fan_out: FanOut) -> dict[str, RecordedPlan | PermanentError]:
-    """Return the plans that handed out requests name, by their ids; instead of one whose versions are gone, why."""
+    """Return the plans that handed out requests name, by id; an error instead of one whose versions are gone."""
     plans: dict[str, RecordedPlan | PermanentError] = {}
     for held in fan_out.tasks.values():
         for request in held.values():
@@ -235,7 +241,7 @@ def find_held_versions(lake: Lake, application: str) -> dict[str, dict[str, str]
 
 
 def purge_plans(lake: Lake, application: str) -> int:
-    """Delete the plans that hold nothing any more; return how many."""
+    """Delete the plans that are no longer live; return how many."""
     stored = _list_plans(lake, application)
     if not stored:
         return 0
@@ -295,9 +301,9 @@ _NEXT = (
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequests:
-    """What requests for recorded versions come to: their previews, and the plan that they share.
+    """Requests for recorded versions: their previews, and the plan that they share.
 
-    `plan` is None where none of them can be followed. `messages` say what the plan meets.
+    `plan` is None if none of them can be applied. `messages` describe what the plan reads.
     """
 
     previews: list[Preview]
@@ -320,11 +326,11 @@ def plan_recorded(
     previews: Sequence[Preview],
     now: datetime,
 ) -> RecordedRequests:
-    """Return what those of these requests come to that ask for recorded versions; nothing is written or held.
+    """Return the plan of the requests for recorded versions; nothing is written or retained.
 
-    `plan` is the application's, and `look` has the streams as the previews saw them. A request whose records no batch
-    has read, or whose versions are gone, has an `error` in its preview. All that is asked for at once goes together:
-    what was in one batch is in one again. So nothing is looked for where one of them can't be followed.
+    `plan` is the application's plan, `look` returns the stream snapshots of the previews. A request whose records no
+    batch has read, or whose versions are gone, gets an `error` in its preview. All requests of one call share a plan,
+    so that the records of one batch stay together; if one can't be applied, none is planned.
     """
     wanted = {
         shown.request.ssp: shown
@@ -363,7 +369,7 @@ def _resolve_offsets(
 
 
 def _build_plan(app: Application, asked: AskedOffsets, reads: FirstReads, now: datetime) -> RecordedPlan:
-    """Return the plan of what is asked for, as batches have read it first; it holds nothing until it is written."""
+    """Return the plan of the requested offsets; it retains nothing until it is written."""
     pieces: dict[SystemStreamPartition, tuple[RecordedPiece, ...]] = {}
     spans: dict[SystemStreamPartition, Range] = {}
     for ssp, (start, end) in asked.spans.items():
@@ -390,10 +396,10 @@ def _build_plan(app: Application, asked: AskedOffsets, reads: FirstReads, now: d
 
 @dataclass(frozen=True, slots=True)
 class AskedOffsets:
-    """Offsets [start, end) of each partition that are to be read as they were, in streams of these identities.
+    """Offsets [start, end) of each partition to read again, in streams of these identities.
 
-    `compare` orders the offsets of a partition, and `distance` counts them. Streams in `reset` may have gone back
-    without a new epoch.
+    `compare` orders the offsets of a partition, `distance` counts them. Streams in `reset` may have gone back without a
+    new epoch.
     """
 
     spans: Mapping[SystemStreamPartition, Span]
@@ -405,12 +411,11 @@ class AskedOffsets:
 
 @dataclass(frozen=True, slots=True)
 class FirstReads:
-    """Who read what is asked for first.
+    """Which batches read the requested offsets first.
 
-    `pieces` has, by partition and in the order of offsets, the end of each piece and the batch that read it first;
-    pieces follow each other without a hole but those in `unread`, which no batch has read. `versions` are by batch
-    what it met, with `over_time` of those that joined by time, and `cut` are the batches of which only a part is asked
-    for.
+    `pieces` has, by partition and in order of offsets, the end of each piece and the batch that read it first. Pieces
+    are contiguous except for those in `unread`, which no batch has read. `versions` has what each batch read,
+    `over_time` those of joins by time, and `cut` are the batches of which only a part is requested.
     """
 
     pieces: Mapping[SystemStreamPartition, tuple[tuple[str, int], ...]]
@@ -421,7 +426,7 @@ class FirstReads:
 
 
 class ReadHistory:
-    """The states of a batch log, newest first, as far as somebody reads; knows the newest and the oldest one read."""
+    """The states of a batch log, newest first; remembers the newest state and the oldest commit number read."""
 
     def __init__(self, commits: Iterable[tuple[Commit, ApplicationState]]) -> None:
         self._commits = iter(commits)
@@ -438,9 +443,9 @@ class ReadHistory:
 
 
 def collect_main_batches(history: Iterable[ApplicationState], asked: AskedOffsets) -> dict[int, Intent]:
-    """Return the intents of the closed batches of the main position that may have read it, by their numbers.
+    """Return the intents of closed batches of the main position that may have read the offsets, by number.
 
-    `history` is given newest first, and is read no further back than anything that is asked for can have been read.
+    `history` is newest first, and is read no further back than the offsets can have been read.
     """
     intents: dict[int, Intent] = {}
     for state in history:
@@ -481,7 +486,7 @@ def find_first_reads(batches: Mapping[int, Intent], asked: AskedOffsets) -> Firs
 
 
 def explain_unread(asked: AskedOffsets, reads: FirstReads, history: ReadHistory) -> dict[SystemStreamPartition, str]:
-    """Return, by partition, why what no batch has read can't be read as it was."""
+    """Return, by partition, why offsets that no batch has read can't be replayed as recorded."""
     errors = {}
     for ssp, spans in reads.unread.items():
         holes = [span for span in spans if asked.distance(ssp, *span)]
@@ -511,9 +516,10 @@ def explain_unread(asked: AskedOffsets, reads: FirstReads, history: ReadHistory)
 def explain_cut(
     asked: AskedOffsets, reads: FirstReads, met_after_sends: AbstractSet[str]
 ) -> dict[SystemStreamPartition, str]:
-    """Return, by partition, why a batch can't be cut: a join of it met what the whole batch had sent before it.
+    """Return, by partition, why a part of a batch can't be replayed: its joins read what the whole batch had sent
+    before.
 
-    `met_after_sends` are the tables in which joins meet that.
+    `met_after_sends` are the tables in which joins read that.
     """
     if not met_after_sends or not reads.cut:
         return {}
@@ -532,12 +538,12 @@ def explain_cut(
 
 
 def _is_of(state: ApplicationState, asked: AskedOffsets, stream: str) -> bool:
-    """Whether offsets of this state are of the stream as it is asked for, where it is."""
+    """Return whether the offsets of this state belong to the requested stream, if it is requested."""
     return stream not in asked.identities or state.offsets.streams.get(stream) == asked.identities[stream]
 
 
 def _is_before(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamPartition) -> bool:
-    """Whether no batch up to this state has read any of what is asked for: it had not come so far, nor gone back."""
+    """Return whether no batch up to this state has read any of the requested offsets."""
     if ssp not in state.checkpoint:
         return True
     if ssp.qualified_stream in asked.reset or state.offsets.opened.get(ssp, 0):
@@ -550,7 +556,7 @@ def _is_before(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamPa
 def _split_spans(
     compare: Compare, ssp: SystemStreamPartition, spans: Iterable[Span], read: Span
 ) -> tuple[list[Span], list[Span]]:
-    """Return what of these spans lies within another one, and what is left of them; none of it empty."""
+    """Return the parts of these spans inside another one, and the rest; none of them empty."""
     within, left = [], []
     for start, end in spans:
         first = start if compare(ssp, start, read[0]) >= 0 else read[0]
@@ -582,7 +588,7 @@ def _is_cut(
     number: int,
     asked: AskedOffsets,
 ) -> bool:
-    """Whether the batch read more than what is asked for of it, or read it not for the first time."""
+    """Return whether the batch read more than is requested of it, or not all of it for the first time."""
     for ssp, whole in intent.ranges.items():
         if asked.compare(ssp, whole.start, whole.end) == 0:
             continue

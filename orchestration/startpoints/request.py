@@ -1,10 +1,8 @@
-"""What an application allows a request to ask for: the tasks that it is for, and the versions that its replay meets.
+"""Startpoint requests: their fields and stored form, the text that people write, and what an application allows.
 
-Looked at twice: when somebody asks, and when a run has been handed what was asked for.
-
-A dataset whose table can be rewound is a task, too: "dataset NAME", which reads the partitions of its stream. A request
-for all tasks that read a partition is for the dataset where the application does not read the stream itself; where it
-does, only requests that name the dataset's task are.
+A dataset whose table can be rewound is a task too, "dataset NAME", which reads the partitions of its stream. A request
+for all tasks that read a partition includes the dataset only if the application does not read the stream itself;
+otherwise only requests that name the dataset's task do.
 """
 
 from __future__ import annotations
@@ -52,9 +50,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadingTasks:
-    """Who reads what: the tasks of an application's plan, and the tasks of its datasets that can be rewound.
+    """Which tasks read which partitions: the tasks of an application's plan, and those of its rewindable datasets.
 
-    Both by their names, with all partitions that each reads. Those of `by_name` get only requests that name them.
+    Both are by name. The tasks of `by_name` get only requests that name them.
     """
 
     of_plan: Mapping[str, frozenset[SystemStreamPartition]]
@@ -63,35 +61,35 @@ class ReadingTasks:
 
     @cached_property
     def tasks(self) -> dict[str, frozenset[SystemStreamPartition]]:
-        """All of them."""
+        """All tasks."""
         return {**self.of_plan, **self.of_datasets}
 
     @cached_property
     def owners(self) -> dict[SystemStreamPartition, list[str]]:
-        """By partition, those that get its requests for all tasks."""
+        """By partition, the tasks that get its requests for all tasks."""
         return owners_by_partition(self.tasks, self.by_name)
 
 
 def find_reading_tasks(
     app: Application, plan: ExecutionPlan | None, systems: Mapping[str, StreamSystem]
 ) -> ReadingTasks:
-    """Return who reads what; `plan` is the application's, None where it has datasets only."""
+    """Return which tasks read what; `plan` is None for an application that has only datasets."""
     by_name, tasks = tasks_addressed_by_name(app), {} if plan is None else plan.partitions_by_task()
     return ReadingTasks(tasks, partitions_by_dataset_task(app, systems), by_name)
 
 
 def dataset_task_name(name: str) -> str:
-    """Return the name of a dataset's task, for requests that name it."""
+    """Return the name of a dataset's task."""
     return f"dataset {name}"
 
 
 def partitions_by_dataset_task(
     app: Application, systems: Mapping[str, StreamSystem]
 ) -> dict[str, frozenset[SystemStreamPartition]]:
-    """Return the partitions of the stream of each unbounded dataset, by the dataset's task, as a fan-out wants them.
+    """Return the partitions of the stream of each rewindable dataset, by the dataset's task.
 
-    Bounded datasets go back by versions, and tables of one run have nothing to go back in: they have no task, so that
-    requests for their streams alone are unknown to the fan-out.
+    Bounded datasets roll back by version, and tables of one run have no past: they have no task, so a fan-out does not
+    know requests for their streams alone.
     """
     tasks = {}
     for dataset in list_rewindable_datasets(app):
@@ -102,14 +100,14 @@ def partitions_by_dataset_task(
 
 
 def tasks_addressed_by_name(app: Application) -> frozenset[str]:
-    """Return the tasks of datasets whose stream the application reads too: they get requests only by their name."""
+    """Return the tasks of datasets whose stream the application reads too; they get only requests that name them."""
     return frozenset(
         dataset_task_name(dataset.name) for dataset in list_rewindable_datasets(app) if dataset.stream in app.inputs
     )
 
 
 def list_rewindable_datasets(app: Application, only: Collection[str] | None = None) -> list[AdjunctDataset]:
-    """Return the datasets that startpoints can rewind: stored tables of change streams, of these names if any."""
+    """Return the datasets that startpoints can rewind: stored tables of change streams, `only` these names if given."""
     followed = [dataset for dataset in app.datasets if dataset.follows_changes and dataset.stream is not None]
     tables = [dataset for dataset in followed if dataset.following.persistent]
     return [dataset for dataset in tables if only is None or dataset.name in only]
@@ -117,9 +115,9 @@ def list_rewindable_datasets(app: Application, only: Collection[str] | None = No
 
 @dataclass(frozen=True, slots=True)
 class AllowedRequest:
-    """A request, the tasks that it is for, and the versions that what it reads meets.
+    """A request, the tasks that it is for, and the versions that its records are joined with.
 
-    `refusal` says why the application does not allow it; "" where it does. `rewinds` says that it is for datasets.
+    `refusal` says why the application does not allow it, "" if it does. `rewinds`: it is for datasets.
     """
 
     request: StartpointRequest
@@ -132,7 +130,7 @@ class AllowedRequest:
 def allow_requests(
     app: Application, readers: ReadingTasks, requests: Sequence[StartpointRequest]
 ) -> tuple[AllowedRequest, ...]:
-    """Return what the application allows of these requests, in their order."""
+    """Return what the application allows of these requests, in order."""
     return tuple(_allow(app, readers, request) for request in requests)
 
 
@@ -154,10 +152,7 @@ def _allow(app: Application, readers: ReadingTasks, request: StartpointRequest) 
 def owners_by_partition(
     tasks: Mapping[str, frozenset[SystemStreamPartition]], named_only: Collection[str]
 ) -> dict[SystemStreamPartition, list[str]]:
-    """Return, by partition, the tasks that get its requests for all tasks: those of `named_only` do not.
-
-    `tasks` says which partitions each task reads.
-    """
+    """Return, by partition, the tasks that get its requests for all tasks: all that read it, without `named_only`."""
     owners: dict[SystemStreamPartition, list[str]] = {}
     for task, ssps in tasks.items():
         for ssp in ssps if task not in named_only else ():
@@ -170,14 +165,14 @@ def find_target_tasks(
     tasks: Mapping[str, frozenset[SystemStreamPartition]],
     owners: Mapping[SystemStreamPartition, Sequence[str]],
 ) -> tuple[str, ...]:
-    """Return the tasks that a request is for: the one that it names, if that reads the partition, or all its owners."""
+    """Return the tasks that a request is for: the one that it names, if that reads the partition, or all owners."""
     if request.task is None:
         return tuple(owners.get(request.ssp, ()))
     return (request.task,) if request.ssp in tasks.get(request.task, ()) else ()
 
 
 def describe_unread(request: StartpointRequest, tasks: Mapping[str, frozenset[SystemStreamPartition]]) -> str:
-    """Return in words that a request is for no task, and who reads its partition."""
+    """Return that a request is for no task, and which tasks read its partition."""
     if request.task is None:
         return f"no task reads {request.ssp}."
     readers = [task for task, ssps in tasks.items() if request.ssp in ssps]
@@ -186,7 +181,7 @@ def describe_unread(request: StartpointRequest, tasks: Mapping[str, frozenset[Sy
 
 
 def _describe_replay_refusal(request: StartpointRequest, tasks: Sequence[str]) -> str:
-    """Return in words that a request with an end is for datasets."""
+    """Return why a request with an end can't be for datasets."""
     return (
         f"{request.ssp} is read by {', '.join(tasks)}, and a table has no replay beside it: it is what its stream says "
         "up to where it has read. Leave the end (until) out."
@@ -194,15 +189,16 @@ def _describe_replay_refusal(request: StartpointRequest, tasks: Sequence[str]) -
 
 
 def find_as_of_joins(app: Application) -> tuple[str, ...]:
-    """Return the joins in which each record meets the entry that was valid at its own time."""
+    """Return the joins in which each record is joined with the entry valid at its own time."""
     looked_up = [(operator.id, operator.spec.match) for operator in app.operators]
     return tuple(operator for operator, match in looked_up if match is not None and match.as_of is not None)
 
 
 def choose_versions(app: Application, request: StartpointRequest) -> JoinVersions:
-    """Return which versions of its datasets the request's replay meets: what it says, else what is the application's.
+    """Return which dataset versions the request's replay is joined with: its own choice, else the application's
+    default.
 
-    Raises ConfigurationError where what it says can't be.
+    Raises ConfigurationError if its choice is not possible.
     """
     asked, default = request.versions, AS_OF if find_as_of_joins(app) else CURRENT
     if asked is None:
@@ -228,9 +224,9 @@ def choose_versions(app: Application, request: StartpointRequest) -> JoinVersion
 
 
 def describe_versions(app: Application, requests: Sequence[StartpointRequest]) -> tuple[str, ...]:
-    """Return in words what bounded replays meet in datasets, where joins are as-of or a request says it, a line each.
+    """Return what bounded replays are joined with, a line each, where joins are as-of or a request chooses.
 
-    What was recorded is told by its plan.
+    Recorded versions are described by their plan.
     """
     bounded = [request for request in requests if request.until is not None]
     by_time = find_as_of_joins(app)
@@ -247,13 +243,13 @@ def describe_versions(app: Application, requests: Sequence[StartpointRequest]) -
 
 
 def is_broadcast(app: Application, ssp: SystemStreamPartition) -> bool:
-    """Whether all tasks of the application read this partition, with one position."""
+    """Return whether all tasks of the application read this partition, with one position."""
     source = app.inputs.get(ssp.qualified_stream)
     return source is not None and source.broadcast is not None
 
 
 def broadcast_task_error(request: StartpointRequest) -> ConfigurationError:
-    """Return the refusal of a request for one task where all tasks read the partition."""
+    """Return the error for a request for one task of a partition that all tasks read."""
     return ConfigurationError(
         f"{request.ssp} is of a broadcast input, which all tasks read with one position: {request.task!r} alone can't "
         "start elsewhere.",
@@ -280,10 +276,10 @@ _FINER = re.compile(r"\d{16,30}", re.ASCII)
 
 
 def parse_position(kind: str, value: str | None = None) -> Startpoint:
-    """Return the startpoint that words say: `oldest`, `upcoming`, `timestamp` VALUE or `offset` VALUE.
+    """Return the startpoint for `oldest`, `upcoming`, `timestamp` VALUE or `offset` VALUE.
 
-    A timestamp is ISO 8601 with its zone, a date (its start in UTC), or milliseconds since 1970.
-    Raises ConfigurationError for anything else.
+    A timestamp is ISO 8601 with its zone, a date (its start in UTC), or milliseconds since 1970. Raises
+    ConfigurationError for anything else.
     """
     if kind not in POSITIONS:
         raise ConfigurationError(
@@ -316,8 +312,8 @@ def expand_partitions(
 ) -> list[SystemStreamPartition]:
     """Return the partitions that texts name: `lake.flights.3`, `lake.flights.0-3,7`, or `lake.flights` for all.
 
-    Each once, in the order in which they are named. Raises ConfigurationError for a stream that the application does
-    not read, and for a partition that the stream does not have; InvalidNameError and StreamNotFoundError.
+    Each once, in order. Raises ConfigurationError for a stream that the application does not read and for a partition
+    that the stream does not have; InvalidNameError and StreamNotFoundError.
     """
     counts: dict[str, int] = {}
     partitions: dict[SystemStreamPartition, None] = {}
@@ -436,19 +432,18 @@ Target = tuple[SystemStreamPartition, str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartpointRequest:
-    """A startpoint for a partition, at one task or (`task` None) at every task that reads the partition.
+    """A startpoint for a partition, for one task, or (`task` None) for every task that reads the partition.
 
-    `by` and `reason` say who wants it and why. `on_unresolved` says what a start does where the startpoint has no
-    offset: fail, or go on from the checkpoint. With `until`, it is a bounded replay: what lies from the startpoint up
-    to, but without, that position is read again, and the main position does not move. `force` lets a dataset's table
-    get older, or lack changes, where the partition is of a dataset's stream. `versions` says which versions of its
-    datasets the replay meets: those of each record's time ("as-of"), those that are served then ("current"), or those
-    that the batches met which read the records first ("recorded", held by the plan `recorded`); None is as-of where the
-    application joins so, and current where not.
+    `by` and `reason` say who asks and why. `on_unresolved` says what a start does if the startpoint has no offset:
+    fail, or continue from the checkpoint. With `until` it is a bounded replay: the records from the startpoint up to,
+    excluding, that position are read again, and the main position does not move. `force` allows a dataset's table to
+    get older, or to lack changes. `versions` says which dataset versions a replay is joined with: those of each
+    record's time ("as-of"), those served then ("current"), or those of the batches that read the records first
+    ("recorded", retained by the plan `recorded`); None is as-of if the application has as-of joins, else current.
 
-    A request is applied once, however often it is written: that is what its `id` is for, which is its startpoint's
-    unless it is given. `sequence` is the place in the store's own order of requests, given when it is written: it tells
-    which of two came later even where clocks do not.
+    A request is applied once, however often it is written, by its `id`, by default its startpoint's. `sequence` is its
+    place in the store's order of requests, set when it is written: it says which of two came later even if clocks do
+    not.
     """
 
     ssp: SystemStreamPartition
@@ -522,11 +517,11 @@ class StartpointRequest:
         return self.ssp, self.task
 
     def is_expired(self, now_ms: int, expiry_ms: int) -> bool:
-        """Whether it is too old to be followed; the moment at which it gets so is too late already."""
+        """Return whether it is too old to be applied; it expires exactly after `expiry_ms`."""
         return now_ms - self.startpoint.creation_timestamp_ms >= expiry_ms
 
     def to_json(self) -> dict[str, Any]:
-        """Return the stored form, of JSON-able values."""
+        """Return the stored form, as JSON values."""
         return {
             **{field.name: getattr(self, field.name) for field in fields(self)},
             "version": VERSION,
@@ -537,7 +532,7 @@ class StartpointRequest:
 
     @staticmethod
     def from_json(value: object) -> StartpointRequest:
-        """Return what `to_json` returned. Raises MalformedDocumentError."""
+        """Return the request that `to_json` returned. Raises MalformedDocumentError."""
         return request_from_json(value, "startpoint request")
 
 
@@ -546,7 +541,7 @@ _FIELDS = _NAMED | {"version"}
 
 
 def request_from_json(value: object, where: str) -> StartpointRequest:
-    """Return what `to_json` wrote. Raises MalformedDocumentError, which names `where` it was read from."""
+    """Return the request that `to_json` wrote. Raises MalformedDocumentError, which names `where` it was read from."""
     if not isinstance(value, Mapping):
         raise _malformed(where, f"{value!r:.80} is no object")
     check_stored_version(value, where)
@@ -566,8 +561,8 @@ def request_from_json(value: object, where: str) -> StartpointRequest:
 def pick_newer(left: StartpointRequest, right: StartpointRequest) -> StartpointRequest:
     """Return which of two requests counts for one task and partition.
 
-    Between one for the task and one for all tasks: the one created later, and the task's of two created at once.
-    Between two for the same target: the one that the store took later, whatever the clocks of their writers said.
+    Of one for the task and one for all tasks: the one created later, and the task's if created at once. Of two for the
+    same target: the one that the store received later, whatever the clocks of their writers say.
     """
     if (left.task is None) == (right.task is None):
         return left if left.sequence > right.sequence else right
@@ -577,12 +572,12 @@ def pick_newer(left: StartpointRequest, right: StartpointRequest) -> StartpointR
 
 
 def to_startpoint(request: StartpointRequest) -> Startpoint:
-    """Return where a request starts, under the request's id: by that a table knows what it has applied."""
+    """Return the startpoint of a request with the request's id, by which a table knows what it has applied."""
     return replace(request.startpoint, id=request.id)
 
 
 def check_partition(ssp: object, what: str) -> SystemStreamPartition:
-    """Return `ssp` if it is a stream partition; `what` says in the error what it was for. Raises InvalidNameError."""
+    """Return `ssp` if it is a stream partition; `what` says in the error what it is for. Raises InvalidNameError."""
     if isinstance(ssp, SystemStreamPartition):
         return ssp
     raise InvalidNameError(
@@ -593,7 +588,7 @@ def check_partition(ssp: object, what: str) -> SystemStreamPartition:
 
 
 def check_task(task: str) -> str:
-    """Return `task` if it can name a task: any text, as in "Partition 3"."""
+    """Return `task` if it is a valid task name: any text, as in "Partition 3"."""
     if not isinstance(task, str) or not 0 < len(task) <= _TASK_LENGTH or not _storable(task):
         raise InvalidNameError(
             f"task name {task!r} can't be kept: expected a text of 1 to {_TASK_LENGTH} characters.",
@@ -617,10 +612,10 @@ def _malformed(where: str, problem: str) -> MalformedDocumentError:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """One thing that this release of Adjunct can't read, as `error` says; others are not affected by it.
+    """A stored entry that this release of Adjunct can't read, as `error` says; other entries are not affected.
 
-    It is `value`, under `key`: a "request" that waits, or of a "fan-out" what was handed to the task `at`, a whole
-    entry or one of its requests. `partition` and `task` say what it is for, as far as that can be told.
+    It is `value` under `key`: a waiting "request", or of a "fan-out" what was handed to the task `at`, a whole entry or
+    one of its requests. `partition` and `task` say what it is for, as far as known.
     """
 
     kind: Literal["request", "fan-out"]
@@ -633,17 +628,17 @@ class Unreadable:
 
     @property
     def ssp(self) -> SystemStreamPartition | None:
-        """The partition that it is for, if there can be one of that name."""
+        """The partition that it is for, if that is a valid name."""
         return parse_partition(self.partition)
 
     def summary(self) -> str:
-        """Return it in one line."""
+        """Return the entry as one line."""
         where = "waiting" if self.at is None else f"handed to {self.at}"
         return f"{self.partition or self.key}: {where}, and can't be read: {self.error}"
 
 
 def parse_partition(text: str | None) -> SystemStreamPartition | None:
-    """Return the partition of this name; None where it is no name of one."""
+    """Return the partition of this name; None if it is not valid."""
     try:
         return None if text is None else SystemStreamPartition.parse(text)
     except InvalidNameError:

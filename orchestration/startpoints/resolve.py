@@ -1,4 +1,4 @@
-"""Resolves what a run's tasks were handed: each request gets its offset once, from the streams as they are now."""
+"""Resolves the startpoints that a run's tasks were handed: each gets its offset once, from the streams as of now."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def resolve_request(
     epoch: int = 0,
     plans: Plans | None = None,
 ) -> ResolvedStartpoint | Replay:
-    """Return the request with the offset at which it starts `now`; a bounded one as a replay, which opens this epoch.
+    """Return the request with its start offset as of `now`; a bounded one as a replay, which opens this epoch.
 
-    A replay meets these `versions`; one of recorded versions starts and ends as its plan has it: what it holds was
-    found when it was asked for, which is before there are `plans`. Start and end of a replay are one offset where the
-    partition has no records in between. Raises what `resolve_startpoint_to_offset` does, OffsetOutOfRangeError for an
-    end that lies before the start, and why a plan can't be followed.
+    A replay is joined with these `versions`; one of recorded versions gets its offsets from its plan (without `plans`,
+    in a preview, from the stream). Start and end of a replay are equal if there are no records in between. Raises the
+    errors of `resolve_startpoint_to_offset`, OffsetOutOfRangeError for an end before the start, and the error of a
+    plan.
     """
     ssp, system = request.ssp, stream.system
     plan = None if plans is None or versions != RECORDED else _find_plan(stream, request, plans)
@@ -111,7 +111,7 @@ def _find_plan(stream: StreamSnapshot, request: StartpointRequest, plans: Plans)
 
 @dataclass(frozen=True, slots=True)
 class Unresolved:
-    """A startpoint that has no offset, whose partition goes on from its checkpoint, as its request says."""
+    """A startpoint without an offset, whose partition continues from its checkpoint, as the request says."""
 
     request: StartpointRequest
     error: str
@@ -119,11 +119,11 @@ class Unresolved:
 
 @dataclass(frozen=True, slots=True)
 class HandedRequests:
-    """Requests as they were handed to the tasks of a run, sorted out.
+    """The requests that a run's tasks were handed, by kind.
 
-    `newest` has, by partition, the one that counts: of a broadcast input, all tasks are handed the same. `alone` are
-    those for one task where all tasks read the partition, each with why it can't be followed. `waiting` are all that
-    can be, and `taken` those that a commit has taken in, each with its task.
+    `newest` has the one that counts for each partition: all tasks that read a broadcast input are handed the same.
+    `alone` are requests for one task of a broadcast input, each with the error. `waiting` are all that can be applied,
+    `taken` those that a commit has applied, each with its task.
     """
 
     newest: Mapping[SystemStreamPartition, StartpointRequest]
@@ -136,9 +136,8 @@ class HandedRequests:
 class Resolved:
     """Where a run's tasks start: `startpoints` by partition, and the `replays` that begin.
 
-    `done` names what is still fanned out and was taken in by an earlier commit, or will be by the one that stores this,
-    by task and partition. `messages` say what was looked up just now, and what has no offset and is gone on
-    without.
+    `done` names, by task and partition, what is still fanned out and was applied by an earlier commit, or will be by
+    the commit that stores this. `messages` describe what was resolved now, and what has no offset.
     """
 
     startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint]
@@ -156,12 +155,11 @@ def resolve_handed(
     plans: Plans,
     now: datetime,
 ) -> Resolved:
-    """Return the offsets of what these tasks were handed: each is looked up once, in the stream that it is of.
+    """Return the offsets of what these tasks were handed; each is looked up once, in its stream.
 
-    A replay of recorded versions has those of its plan. What `plans` holds instead of one is why it can't be followed.
-
-    What an earlier start has found, and no batch has applied, stands. Raises for a request that has no offset, unless
-    it says to go on without.
+    Replays of recorded versions get theirs from `plans`, which has an error for a plan that can't be used. What an
+    earlier start resolved, and no batch has applied, stays. Raises for a request without an offset, unless it continues
+    from the checkpoint.
     """
     handed = _sort_requests(app, tasks, fan_out, known)
     unresolved: list[Unresolved] = []
@@ -203,7 +201,7 @@ def resolve_handed(
 
 
 def _sort_requests(app: Application, tasks: Iterable[str], fan_out: FanOut, known: OffsetState) -> HandedRequests:
-    """Return what these tasks were handed, sorted out by what the batch log knows to be taken in."""
+    """Return what these tasks were handed, by what the batch log has applied."""
     newest: dict[SystemStreamPartition, StartpointRequest] = {}
     alone: list[tuple[StartpointRequest, ConfigurationError]] = []
     waiting: list[tuple[str, StartpointRequest]] = []
@@ -224,7 +222,7 @@ def _sort_requests(app: Application, tasks: Iterable[str], fan_out: FanOut, know
 def _resolve_or_skip(
     app: Application, stream: StreamSnapshot, request: StartpointRequest, plans: Plans, now: datetime, epoch: int
 ) -> ResolvedStartpoint | Replay | Unresolved:
-    """Return the request with its offset. Raises, naming who asked, where it has none and does not go on without."""
+    """Return the request with its offset, or Unresolved; raise an error that names the requester if it says to fail."""
     try:
         versions = choose_versions(app, request)
         return resolve_request(stream, request, versions=versions, now=now, epoch=epoch, plans=plans)

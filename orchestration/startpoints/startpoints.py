@@ -1,4 +1,4 @@
-"""Startpoints: what people and scripts do with the startpoints of an application; the commands and the job do it so."""
+"""The public API for an application's startpoints: preview, request, list and take back."""
 
 from __future__ import annotations
 
@@ -64,12 +64,10 @@ _MS = timedelta(milliseconds=1)
 def collect_startpoints(
     lake: Lake, systems: Mapping[str, StreamSystem], app: Application, now: datetime
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return what is `waiting`, what is `handed` to tasks, the `replays` under way, and what was `applied` last.
+    """Return rows of what is `waiting`, `expired`, `handed` to tasks, of `replays`, `applied` and `unreadable` entries.
 
-    What no run has taken up in time stands in `expired` until the next one deletes it, what can't be read in
-    `unreadable`.
-
-    A row each, of JSON-able values. Of a replay, `left` counts the offsets that it has still to read.
+    Rows have JSON values. `expired` requests stay until the next run deletes them. `left` counts the offsets that a
+    replay has still to read.
     """
     stored, state = open_startpoints(lake, app).read(), application_state(lake, app.name)
     waiting = [
@@ -129,7 +127,7 @@ def _age_columns(request: StartpointRequest, now: datetime, expires_after: timed
 
 
 def _find_offset(offsets: OffsetState, request: StartpointRequest) -> str | None:
-    """Return the offset that was found for it and stored; None while no run has started since."""
+    """Return the offset that was resolved for the request; None if no run has started since."""
     start = offsets.resolved.get(request.ssp)
     return start.offset if start is not None and start.id == request.id else None
 
@@ -148,7 +146,7 @@ def _replay_row(systems: Mapping[str, StreamSystem], replay: Replay) -> dict[str
 
 
 def _format_span(ms: int) -> str:
-    """Return whole seconds in words; counted in numbers, for no date lies so far in the future as this may reach."""
+    """Return whole seconds as text; computed with integers, because dates do not reach as far."""
     return str(timedelta(seconds=min(max(ms // 1000, 0), timedelta.max // timedelta(seconds=1))))
 
 
@@ -157,9 +155,9 @@ _MAX_REMOVALS = 5
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """What was taken back, and the `replays` that were stopped where they were; `left` says what was not, and why.
+    """What was taken back, and the `replays` that were stopped; `left` says what was not taken back, and why.
 
-    `unreadable` is what this release of Adjunct can't read, taken back as it is.
+    `unreadable` are entries that this release of Adjunct can't read, taken back as they are.
     """
 
     startpoints: tuple[PendingStartpoint, ...]
@@ -168,7 +166,7 @@ class TakenBack:
     unreadable: tuple[Unreadable, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON-able values."""
+        """Return the result as JSON values."""
         return {
             "taken_back": [held.summary() for held in self.startpoints],
             "replays": [replay.model_dump(mode="json") for replay in self.replays],
@@ -186,10 +184,11 @@ def take_back_startpoints(
     by: str,
     reason: str,
 ) -> TakenBack:
-    """Take back what is asked for at these partitions (None: at all) and not applied, and stop bounded replays there.
+    """Take back what is requested at these partitions (None: all) and not applied, and stop bounded replays there.
 
-    With `task`, only what is for this task alone or was handed to it; replays are of all, and go on. What a batch has
-    begun with stays. Raises CommitConflictError where a run commits at the same moment; what was taken back stays so.
+    With `task`, only what is for this task alone or was handed to it; replays, which are of all tasks, continue. What a
+    batch has begun with stays. Raises CommitConflictError if a run commits at the same moment; what was taken back
+    stays so.
     """
     startpoints, log = open_startpoints(lake, app), BatchLog(lake, app.name)
     state, stored = log.read().state, startpoints.read()
@@ -260,7 +259,7 @@ def _remove_handed(startpoints: StartpointManager, handed: Sequence[PendingStart
 def _stop_replays(
     log: BatchLog, state: ApplicationState, ssps: Collection[SystemStreamPartition] | None, by: str, reason: str
 ) -> tuple[list[Replay], list[Replay]]:
-    """Stop the replays at these partitions; return them, and those that the open batch reads, which go on."""
+    """Stop the replays at these partitions; return them, and those that the open batch reads, which continue."""
     ours = [replay for replay in state.offsets.replays.values() if ssps is None or replay.ssp in ssps]
     reading = set(state.open.replays.values()) if state.open else set()
     idle = [replay.id for replay in ours if replay.id not in reading]
@@ -284,10 +283,10 @@ Rows: TypeAlias = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class AskedStartpoints:
-    """What was asked for: what each request would do now, what it takes the place of, and whether it is written.
+    """The result of a request: what each would do now, what it replaces, and whether it is written.
 
-    `tables` says of each remote table that is made of what is read again what becomes of it, by the table's name.
-    `notes` say which versions replays meet, and what keeps state and leaves records out that are read again.
+    `tables` says what happens to each remote table that is written from these partitions. `notes` say which versions
+    replays are joined with, and which operators leave out records that are read again.
     """
 
     previews: tuple[Preview, ...]
@@ -297,7 +296,7 @@ class AskedStartpoints:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON-able values."""
+        """Return the result as JSON values."""
         return {
             "written": self.written,
             "partitions": [preview.to_json() for preview in self.previews],
@@ -309,14 +308,14 @@ class AskedStartpoints:
 
 @dataclass(frozen=True)
 class Startpoints:
-    """The startpoints of one application in one lake: look what they would do, ask, list, and take back.
+    """The startpoints of one application in one lake: preview, request, list and take back.
 
         startpoints = Startpoints(app)
         startpoints.preview("lake.orders.1,3", StartpointOldest())
         startpoints.request("lake.orders.1,3", StartpointOldest(), by="ada", reason="discounts were wrong")
 
-    Requests go to the tasks of the application's plan, and expire as it says. Nothing is read by any of this: the next
-    run of the application applies what is asked for.
+    Requests go to the tasks of the application's plan, and expire as it says. None of these methods reads records: the
+    next run of the application applies the requests.
     """
 
     app: Application
@@ -350,9 +349,9 @@ class Startpoints:
         force: bool = False,
         versions: JoinVersions | None = None,
     ) -> AskedStartpoints:
-        """Return what `request` would do with this, and what it would take the place of; write nothing.
+        """Return what `request` would do with these arguments, and what it would replace; write nothing.
 
-        What can't be followed has an `error` in its preview.
+        A request that can't be applied has an `error` in its preview.
         """
         requests = build_requests(
             self._expanded(partitions),
@@ -381,20 +380,20 @@ class Startpoints:
         by: str,
         reason: str,
     ) -> AskedStartpoints:
-        """Ask that these partitions are read from `position` on, all of them or none; return what a run would do now.
+        """Request that these partitions are read from `position` on, all or none; return what a run would do now.
 
-        Each request is a wish of its own and applied once, also where the same `position` was asked for before. With
-        `until` it is a bounded replay: that part is read again, and the main position stays. `task` is one of the
-        plan, or "dataset NAME"; every task that reads the partition unless given. `on_unresolved` says what a run does
-        where there is no offset: "fail", or go on from the "checkpoint". `force` lets the table of a dataset get older.
-        `versions` says what a replay's records meet in datasets: what was valid at their time ("as-of"; unless given,
-        where the application joins so), what is served then ("current"; unless given, elsewhere), or what they met when
-        they were read first ("recorded"), which is held from now on until the replay has ended.
+        Each request is applied once, also if the same `position` was requested before. With `until` it is a bounded
+        replay: that part is read again, and the main position stays. `task` is one of the plan, or "dataset NAME"; by
+        default every task that reads the partition. `on_unresolved` says what a run does if there is no offset: "fail",
+        or continue from the "checkpoint". `force` allows the table of a dataset to get older. `versions` says what a
+        replay's records are joined with: the entries valid at their time ("as-of", the default if the application has
+        as-of joins), what is served then ("current", the default otherwise), or what they were joined with when they
+        were first read ("recorded"), which is retained until the replay has ended.
 
-        Takes the place of what is asked for there and not applied. Raises ConfigurationError, and writes nothing, where
-        no task reads a partition, where the position has no offset now, where startpoints are switched off, and,
-        without `replace`, where a bounded replay would take the place of a startpoint, or the other way round; also
-        where versions were recorded that are gone.
+        Replaces what is requested there and not applied. Raises ConfigurationError, and writes nothing, if no task
+        reads a partition, if the position has no offset now, if startpoints are disabled, if recorded versions are
+        gone, and, without `replace`, if a bounded replay would replace a startpoint that moves the position, or the
+        reverse.
         """
         requests = build_requests(
             self._expanded(partitions),
@@ -410,24 +409,25 @@ class Startpoints:
         return request_startpoints(self.lake, self._systems, self.app, requests, replace=replace)
 
     def list(self) -> dict[str, Rows]:
-        """Return what is `waiting`, `handed` to tasks, `replays` under way, `applied` last, and what is `unreadable`.
+        """Return rows of what is `waiting`, `handed` to tasks, of `replays`, `applied` and `unreadable` entries.
 
-        A row each, of JSON-able values.
+        Rows have JSON values.
         """
         return collect_startpoints(self.lake, self._systems, self.app, self.lake.now())
 
     def take_back(self, partitions: Partitions, *, task: str | None = None, by: str, reason: str) -> TakenBack:
-        """Take back what is asked for at these partitions and not applied, and cancel bounded replays there.
+        """Take back what is requested at these partitions and not applied, and stop bounded replays there.
 
-        With `task`, only what is for this task, or was handed to it; replays go on then. What a batch has begun with
-        stays, and is said to. Raises CommitConflictError where a run commits at the same moment: repeat it then.
+        With `task`, only what is for this task or was handed to it; replays continue then. What a batch has begun with
+        stays, and is listed in `left`. Raises CommitConflictError if a run commits at the same moment: try again.
         """
         return take_back_startpoints(self.lake, self.app, self._expanded(partitions), task=task, by=by, reason=reason)
 
     def clear(self, *, task: str | None = None, by: str, reason: str) -> TakenBack:
-        """Take back everything that is asked for and not applied, also at streams that the application reads no more.
+        """Take back everything that is not applied, including requests for streams that the application no longer
+        reads.
 
-        All bounded replays are cancelled, unless a `task` is given. Raises as `take_back` does.
+        All bounded replays are stopped, unless a `task` is given. Raises as `take_back` does.
         """
         return take_back_startpoints(self.lake, self.app, None, task=task, by=by, reason=reason)
 
@@ -465,7 +465,7 @@ def build_requests(
     force: bool = False,
     versions: JoinVersions | None = None,
 ) -> list[StartpointRequest]:
-    """Return a request for each partition, each a wish of its own that is made now. Raises ConfigurationError."""
+    """Return a request for each partition, created now. Raises ConfigurationError."""
     check_startpoint(position, "position", "position")
     if until is not None:
         check_startpoint(until, "until", "until")
@@ -496,11 +496,11 @@ def request_startpoints(
 ) -> AskedStartpoints:
     """Write these requests, all or none; return what they would do if a run started now.
 
-    Each takes the place of what is not applied yet at the same partition and task. Raises ConfigurationError where no
-    task reads a partition; where what waits or was handed out there can't be read; where a startpoint has no offset
-    now, and the request does not go on from the checkpoint then; and, without `replace`, where a bounded replay would
-    take the place of a startpoint, or the other way round. With `dry_run` nothing is written, and nothing is refused:
-    the previews say what is wrong. Where the application has startpoints switched off, both are refused.
+    Each replaces what is not applied yet at the same partition and task. Raises ConfigurationError if no task reads a
+    partition; if what is stored there can't be read; if a startpoint has no offset now, unless the request continues
+    from the checkpoint; and, without `replace`, if a bounded replay would replace a startpoint that moves the position,
+    or the reverse. With `dry_run` nothing is written and the previews have the errors. Raises in any case if the
+    application disables startpoints.
     """
     if not requests:
         raise ConfigurationError(

@@ -1,11 +1,12 @@
-"""StartpointManager: writes requests for startpoints, and hands them to the tasks that are to start there.
+"""Stores startpoint requests, and what tasks were handed of them, in the lake's metadata.
 
-    metadata/startpoints/APPLICATION            requests, by partition, or by partition and task
-    metadata/startpoints-fan-out/APPLICATION    what each task has to apply, and which requests that came from
+    metadata/startpoints/APPLICATION            by [SSP, TASK or null]:               a request
+    metadata/startpoints-fan-out/APPLICATION    by ["task", TASK]:                    pending requests; handed sequences
+                                                by ["settled", SSP, TASK or null]:    a sequence
 
-A fan-out reads what is fanned out first and the requests after it, commits the new fan-outs at once, and then
-deletes the requests, each by its sequence. If another coordinator commits in between, it begins again from what is
-there then. If it dies in between, the next one finds the requests settled and only deletes them.
+A fan-out reads the fan-outs first and the requests after them, commits the new fan-outs at once, and then deletes the
+requests, each by its sequence. If another coordinator commits in between, it starts over. If it dies in between, the
+next one finds the requests settled and only deletes them. Entries that can't be read are set apart.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class RequestReader:
     application: str
 
     def requests(self, entries: Iterable[tuple[str, Any]]) -> tuple[list[StartpointRequest], list[Unreadable]]:
-        """Return the requests, and what is among them and can't be read."""
+        """Return the requests, and the entries that can't be read."""
         requests: list[StartpointRequest] = []
         unreadable: list[Unreadable] = []
         for key, value in entries:
@@ -84,7 +85,7 @@ class RequestReader:
         return request
 
     def state(self, entries: Iterable[tuple[str, Any]]) -> FanOutState:
-        """Return all that is fanned out, with what is among it and can't be read."""
+        """Return the state of all fan-outs, including entries that can't be read."""
         tasks: dict[str, TaskFanOut] = {}
         settled: dict[Target, int] = {}
         unreadable: list[Unreadable] = []
@@ -102,7 +103,7 @@ class RequestReader:
         return FanOutState(tasks, settled, tuple(unreadable))
 
     def task(self, key: str, value: object) -> TaskFanOut:
-        """Return what a task was handed, of that what can't be read apart. Raises MalformedDocumentError."""
+        """Return what a task was handed, with unreadable requests set apart. Raises MalformedDocumentError."""
         if value is None:
             return TaskFanOut()
         where = self._where(key)
@@ -149,7 +150,7 @@ class RequestReader:
 
 
 def diff_states(before: FanOutState, after: FanOutState) -> dict[str, Any]:
-    """Return the entries that differ, as they are stored; None for what is gone."""
+    """Return the changed entries in stored form; None for removed ones."""
     changes: dict[str, Any] = {}
     for task in {*before.tasks, *after.tasks}:
         held = after.tasks.get(task, TaskFanOut())
@@ -163,7 +164,7 @@ def diff_states(before: FanOutState, after: FanOutState) -> dict[str, Any]:
 
 
 def task_to_json(held: TaskFanOut) -> dict[str, Any] | None:
-    """Return what a task was handed as it is stored, with what can't be read as it was; None for nothing."""
+    """Return what a task was handed in stored form, with unreadable parts unchanged; None for nothing."""
     if not held.pending and not held.handed and not held.unread:
         return None
     return {
@@ -189,29 +190,29 @@ def task_key(task: str) -> str:
 
 
 def concerns_stream(stream: str, key: str, value: object) -> bool:
-    """Whether an entry of either namespace is about partitions of a stream, and not only of what was settled there."""
+    """Return whether an entry of either namespace is about partitions of a stream, apart from settled sequences."""
     return _parts(key)[:1] != ["settled"] and f"{stream}." in f"{key} {value}"
 
 
 def parse_sequence(stored: object) -> int | None:
-    """Return the sequence of a stored request, also of one that can't be read; None where it has none."""
+    """Return the sequence of a stored request, readable or not; None if it has none."""
     sequence = stored.get("sequence") if isinstance(stored, Mapping) else None
     return sequence if isinstance(sequence, int) and not isinstance(sequence, bool) else None
 
 
 def is_same_request(left: object, right: Mapping[str, Any]) -> bool:
-    """Whether two stored requests ask for the same, whatever their ids and when they came."""
+    """Return whether two stored requests ask for the same, apart from ids and sequences."""
     given = {"sequence": 0, "id": ""}
     return isinstance(left, Mapping) and {**left, **given} == {**right, **given}
 
 
 def _key(*parts: str | None) -> str:
-    """Return the parts as one key: JSON, so that no name can pass for two parts or for another kind of key."""
+    """Return the parts as one JSON key, so that no name can pass for two parts or for another kind of key."""
     return json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
 
 
 def _parts(key: str) -> list[Any]:
-    """Return the parts of a key; none of one that this version would not have written."""
+    """Return the parts of a key; [] for a key that this release would not have written."""
     try:
         parts = json.loads(key)
     except ValueError:
@@ -220,7 +221,7 @@ def _parts(key: str) -> list[Any]:
 
 
 def _parse_fan_out_key(key: str) -> tuple[str | None, str | None, str | None]:
-    """Return the partition and the task that a fan-out's key says a request is for, and to which it was handed."""
+    """Return the partition and task of the request, and the task that it was handed to, from a fan-out's key."""
     kind, first, second = [*map(_text, _parts(key)), None, None, None][:3]
     return (None, None, first) if kind == "task" else (first, second, None)
 
@@ -231,7 +232,7 @@ def _text(value: object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class StartpointEntries:
-    """The two namespaces of one application: what is asked for, and what was handed to tasks."""
+    """The two namespaces of one application: requests, and fan-outs."""
 
     requests: Namespace
     fan_outs: Namespace
@@ -263,7 +264,8 @@ class StartpointEntries:
     def take_back(self, wanted: Mapping[Target, int], *, by: str) -> set[Target]:
         """Delete the requests of these sequences; return the targets of those that no task was handed.
 
-        They count as fanned out first: a coordinator that has read one, and has not committed yet, decides again.
+        They are marked as fanned out first, so that a coordinator that has read one and not committed yet decides
+        again.
         """
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], set[Target]]:
@@ -281,7 +283,7 @@ class StartpointEntries:
         return taken
 
     def delete_as_it_is(self, key: str, value: object, *, by: str) -> bool:
-        """Delete the entry of a request where it still is this value; return whether it was."""
+        """Delete a request's entry if it still has this value; return whether it had."""
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
             there = snapshot.get(key) == value
@@ -290,7 +292,7 @@ class StartpointEntries:
         return self.requests.transact(decide, by=by)
 
     def remove_unreadable(self, unread: Unreadable, by: str) -> bool:
-        """Remove what can't be read of a fan-out where it is still as it was found; return whether it was."""
+        """Remove the unreadable part of a fan-out if it is still as found; return whether it was."""
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
             entry = snapshot.get(unread.key)
@@ -306,7 +308,7 @@ class StartpointEntries:
         return self.fan_outs.transact(decide, by=by)
 
     def delete(self, wanted: Mapping[Target, int], *, by: str) -> None:
-        """Delete requests, each only where it still is the one of this sequence."""
+        """Delete requests, each only if it still has this sequence."""
         sequences = {request_key(target): sequence for target, sequence in wanted.items()}
         if not sequences:
             return
@@ -322,11 +324,11 @@ class StartpointEntries:
 
 @dataclass(frozen=True, slots=True)
 class StoredStartpoints:
-    """What is stored of an application's startpoints, as it stood at one look, `at` this time by the lake's clock.
+    """An application's stored startpoints, read `at` this time by the lake's clock.
 
-    `waiting` are the requests that no fan-out has taken up, in the order in which the store took them; those that are
-    too old to be followed are `expired`: the next fan-out deletes them. `handed` is what each task has to apply.
-    `unreadable` is what this release of Adjunct can't read, of both: it is left alone until it is taken back.
+    `waiting` are requests that no fan-out has taken up, in the store's order; `expired` ones are deleted by the next
+    fan-out. `handed` is what each task has to apply. `unreadable` are entries of both that this release of Adjunct
+    can't read; they stay until they are taken back.
     """
 
     waiting: Sequence[StartpointRequest]
@@ -340,7 +342,7 @@ class StoredStartpoints:
 class PendingStartpoint:
     """A startpoint that is not applied yet: it waits, or was handed to the task `at`.
 
-    `offset` is where a run has found that it starts, and has stored that.
+    `offset` is its start offset, if a run has resolved and stored it.
     """
 
     request: StartpointRequest
@@ -348,7 +350,7 @@ class PendingStartpoint:
     offset: str | None = None
 
     def summary(self) -> str:
-        """Return it in one line."""
+        """Return the startpoint as one line."""
         request = self.request
         until = "" if request.until is None else f" until {describe_startpoint(request.until)}"
         where = "waiting" if self.at is None else f"handed to {self.at}"
@@ -358,13 +360,13 @@ class PendingStartpoint:
         return f"{asked}, {where} ({request.by}: {request.reason})"
 
     def taken_back(self) -> str:
-        """Return in one line that it was taken back, and what may come of it all the same."""
+        """Return a line that says that it was taken back, and that a run may still start there."""
         late = "" if self.offset is None else "; the run that found its offset, if it still goes on, begins there"
         return f"taken back: {self.summary()}{late}"
 
 
 def iter_unapplied(handed: Mapping[str, Requests], state: ApplicationState) -> Iterator[PendingStartpoint]:
-    """Yield what is fanned out, without what a commit has applied already: a crash may have left that there."""
+    """Yield what is fanned out and not applied; a crash may have left applied requests there."""
     for task, requests in handed.items():
         for ssp, request in requests.items():
             if not state.offsets.has_taken(ssp, request.id):
@@ -375,7 +377,7 @@ def iter_unapplied(handed: Mapping[str, Requests], state: ApplicationState) -> I
 
 
 def has_begun(held: PendingStartpoint, state: ApplicationState) -> bool:
-    """Whether a batch has applied it, or the open one does, which is repeated as it is written."""
+    """Return whether a batch has applied it, or the open batch, which will be repeated, does."""
     ssp, startpoint_id = held.request.ssp, held.request.id
     applied = state.offsets.applied.get(ssp)
     opened = state.open is not None and state.open.startpoints.get(ssp) == startpoint_id
@@ -390,12 +392,11 @@ _MS = timedelta(milliseconds=1)
 
 
 class StartpointManager:
-    """The startpoints of one application, as they are stored: nothing here looks whether they can be followed.
+    """The stored startpoints of one application, without checks of whether they can be applied; see `Startpoints`.
 
-    Whoever asks for startpoints uses `Startpoints`, which does. Safe to use from threads and from many processes.
-    A request expires `expires_after` its startpoint was created, by the lake's clock; what was fanned out does not
-    expire. With the Application, that is as it says (12 hours for a name). A name that the lake does not know, where it
-    knows others, raises ConfigurationError when it is first used.
+    Safe to use from threads and processes. A request expires `expires_after` the creation of its startpoint, by the
+    lake's clock; what was fanned out does not. The default is the Application's setting, 12 hours for a name. An
+    unknown name, in a lake that knows others, raises ConfigurationError on first use.
     """
 
     def __init__(
@@ -425,7 +426,7 @@ class StartpointManager:
         self._expiry_ms = expires_after // _MS
 
     def continue_from(self, old: str, *, by: str) -> None:
-        """Begin with what is asked for, and handed to tasks, of the application that was called `old`."""
+        """Begin with the requests and fan-outs of the application formerly called `old`."""
         store = MetadataStore(self.lake)
         self._requests.continue_from(store.namespace(REQUESTS, old), by=by)
         self._fan_outs.continue_from(store.namespace(FAN_OUTS, old), by=by)
@@ -433,10 +434,10 @@ class StartpointManager:
     # -- requests
 
     def write_startpoints(self, requests: Iterable[StartpointRequest]) -> None:
-        """Write many requests in one commit: all of them or none. Of two for one target, the last counts.
+        """Write many requests in one commit, all or none. Of two for one target, the last counts.
 
-        Each is applied once, by its id, however often it is written. Raises ConfigurationError, also where one waits at
-        a target that this version can't read: it would be lost.
+        Each is applied once, by its id, however often it is written. Raises ConfigurationError, also if it would
+        replace a request that can't be read.
         """
         self.check_on()
         wanted = {request_key(request.target): request for request in map(_check_request, requests)}
@@ -470,7 +471,7 @@ class StartpointManager:
             ) from error
 
     def check_on(self) -> None:
-        """Raise ConfigurationError where the application says that there are no startpoints."""
+        """Raise ConfigurationError if the application disables startpoints."""
         if not self._is_on:
             raise ConfigurationError(
                 f"application {self.application!r} has startpoints switched off (startpoints=False): nothing is "
@@ -481,7 +482,7 @@ class StartpointManager:
             )
 
     def read(self) -> StoredStartpoints:
-        """Return all that is asked for and handed to tasks, in one look."""
+        """Return all requests and fan-outs."""
         at = self.lake.now()
         now = (at - _EPOCH) // _MS
         # Requests first: what a fan-out moves meanwhile is then in one of both, or in both.
@@ -498,20 +499,20 @@ class StartpointManager:
         )
 
     def left_alone(self) -> FanOut:
-        """Return a fan-out that has handed nothing out: all that is stored is left alone, as it is."""
+        """Return an empty fan-out that lists all that is stored as left alone."""
         stored = self.read()
         handed = (request for held in stored.handed.values() for request in held.values())
         return FanOut(left_alone=(*stored.waiting, *handed))
 
     def has_any(self) -> bool:
-        """Return whether anything is stored that a fan-out would have to look at."""
+        """Return whether anything is stored that a fan-out would have to read."""
         return bool(len(self._requests.read()) or len(self._fan_outs.read()))
 
     def delete_startpoint(self, ssp: SystemStreamPartition | str, task: str | None = None) -> bool:
-        """Take back the request for exactly this target, also one that can't be read; return whether there was one.
+        """Take back the request for exactly this target, readable or not; return whether there was one.
 
-        The target of one that can't be read may be no partition: it is given as the text that `read` shows.
-        What is fanned out already stays so: see `remove_fan_out_for_task`.
+        The target of an unreadable request may be no partition: pass the text that `read` returns. What is fanned out
+        stays: see `remove_fan_out_for_task`.
         """
         known = parse_partition(ssp) if isinstance(ssp, str) else check_partition(ssp, "the startpoint to be deleted")
         key = request_key((known or ssp, task))
@@ -524,7 +525,7 @@ class StartpointManager:
         return bool(self._entries.take_back({(known, task): sequence}, by="delete"))
 
     def delete_unreadable(self, unreadable: Iterable[Unreadable], *, by: str) -> list[Unreadable]:
-        """Take back what can't be read, each only where it is still as it was found; return what was taken back."""
+        """Take back unreadable entries, each only if it is still as found; return those taken back."""
         gone: list[Unreadable] = []
         for entry in unreadable:
             ssp, sequence = entry.ssp, parse_sequence(entry.value)
@@ -538,9 +539,10 @@ class StartpointManager:
         return gone
 
     def take_back(self, requests: Iterable[StartpointRequest], *, by: str) -> list[StartpointRequest]:
-        """Take these requests back, each only where it is still the one there; return those that nobody was handed.
+        """Take these requests back, each only if it is still stored; return those that no task was handed.
 
-        They count as fanned out first: a coordinator that has read one, and has not committed yet, decides again.
+        They are marked as fanned out first, so that a coordinator that has read one and not committed yet decides
+        again.
         """
         wanted = {request.target: request for request in requests}
         taken = self._entries.take_back({target: request.sequence for target, request in wanted.items()}, by=by)
@@ -558,15 +560,14 @@ class StartpointManager:
     ) -> FanOut:
         """Hand all requests to the tasks that read their partitions; return what each task has to apply now.
 
-        `tasks` holds tasks of the application, with all partitions that each reads; whoever names one that reads a
-        partition names all that do. A task that is not named keeps what it was handed, unless others read that now and
-        take it over. With `complete`, these are all tasks, and what the others held and all readers got is gone. A
-        startpoint joins what its
-        task has not committed yet and replaces that of the same partition if it is newer. What was pending at a
-        task that is gone, or reads the partition no more, goes to those who read it now, if it was for all tasks; else
-        it stays there. Tasks of `named_only` get the requests that name them, and none that are for all tasks. What is
-        `taken` in by a commit, and still there, is removed first: the application's own commits, unless told.
-        May be repeated, and run by several coordinators at once.
+        `tasks` has tasks of the application with all partitions that each reads; whoever names one task that reads a
+        partition names all that do. A task that is not named keeps what it was handed, unless others read the partition
+        now and take it over. With `complete` these are all tasks, and what others held and all readers got is removed.
+        A startpoint joins what its task has not committed yet and replaces that of the same partition if it is newer.
+        What was pending at a task that is gone, or no longer reads the partition, goes to those that read it now if it
+        was for all tasks; else it stays there. Tasks of `named_only` get only requests that name them. Requests that a
+        commit has `taken` (default: the application's own commits) are removed first. Safe to repeat, and to run in
+        several coordinators at once.
         """
         if not tasks:
             raise ConfigurationError(
@@ -601,10 +602,7 @@ class StartpointManager:
         return decision.report
 
     def get_fan_outs(self) -> dict[str, Requests]:
-        """Return what every task has to apply, by task and partition: all of it in one look.
-
-        Without what can't be read: see `read`.
-        """
+        """Return what every task has to apply, by task and partition, from one read, without unreadable entries."""
         tasks = self._stored.state(self._checked(self._fan_outs.read()).items()).tasks
         return {task: held.pending for task, held in tasks.items() if held.pending}
 
@@ -615,11 +613,10 @@ class StartpointManager:
         *,
         ids: Mapping[SystemStreamPartition, str] | None = None,
     ) -> None:
-        """Remove what the task has to apply: all of it when given the task alone, else that of these partitions.
+        """Remove what the task has to apply: all of it, or that of these partitions.
 
-        With `ids`, only where the request, or its startpoint, is still the one with this id. Whoever has applied
-        startpoints names them so: one that joined meanwhile stays. What can't be read stays, too: `delete_unreadable`
-        takes that back.
+        With `ids`, only where the request, or its startpoint, still has this id: one that joined meanwhile stays.
+        Unreadable entries stay too: `delete_unreadable` takes them back.
         """
         if ssps is None or (isinstance(ssps, str) and ssps != "all"):
             raise ConfigurationError(
@@ -632,15 +629,16 @@ class StartpointManager:
         self._entries.remove({task: (None if ssps == "all" else frozenset(ssps), ids)})
 
     def remove_fan_outs(self, applied: Mapping[str, Mapping[SystemStreamPartition, str]]) -> None:
-        """Remove the startpoints that were applied, given by task and partition with the ids of the requests."""
+        """Remove applied startpoints, given by task and partition with the ids of the requests."""
         self._entries.remove({task: (frozenset(ids), ids) for task, ids in applied.items()})
 
     def remove_applied(
         self, tasks: Mapping[str, Iterable[SystemStreamPartition]], applied: Mapping[SystemStreamPartition, str]
     ) -> None:
-        """Remove what a commit of offsets has applied, by partition, from all the tasks that read it: after the commit.
+        """Remove, after a commit of offsets, the startpoints that it applied, from all tasks that read their
+        partitions.
 
-        `tasks` holds those of the plan, with the partitions that each reads.
+        `tasks` has the plan's tasks, with the partitions that each reads.
         """
         if applied:
             ids = {task: {ssp: applied[ssp] for ssp in ssps if ssp in applied} for task, ssps in tasks.items()}
@@ -659,7 +657,7 @@ class StartpointManager:
         return snapshot
 
     def _applied(self) -> Taken:
-        """Return whether a commit of the application's has taken in a request; looks when first asked."""
+        """Return a function that says whether a commit has applied a request; it reads the batch log on first use."""
         from dagster_adjunct.orchestration.batch_log.batch_log import application_state
 
         look = cache(lambda: application_state(self.lake, self.application).offsets)
@@ -680,5 +678,5 @@ def _check_request(request: object) -> StartpointRequest:
 
 
 def open_startpoints(lake: Lake, app: Application) -> StartpointManager:
-    """Return the startpoints of an application, which expire as it says."""
+    """Return the stored startpoints of an application, with its expiry."""
     return StartpointManager(MetadataStore(lake), app)

@@ -143,11 +143,14 @@ def test_a_second_run_waits_for_the_end_of_the_first_and_says_so_once(lake: Lake
         ending.join()
     (text,) = messages
     assert text.startswith("application delays is being run by run first on host ")
-    assert text.endswith("waiting for its end, up to 0:02:00")
+    assert text.endswith("waiting up to 0:02:00")
 
 
 def test_waiting_ends_at_its_limit(lake: Lake) -> None:
-    with lease(lake, "first"), pytest.raises(ApplicationBusyError, match=r"not begun after 0:00:00\.30* of waiting"):
+    with (
+        lease(lake, "first"),
+        pytest.raises(ApplicationBusyError, match=r"did not start after 0:00:00\.30* of waiting"),
+    ):
         lease(lake, "second", Claim(wait=timedelta(seconds=0.3))).__enter__()
 
 
@@ -254,5 +257,5 @@ def test_of_many_that_want_to_run_one_runs_at_a_time(lake: Lake) -> None:
 
 @pytest.mark.parametrize("wait", [-1, True, float("nan")])
 def test_a_wait_that_is_no_time_is_refused(wait: float) -> None:
-    with pytest.raises(ConfigurationError, match="is no time to wait"):
+    with pytest.raises(ConfigurationError, match="is not a valid time to wait"):
         module.validate_wait(wait)

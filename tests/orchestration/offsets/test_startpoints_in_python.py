@@ -149,7 +149,7 @@ def test_a_mistyped_application_is_refused_with_those_that_are_near(world: Offse
     ssp = SystemStreamPartition("lake", "s", 0)
     StartpointManager(MetadataStore(world.lake), "first").read()  # nothing has run here: no name is wrong
     world.run(app)
-    for name, message in (("order", "called like it: orders"), ("xyz", "there are: orders")):
+    for name, message in (("order", "similar names: orders"), ("xyz", "there are: orders")):
         mistyped: Any = name
         manager = StartpointManager(MetadataStore(world.lake), name)
         for doing in (
