@@ -1,13 +1,13 @@
-"""Discarding: deletes what the policy lets go and nobody can reach any more, safe to repeat and to race.
+"""Discards versions that the policy no longer retains, and objects that nothing references; deletes whole datasets.
 
-    doom      one commit takes the versions out and names their folders as doomed: nobody may begin to use them
-    look      leases and open batches are read then; what they hold is spared, and goes at a later run
-    delete    expired leases, so that who held one finds it gone; then objects of doomed folders, and documents
-    clear     one commit takes what is deleted off the list
-    sweep     records of builds that ended long ago, and commit manifests that are long past
+    doom      one commit removes the versions and lists their folders as doomed, so that no reader starts to use them
+    spare     then leases and open batches are read; what they hold is spared until a later run
+    delete    expired leases, so that their holders notice; then the objects of doomed folders, and documents
+    clear     one commit removes what was deleted from the list
+    sweep     records of builds that ended long ago, and old commit manifests
 
-What goes is decided in discard_plan.py. A run that dies anywhere leaves the list of the doomed, from which the next one
-goes on.
+It is safe to repeat and to run concurrently: an interrupted run leaves the list of doomed entries, from which the next
+one continues.
 """
 
 from __future__ import annotations
@@ -57,29 +57,26 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.objects.store import ObjectInfo
 
-# Deletes a dataset for good: its versions, manifests and leases. What is made anew under its name begins with nothing.
-#
-#     datasets/{name}/deleting-….json     the objects that were there when it was deleted
-#
-# They are listed before the pointer says that all is deleted: what is written after it may be of a new one already.
-
 
 def check_deletable(dataset: str, seen: Commit) -> None:
-    """Refuse a member of a version set."""
+    """Raise DatasetError for a member of a version set."""
     version_set = redirect_target(seen)
     if version_set is not None:
         raise DatasetError(
-            f"dataset {dataset!r} is a member of the version set {version_set!r}, whose versions are one commit.",
-            "A member can't be deleted alone: withdraw its versions, and discard them.",
+            f"dataset {dataset!r} can't be deleted alone: it is a member of the version set {version_set!r}, whose "
+            "versions are one commit.",
+            "Withdraw its versions and discard them instead.",
             dataset=dataset,
         )
 
 
 def delete_dataset_objects(lake: Lake, dataset: str, seen: Commit, *, reason: str, by: str) -> DeletedObjects:
-    """Delete the dataset as it was `seen`, or what an interrupted deletion has left; return what went.
+    """Delete the dataset as of the commit `seen`, or finish an interrupted deletion; return what was deleted.
 
-    Raises CommitConflictError where it has changed since, and DatasetError while somebody who began to read before
-    still holds a version: nobody new can read it then, and the objects go when this is repeated.
+    The objects are listed in datasets/{name}/deleting-….json before the pointer marks the dataset as deleted, since
+    objects written afterwards may belong to a new dataset of that name. Raises CommitConflictError where the dataset
+    has changed since, and DatasetError while a version is leased: new readers are rejected then, and the objects are
+    deleted when this is repeated.
     """
     check_deletable(dataset, seen)
     log = DatasetLog(lake, dataset).log
@@ -91,8 +88,9 @@ def delete_dataset_objects(lake: Lake, dataset: str, seen: Commit, *, reason: st
     held = list_live_leases(lake, dataset, read_lake_clock(lake, dataset))
     if held:
         raise DatasetError(
-            f"dataset {dataset!r} is deleted, and {held[0].holder} still reads {', '.join(held[0].versions)}.",
-            f"Its objects stay until then: repeat adjunct dataset delete {dataset} after {held[0].expires_at}.",
+            f"dataset {dataset!r} is deleted, but {held[0].holder} still reads {', '.join(held[0].versions)}, so its "
+            "objects are kept.",
+            f"Repeat adjunct dataset delete {dataset} after {held[0].expires_at}.",
             dataset=dataset,
         )
     listed = str(deletion_record(last)["listed"])
@@ -102,20 +100,13 @@ def delete_dataset_objects(lake: Lake, dataset: str, seen: Commit, *, reason: st
         return DeletedObjects(0, 0)
     keys = exclude_newer_manifests(log, last, sizes)
     lake.store.delete_many(keys)
-    lake.store.delete(listed)  # the last one: without it there is nothing to repeat
+    lake.store.delete(listed)  # last: without it nothing is repeated
     return DeletedObjects(len(keys), sum(sizes[key] for key in keys))
-
-
-# Which generations of an unbounded dataset go: those that only versions read which the policy lets go.
-#
-# A compaction or rebuild retires what it replaces: versions before it still read that. It goes when it was retired
-# longer ago than the policy's grace, none of the newest versions needs it, and nobody holds a version that does. From
-# then on the versions before that number are gone.
 
 
 @dataclass(frozen=True, slots=True)
 class RetiredPlan:
-    """What goes and why the rest stays, by folder; `retained_from` is the first version that can be read then."""
+    """Retired generations to delete and to keep, with reasons; `retained_from` is the first readable version then."""
 
     go: tuple[tuple[Retired, str], ...]
     stay: tuple[tuple[Retired, str], ...]
@@ -130,10 +121,14 @@ def plan_retired(
     committed: Mapping[int, datetime],
     now: datetime,
 ) -> RetiredPlan:
-    """Decide from values alone.
+    """Decide which retired generations of an unbounded dataset to delete; a pure function.
 
-    `held` says of versions why they are needed, `kept_from` is the number of the oldest of the newest versions that
-    the policy keeps, and `committed` are the times of commits, by number and by the store's clock.
+    A compaction or rebuild retires the generations that it replaces, which earlier versions still read. They are
+    deleted once they have been retired for longer than the policy's grace, and neither the newest versions nor held
+    ones need them; the versions before are then gone.
+
+    `held` gives the reasons why versions are needed, `kept_from` the number of the oldest version that the policy
+    keeps, and `committed` the times of commits by number, by the store's clock.
     """
     needed = {version_number(version): why for version, why in held.items()}
     go: list[tuple[Retired, str]] = []
@@ -161,10 +156,10 @@ def plan_retired(
 
 
 def find_oldest_kept(log: DatasetLog, manifest: UnboundedManifest, policy: DiscardPolicy) -> int:
-    """Return the number of the oldest of the newest versions that the policy keeps; 0 where it keeps them all.
+    """Return the number of the oldest version that the policy keeps; 0 if it keeps all.
 
-    The manifest knows their numbers. Where a very long history leaves some of them out, commits are
-    read back from the newest, no further than anything is retired.
+    The manifest holds the numbers of versions. Where it leaves out some of a very long history, commits are read back
+    from the newest to the oldest retired generation.
     """
     if policy.keep is None:
         return 0
@@ -185,7 +180,7 @@ def find_oldest_kept(log: DatasetLog, manifest: UnboundedManifest, policy: Disca
 
 
 def _retired_at(retired: Retired, committed: Mapping[int, datetime], now: datetime) -> datetime:
-    """Return when the commit that retired it was made; one that no listing had yet was made just now."""
+    """Return the time of the commit that retired it; now for a commit newer than the listing."""
     if retired.until in committed:
         return committed[retired.until]
     return now if committed and retired.until > max(committed) else retired.at
@@ -193,7 +188,7 @@ def _retired_at(retired: Retired, committed: Mapping[int, datetime], now: dateti
 
 @dataclass(frozen=True, slots=True)
 class RetentionDecision:
-    """A version, a folder or a document, and why it stays or goes."""
+    """A version, folder or document, and why it is kept or discarded."""
 
     what: str
     name: str | None
@@ -202,11 +197,11 @@ class RetentionDecision:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What lies below a dataset, as one listing saw it; times are the store's.
+    """The stored objects of a dataset in one listing, with times by the store's clock.
 
-    `folders` are those of attempts, with the time of the newest object or renewal; `documents` those of versions.
-    `running` are the ids of attempts whose builds are going on: their record was renewed a short while ago.
-    `commits` are the times of an unbounded dataset's commits, by number.
+    `folders` are those of attempts, with the time of the newest object or renewal; `documents` are those of versions.
+    `running` are the ids of attempts whose record was renewed recently. `commits` are the times of an unbounded
+    dataset's commits, by number.
     """
 
     now: datetime
@@ -218,10 +213,10 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class DiscardPlan:
-    """Which versions go and which stay, and what no version needs, each with the reason.
+    """The versions to discard (`go`) and keep (`stay`), and unreferenced `garbage`, each with the reason.
 
-    Of an unbounded dataset they are the folders of retired generations, and `retained_from` is the number of the
-    first version that can be read when they have gone.
+    Of an unbounded dataset they are folders of retired generations, and `retained_from` is the number of the first
+    version that is readable afterwards.
     """
 
     go: tuple[RetentionDecision, ...]
@@ -238,15 +233,15 @@ def plan_discard(
     listing: Listing,
     kept_from: int = 0,
 ) -> DiscardPlan:
-    """Decide what goes and what stays, from values alone. `roots` says of version ids why they are needed.
+    """Decide what to discard and what to keep; a pure function. `roots` gives, by version id, why it is needed.
 
-    `kept_from` is the number of the oldest version that an unbounded dataset keeps for being new.
+    `kept_from` is the number of the oldest version of an unbounded dataset that the policy keeps.
     """
     held = version_holders(leases, roots, listing.now)
     reached = manifest.reachable()
     limit = subtract_span(listing.now, policy.grace)
     garbage = [
-        RetentionDecision(folder, None, f"no version reaches it, untouched since {at:%Y-%m-%d %H:%M} UTC")
+        RetentionDecision(folder, None, f"no version references it, unchanged since {at:%Y-%m-%d %H:%M} UTC")
         for folder, at in sorted({**listing.folders, **listing.documents}.items())
         if folder not in reached
         and folder not in manifest.doomed
@@ -267,10 +262,10 @@ def plan_discard(
 def _decide_versions(
     manifest: BoundedManifest, policy: DiscardPolicy, held: Mapping[str, str], listing: Listing
 ) -> tuple[tuple[RetentionDecision, ...], tuple[RetentionDecision, ...]]:
-    """Return which versions go, and which stay."""
+    """Return which versions to discard, and which to keep."""
     newest = _newest_versions(manifest, policy)
     head = manifest.ref(manifest.head) if manifest.head else None
-    # After a rollback that is an older one than others that stay, and these must not take its place.
+    # After a rollback it may be older than other kept versions, which must not replace it.
     next_best = head.replaced if head is not None and policy.keep != 1 else None
     go, stay = [], []
     for ref in manifest.versions:
@@ -296,7 +291,7 @@ def _decide_versions(
 
 
 def manifest_after_discard(manifest: DatasetManifest, plan: DiscardPlan) -> DatasetManifest | None:
-    """Return the manifest from which what goes is taken out, and named as doomed; None where nothing goes."""
+    """Return the manifest without what is discarded, which is listed as doomed; None if nothing is."""
     gone, garbage = [judged.what for judged in plan.go], [judged.what for judged in plan.garbage]
     return manifest.without(gone, garbage) if gone or garbage else None
 
@@ -314,7 +309,7 @@ def version_holders(leases: Sequence[LeaseInfo], roots: Mapping[str, str], now: 
 def find_spared(
     manifest: DatasetManifest, leases: Sequence[LeaseInfo], roots: Mapping[str, str], now: datetime
 ) -> list[RetentionDecision]:
-    """Return what is doomed and still held."""
+    """Return the doomed entries that are still held."""
     held = version_holders(leases, roots, now)
     reached = manifest.reachable()
     earlier = {version for version in held if manifest.may_need_doomed(version)}
@@ -324,19 +319,19 @@ def find_spared(
             (reason for version, reason in held.items() if version in earlier or belongs_to_version(version, entry)), ""
         )
         if entry in reached:
-            why = "a version reaches it"  # never by our own hand; better garbage than a hole
+            why = "a version references it"  # should not happen; leaving garbage is safer than deleting data
         if why:
             spared.append(RetentionDecision(entry, None, why))
     return spared
 
 
 def belongs_to_version(version: str, entry: str) -> bool:
-    """Whether a folder, document or manifest may be of a version, whose id ends with its attempt's."""
+    """Whether a folder, document or manifest may belong to a version, whose id ends with its attempt's."""
     return version == "*" or version.partition("-")[2] in entry
 
 
 def _newest_versions(manifest: BoundedManifest, policy: DiscardPolicy) -> dict[str, str]:
-    """Return the versions that stay for being new; of versions ordered by name only the newest build of each name."""
+    """Return the newest versions that the policy keeps; ordered by name, only the newest build of each name."""
     order = version_order(manifest)
     sealed = sorted((ref for ref in manifest.versions if ref.state == "sealed"), key=order, reverse=True)
     if manifest.declaration.order == "name":
@@ -357,7 +352,7 @@ def _discard_reason(manifest: BoundedManifest, ref: VersionRef, policy: DiscardP
 
 
 def _is_being_built(entry: str, listing: Listing) -> bool:
-    """Whether a folder or document is of a build that is going on: it is nobody's garbage, however short the grace."""
+    """Whether a folder or document belongs to a running build, and so is no garbage however short the grace."""
     return any(attempt in entry for attempt in listing.running)
 
 
@@ -367,10 +362,10 @@ Roots = Callable[[], Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class DiscardReport:
-    """What one discard did, or with `dry_run` would do. `spared` is doomed, and held by somebody for now.
+    """What one discard did, or with `dry_run` would do. `spared` is doomed but still held.
 
     Of an unbounded dataset, `discarded` and `kept` are folders of generations that its current version does not read,
-    and `retained_from` is the number of the first version that can be read.
+    and `retained_from` is the number of the first readable version.
     """
 
     dataset: str
@@ -414,16 +409,16 @@ def discard(
     roots: Roots = dict,
     dry_run: bool = False,
 ) -> DiscardReport:
-    """Discard the versions that the policy lets go, and delete what nothing reaches; safe to repeat and to race.
+    """Discard the versions that the policy does not keep and delete unreferenced objects; safe to repeat and to race.
 
-    `roots` gives, by version id, why applications still need a version (their open batches). With `dry_run` nothing
-    is written but the store's clock. Raises DatasetNotFoundError.
+    `roots` gives, by version id, why applications still need a version (their open batches). With `dry_run` only the
+    store's clock is written. Raises DatasetNotFoundError.
     """
     log = DatasetLog(lake, dataset)
     manifests = log.read_all()[1]
     if dataset not in manifests:
         raise DatasetNotFoundError(
-            f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it a first time.", dataset=dataset
+            f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it once to create it.", dataset=dataset
         )
     policy = policy or manifests[dataset].declaration.discard
     listing = _list_objects(log, commits=manifests[dataset].versions_are_commits)
@@ -443,7 +438,7 @@ def discard(
     def doom(fresh: DatasetManifest) -> DatasetManifest | None:
         nonlocal plan, listing
         if not {ref.document for ref in fresh.listed if ref.document is not None} <= listing.documents.keys():
-            listing = _list_objects(log)  # a version was published since: how old it is, only the store can say
+            listing = _list_objects(log)  # a version was published since, and only the store knows its age
         kept_from = _find_kept_from(log, fresh, policy)
         plan = plan_discard(fresh, policy, list_leases(lake, dataset), roots(), listing, kept_from)
         return manifest_after_discard(fresh, plan)
@@ -461,12 +456,12 @@ def discard(
 def delete_doomed(
     log: DatasetLog, manifest: DatasetManifest, roots: Roots, now: datetime, *, by: str
 ) -> tuple[list[RetentionDecision], list[ObjectInfo]]:
-    """Delete what a committed manifest dooms and nobody holds; return what is spared, and the deleted objects.
+    """Delete the doomed entries of a committed manifest that are not held; return the spared ones and deleted objects.
 
-    `now` is by the store's clock. Leases and open batches are read here, after the commit that doomed.
+    `now` is by the store's clock. Leases and open batches are read here, after the commit that doomed the entries.
     """
     leases = list_leases(log.lake, log.name)
-    # Before anything that they held: a holder that was only late finds out by its next renewal.
+    # Before what they held: a holder that is only late notices at its next renewal.
     log.lake.store.delete_many([lease.key for lease in leases if lease.expires_at <= now])
     if not manifest.doomed:
         return [], []
@@ -484,7 +479,7 @@ def delete_doomed(
 
 
 def _find_kept_from(log: DatasetLog, manifest: DatasetManifest, policy: DiscardPolicy) -> int:
-    """Return the oldest version that an unbounded dataset keeps for being new; it is looked up where it matters."""
+    """Return the number of the oldest version that the policy keeps; 0 where nothing is retired."""
     return find_oldest_kept(log, as_unbounded(manifest), policy) if manifest.retired else 0
 
 
@@ -511,7 +506,7 @@ def _list_objects(log: DatasetLog, *, commits: bool = False) -> Listing:
 
 
 def _commit_number(manifest: ObjectInfo) -> int:
-    """Return the number of the commit whose manifest an object is."""
+    """Return the commit number of a manifest object."""
     return int(manifest.key.rsplit("/", 1)[1].partition("-")[0])
 
 
@@ -532,7 +527,7 @@ def _delete_entries(log: DatasetLog, entries: Sequence[str]) -> list[ObjectInfo]
 def _delete_old_records(
     log: DatasetLog, manifest: DatasetManifest, listing: Listing, policy: DiscardPolicy, roots: Roots
 ) -> list[ObjectInfo]:
-    """Delete records of builds that ended long ago, and commits that are long past."""
+    """Delete records of builds that ended long ago, and old commit manifests; return them."""
     store, limit = log.lake.store, subtract_span(listing.now, policy.grace)
     held: Mapping[str, str] = {}
     if manifest.versions_are_commits:
@@ -557,7 +552,7 @@ def _delete_old_records(
 
 
 def _list_old_manifests(log: CommitLog, limit: datetime) -> list[ObjectInfo]:
-    """Return commit manifests that are neither recent nor young; the history ends where they did."""
+    """Return commit manifests beyond the kept number and older than `limit`; the history ends before them."""
     current = log.current()
     if current is None or current.number <= COMMITS_KEPT:
         return []

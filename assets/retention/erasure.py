@@ -1,16 +1,16 @@
-"""Erasure: keys that must not be stored any more are taken out of every retained version (data protection requests).
+"""Erases keys from every retained version of a dataset (data protection requests).
 
-    search    which retained versions, and which leftovers that nothing refers to, hold one of the keys
-    rewrite   each such version, as one of the same number and name with a new id, in a folder of its own
-    switch    one commit puts the new ones in the place of the old, wherever these stood, and dooms the old
-    delete    what is doomed and nobody holds; keys in past commits, verdicts and reasons are cleared
-    prove     every object of the dataset is opened and searched
+    search    find the retained versions, and unreferenced leftovers, that hold one of the keys
+    rewrite   write each such version again in a new folder, with the same number and name and a new id
+    switch    one commit replaces the old versions with the new ones, and dooms the old
+    delete    delete what is doomed and not held; clear the keys from past commits, verdicts and reasons
+    verify    open and search every object of the dataset
 
-Of an unbounded dataset it is generations that are rewritten, in one new version (`erased_generations.py`).
+Of an unbounded dataset, generations are rewritten, in one new version.
 
-Repeat it until its report is complete: a run that died is taken up, and what was leased goes later. It can't reach
-what is not the dataset's: its input, outputs of applications that joined it, Dagster's own history. A later
-delivery that holds a key brings it back.
+Repeat an erasure until its report is complete: an interrupted run is resumed, and leased versions are deleted later. It
+does not reach what is not the dataset's: its input, outputs of applications that joined it, and Dagster's history. A
+later delivery with a key brings it back.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ErasureReport:
-    """What one erasure did. `keys` is how many were asked for; they themselves stand nowhere in it.
+    """What one erasure did. `keys` is the number of requested keys; the report does not contain the keys.
 
-    `redacted` counts documents from which keys were cleared, `deleted` the objects that were deleted. `pending` is
-    what still holds a key because somebody uses it, and who. `not_erased` names what is not the dataset's to erase.
-    Of an unbounded dataset `retained_from` is the number of the first version that can be read now.
+    `redacted` counts documents from which keys were cleared, `deleted` the deleted objects. `pending` is what still
+    holds a key because it is in use, and by whom. `not_erased` names the places outside of the dataset. Of an unbounded
+    dataset `retained_from` is the number of the first readable version.
     """
 
     dataset: str
@@ -62,7 +62,7 @@ class ErasureReport:
 
     @property
     def complete(self) -> bool:
-        """Whether the search found none of the keys in anything that the dataset stores."""
+        """Whether the search found none of the keys in any object of the dataset."""
         return self.proof.clean
 
     def summary(self) -> str:
@@ -93,13 +93,13 @@ class ErasureReport:
 def forget(
     lake: Lake, dataset: str, keys: Iterable[object], *, reason: str, by: str, roots: Roots = dict
 ) -> ErasureReport:
-    """Take these keys, given as for `get`, out of everything that a dataset stores, and prove it by a search.
+    """Erase these keys, given as for `get`, from all objects of a dataset, and verify it by a search.
 
-    `roots` gives, by version id, why applications still need a version (their open batches), as for `discard`.
-    Readers of the old versions keep them until they let go; the report names them, and a later erasure or discard
-    deletes what they held. Of an unbounded dataset, versions before the erasure that read a generation with a key can't
-    be read any more; its stream still holds the keys. Raises DatasetNotFoundError, SchemaMismatchError (a key of
-    another type), and ManifestMismatchError where a damaged file can't be rewritten: nothing is erased then.
+    `roots` gives, by version id, why applications still need a version (their open batches), as for `discard`. Readers
+    keep old versions until they release them; the report names them, and a later erasure or discard deletes the files.
+    Of an unbounded dataset, earlier versions that read a generation with a key are gone; its stream still holds the
+    keys. Raises DatasetNotFoundError, SchemaMismatchError (a key of the wrong type), and ManifestMismatchError where a
+    damaged file can't be rewritten; then nothing is erased.
     """
     log = DatasetLog(lake, dataset)
     manifest = _require_manifest(log)
@@ -130,7 +130,7 @@ def forget(
 
 
 def find_keys(lake: Lake, dataset: str, keys: Iterable[object]) -> KeySearch:
-    """Say where a dataset stores these keys, given as for `get`, without changing anything."""
+    """Return where a dataset stores these keys, given as for `get`; changes nothing."""
     log = DatasetLog(lake, dataset)
     return search_keys(log, KeySet.of(f"dataset {dataset!r}", _key_fields(_require_manifest(log)), keys))
 
@@ -149,17 +149,17 @@ def _validate_request(manifest: DatasetManifest, keys: Iterable[object], reason:
     wanted = KeySet.of(what, _key_fields(manifest), keys)
     if not len(wanted):
         raise ConfigurationError(
-            f"{what} is to forget no keys.", "Name one or more.", argument="keys", dataset=manifest.name
+            f"{what}: argument 'keys' is empty.", "Give one or more keys.", argument="keys", dataset=manifest.name
         )
     for lacking, given in (("a reason", reason), ("who does it", by)):
         if not given.strip():
             raise ConfigurationError(
-                f"an erasure in {what} does not say {lacking}.", "Pass reason=… and by=….", dataset=manifest.name
+                f"an erasure in {what} lacks {lacking}.", "Pass reason=… and by=….", dataset=manifest.name
             )
     if wanted.with_text().is_named_in(reason):
         raise ConfigurationError(
-            f"{what}: the reason of an erasure names a key that is to be forgotten, and would keep it.",
-            "Name the request instead: its number or date.",
+            f"{what}: the reason of the erasure contains a key to erase, and would store it.",
+            "Give the number or date of the request instead.",
             argument="reason",
             dataset=manifest.name,
         )
@@ -172,7 +172,7 @@ def _key_fields(manifest: DatasetManifest) -> tuple[Field, ...]:
 
 
 def _has_found_keys(held: RetentionDecision, proof: KeySearch) -> bool:
-    """Whether the search met keys in what is held: in a folder's files, or in the record or document of its attempt."""
+    """Whether the search found keys in a held entry: in its files, or in the record or document of its attempt."""
     attempt = held.what.rsplit("/", 1)[1]
     return any(attempt in sighting.object for sighting in (*proof.found, *proof.unsearched))
 

@@ -1,4 +1,7 @@
-"""Looks for keys in everything that a dataset stores, whether anything refers to it or not: the proof of an erasure."""
+"""Searches all objects of a dataset for keys, referenced or not, and redacts keys in documents.
+
+Documents are redacted as JSON, so that those of newer releases can be read too.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,10 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore
     from dagster_adjunct.resources.schemas.schema import Field
 
-# Takes keys out of stored documents: out of manifests of the past, verdicts, and reasons that operators gave.
-#
-# Works on the documents' JSON, so that it also reads what a newer version of this package wrote.
-
 
 CLEARED = "(cleared by an erasure)"
 ERASE_ACTION = "forget"
-"""The action of the commit that an erasure makes."""
+"""The action of an erasure's commit."""
 
 _DISCARD_ACTION = "discard"
 _REASONS = ("reason", "why")
@@ -47,14 +46,13 @@ _FILE_FIELDS = {"bucket", "name", "rows", "sha256"}
 
 
 def redact(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
-    """Return a document's JSON value without these keys; what does not name them stays as it is.
+    """Return a document's JSON value with these keys cleared; it stays a valid document of its kind.
 
-    Cleared are the messages and facts of verdicts, and reasons, that name a key, and key ranges and footers of files
-    that hold one: with `all_ranges` those of all files, which nobody needs in manifests of the past. What remains
-    is still a document of its kind.
+    Cleared are messages and facts of verdicts, and reasons, that contain a key, and the key ranges and footers of files
+    that contain one; with `all_ranges` those of all files, which past manifests don't need.
 
-    What an erasure gave as its own reason is searched for keys with text only: a number or a date in it may be the
-    request's. The reason of a discard is counts, and is not searched.
+    The reason of an erasure is searched only for keys with text, since a number or date in it may be that of the
+    request. The reason of a discard holds counts, and is not searched.
     """
     if isinstance(value, list):
         return [redact(item, keys, all_ranges=all_ranges) for item in value]
@@ -86,7 +84,7 @@ def _range_has_key(file: dict[str, Any], keys: KeySet) -> bool:
 
 
 def _footer_has_key(file: dict[str, Any], keys: KeySet) -> bool:
-    """Whether a footer gives one of the keys away: as a row group's first, or as the least or greatest value."""
+    """Whether a footer contains one of the keys, as the first key of a row group or in its statistics."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -95,11 +93,11 @@ def _footer_has_key(file: dict[str, Any], keys: KeySet) -> bool:
     try:
         metadata = pq.read_metadata(pa.BufferReader(unpack_footer(file["footer"])))
     except (MalformedDocumentError, pa.ArrowException, OSError):
-        return True  # what can't be read can't be shown to be without them
+        return True  # an unreadable footer may contain them
     if any(keys.is_listed_as(key) for key in json.loads((metadata.metadata or {}).get(GROUP_KEYS, b"[]"))):
         return True
     if len(keys.fields) > 1:
-        return False  # statistics are of single columns: two of them do not make a key
+        return False  # statistics are of single columns, not of whole keys
     columns = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
     at = columns.index(keys.fields[0].name)
     statistics = (metadata.row_group(group).column(at).statistics for group in range(metadata.num_row_groups))
@@ -115,7 +113,7 @@ _WORKERS = 8
 
 @dataclass(frozen=True, slots=True)
 class KeyFinding:
-    """An object in which keys were found, or which could not be searched, and what was found there."""
+    """An object in which keys were found or which could not be searched, and the finding."""
 
     object: str
     finding: str
@@ -126,7 +124,7 @@ class KeyFinding:
 
 @dataclass(frozen=True, slots=True)
 class KeySearch:
-    """What a search through a dataset's objects has seen: Parquet files, their rows, and JSON documents.
+    """The result of a key search: the number of searched Parquet files, rows and JSON documents.
 
     `found` are the objects that hold one of the keys, `unsearched` those that could not be read.
     """
@@ -139,7 +137,7 @@ class KeySearch:
 
     @property
     def clean(self) -> bool:
-        """Whether everything was searched and none of the keys was found."""
+        """Whether all objects were searched and none of the keys was found."""
         return not self.found and not self.unsearched
 
     def to_json(self) -> dict[str, Any]:
@@ -152,9 +150,9 @@ class KeySearch:
 
 
 def search_keys(log: DatasetLog, keys: KeySet) -> KeySearch:
-    """Search every object of a dataset: its files, also those that nothing refers to, and all its documents.
+    """Search every object of a dataset: all files, referenced or not, and all documents.
 
-    Reads the key columns of each file and every manifest, so it takes as long as reading these.
+    Reads the key columns of each file and every manifest.
     """
     listed = list(log.lake.store.list(f"{log.prefix}/"))
     files = [item for item in listed if item.key.startswith(f"{log.prefix}/data/")]
@@ -198,7 +196,7 @@ def list_set_manifests(log: DatasetLog) -> list[str]:
 
 
 def dataset_part(log: DatasetLog, key: str, document: Any) -> Any:
-    """Return the part of a document that is about this dataset: of a version set's manifest, its member."""
+    """Return the part of a document about this dataset: of a version set's manifest, its member."""
     if key.startswith(f"{SETS}/"):
         return document["body"]["members"].get(log.name)
     return document
@@ -214,13 +212,13 @@ def _search_document(log: DatasetLog, keys: KeySet, key: str) -> KeyFinding | No
         return None  # deleted since it was listed
     except (ValueError, KeyError, TypeError, AttributeError):
         return KeyFinding(key, _UNREADABLE)
-    return None if redact(part, keys) == part else KeyFinding(key, "it names a key")
+    return None if redact(part, keys) == part else KeyFinding(key, "it contains a key")
 
 
 def _search_file(
     store: ObjectStore, keys: KeySet, item: ObjectInfo
 ) -> tuple[int, KeyFinding | None, KeyFinding | None]:
-    """Return the rows searched, what was found, and why it could not be searched."""
+    """Return the number of searched rows, the finding if keys were found, and that if the file is unreadable."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -242,7 +240,7 @@ def _search_file(
 
 
 def _find_missing_files(log: DatasetLog, there: set[str]) -> list[KeyFinding]:
-    """Find files of retained versions that are not there: nobody can say what they held."""
+    """Return findings for missing files of retained versions, whose contents are unknown."""
     manifest = log.read()[1]
     if manifest is None:
         return []
@@ -260,9 +258,9 @@ def _find_missing_files(log: DatasetLog, there: set[str]) -> list[KeyFinding]:
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """Folders and documents that no version reaches and that hold a key.
+    """Folders and documents that no version references and that hold a key.
 
-    `garbage` is nobody's. `builds` are on record: they may be about to be published, or be taken up by an advance.
+    `garbage` belongs to no build. `builds` are on record: an advance may publish or resume them.
     """
 
     garbage: tuple[str, ...] = ()
@@ -270,12 +268,12 @@ class Leftovers:
 
 
 def find_leftovers(log: DatasetLog, manifest: DatasetManifest, keys: KeySet) -> Leftovers:
-    """Search what no retained version reaches and what is not doomed already."""
+    """Search what no retained version references and what is not doomed already."""
     store = log.lake.store
     known = manifest.reachable() | set(manifest.doomed)
     files = [item for item in store.list(f"{log.prefix}/data/") if _folder_from_key(item.key) not in known]
     seen = search_files(store, files, keys)
-    # What can't be read can't be proved to be without the keys, so it goes with what holds them.
+    # Unreadable files may contain the keys, so they are deleted too.
     holding = {_folder_from_key(sighting.object) for sighting in (*seen.found, *seen.unsearched)}
     documents = [item.key for item in store.list(f"{log.prefix}/versions/") if item.key not in known]
     holding |= {key for key in documents if _document_names_key(log, key, keys)}
@@ -287,16 +285,14 @@ def find_leftovers(log: DatasetLog, manifest: DatasetManifest, keys: KeySet) -> 
             garbage.append(entry)
         else:
             build = f"a build on record, renewed at {record.renewed:%Y-%m-%d %H:%M} UTC"
-            builds.append(
-                RetentionDecision(entry, None, f"{build}: it is published by an advance, or discarded past its grace")
-            )
+            builds.append(RetentionDecision(entry, None, f"{build}: an advance publishes it, or a discard deletes it"))
     return Leftovers(tuple(garbage), tuple(builds))
 
 
 def delete_superseded_documents(log: DatasetLog) -> int:
-    """Delete documents of retained versions that have another document by now; return how many.
+    """Delete documents of retained versions that have a newer document; return how many.
 
-    Readers need a document only while they open its version: one that meets the deletion opens it again.
+    Readers need a document only while they open its version, and retry if it is deleted meanwhile.
     """
     manifest = log.read()[1]
     assert manifest is not None
@@ -312,10 +308,9 @@ def delete_superseded_documents(log: DatasetLog) -> int:
 
 
 def redact_past_manifests(log: DatasetLog, keys: KeySet) -> int:
-    """Clear the keys, and all key ranges, from manifests of the past; return how many were written anew.
+    """Clear the keys, and all key ranges, from past manifests; return how many were rewritten.
 
-    They go on saying who did what, when and why. The current one was made without the keys, and what is committed
-    after it is made from it.
+    They still say who did what, when and why. The current manifest has no keys, and neither have those that follow.
     """
     commit, _ = log.read()
     assert commit is not None
@@ -328,7 +323,7 @@ def redact_past_manifests(log: DatasetLog, keys: KeySet) -> int:
 
 
 def _manifests_up_to(manifests: Iterable[str], current: str) -> list[str]:
-    """Return the manifests up to the current one's number, without it: also those of commits that lost a race."""
+    """Return the other manifests up to the current one's number, also those of commits that lost a race."""
     return [key for key in manifests if key != current and _commit_number(key) <= _commit_number(current)]
 
 
@@ -371,21 +366,21 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class KeySet:
-    """Some keys of one dataset, in the declared types of its key columns."""
+    """A set of keys of one dataset, in the declared types of its key columns."""
 
     fields: tuple[Field, ...]
     keys: frozenset[Key]
 
     @classmethod
     def of(cls, what: str, fields: Sequence[Field], keys: Iterable[object]) -> KeySet:
-        """Return these keys, each given as for `get`. Raises SchemaMismatchError; `what` names the dataset in it."""
+        """Return the set of these keys, given as for `get`. Raises SchemaMismatchError; `what` names the dataset."""
         return cls(tuple(fields), frozenset(coerce_key(what, fields, key) for key in keys))
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def with_text(self) -> KeySet:
-        """Return the keys with text in them, which words can't name by chance as they can a number or a date."""
+        """Return the keys that contain text, which prose doesn't contain by chance, unlike numbers and dates."""
         return _with_text(self)
 
     def buckets(self, layout: BucketLayout) -> set[int]:
@@ -400,15 +395,15 @@ class KeySet:
         return {bucket_of_key([key[place] for place in places], types, layout.partitions) for key in self.keys}
 
     def may_be_in(self, file: BucketFile) -> bool:
-        """Whether a key lies in the range that the manifest lists for this file."""
+        """Whether a key is in the range that the manifest lists for this file."""
         if file.min_key is None or file.max_key is None:
             return True
-        types = [field.type for field in self.fields]  # rows over time have their moment behind the key
+        types = [field.type for field in self.fields]  # with history the range includes `valid_from`
         least, greatest = (decode_key(types, end[: len(types)]) for end in (file.min_key, file.max_key))
         return any(least <= key <= greatest for key in self.keys)
 
     def rows_in(self, table: pa.Table) -> list[int]:
-        """Return the rows of a table, with the key columns, that have one of these keys."""
+        """Return the indices of the rows with one of these keys."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -418,14 +413,14 @@ class KeySet:
         return [row for row in likely if tuple(column[row].as_py() for column in columns) in self.keys]
 
     def is_listed_as(self, stored: object) -> bool:
-        """Whether a value of a stored document is one of these keys as manifests write them, alone or with a moment."""
+        """Whether a value of a document is one of these keys as manifests store them, also followed by `valid_from`."""
         if not isinstance(stored, list):
             return False
         own = stored[:-1] if len(stored) > len(self.fields) and _is_moment(stored[-1]) else stored
         return tuple(own) in _encoded_keys(self)
 
     def is_named_in(self, *values: Any) -> bool:
-        """Whether words, or JSON-able values, name one of these keys: every part of it, as a word of its own."""
+        """Whether text, or JSON-able values, contain one of these keys: every part of it, as a whole word."""
         text = "\n".join(_texts(values))
         return bool(text) and any(all(_is_named(forms, text) for forms in key) for key in _written_forms(self))
 
@@ -449,12 +444,12 @@ def _encoded_keys(keys: KeySet) -> frozenset[tuple[Any, ...]]:
 
 @lru_cache(maxsize=8)
 def _written_forms(keys: KeySet) -> list[tuple[tuple[str, ...], ...]]:
-    """Return, for each part of each key, the ways in which it may be written in words."""
+    """Return, for each part of each key, the forms in which text may contain it."""
     return [tuple(tuple({form for form in _value_forms(part) if form}) for part in key) for key in keys.keys]
 
 
 def _is_named(forms: tuple[str, ...], text: str) -> bool:
-    # A key such as "N1" is not meant by "N10".
+    # "N10" does not contain the key "N1".
     return any(form in text and re.search(_word_pattern(form), text) for form in forms)
 
 
@@ -487,7 +482,7 @@ def _value_forms(value: Any) -> Iterator[str]:
         yield from (base64.b64encode(value).decode(), value.hex(), repr(value)[2:-1])
     elif isinstance(value, dt.datetime):
         utc, local = value.replace(tzinfo=None), value.astimezone().replace(tzinfo=None)
-        for moment in (value, utc, local):  # Spark's rows have the time of this machine, without a zone
+        for moment in (value, utc, local):  # Spark's rows have local time without a zone
             yield from (moment.isoformat(), str(moment))
         yield f"{utc.isoformat()}Z"
     elif isinstance(value, dt.date):

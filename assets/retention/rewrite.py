@@ -1,7 +1,11 @@
-"""Takes keys out of the generations of a change stream's table: of the served one, of one being built, of earlier ones.
+"""Rewrites versions and generations without the rows of erased keys.
 
-Generations that are served or built are written again without the rows of the keys, live ones and tombstones alike;
-one commit puts them in the place of the old. Versions before it read the old ones, and can't be read any more.
+Of a bounded dataset, each version with a key is replaced by one with the same number and name. Of an unbounded one, the
+generations that are served or being built are rewritten without rows and tombstones of the keys, and one commit
+replaces the old; versions before it read the old generations, and are gone.
+
+Spark reads a generation as a whole folder, so a rewritten one has a new folder: files with a key are written again, the
+others copied.
 """
 
 from __future__ import annotations
@@ -59,17 +63,13 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.retention.key_search import KeySet
     from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 
-# A generation without some of its entries: the files that hold them written anew, the others copied byte for byte.
-#
-# Spark reads a generation as a whole folder, so the new one has a folder of its own with all its files.
-
 
 @dataclass(frozen=True, slots=True)
 class RewrittenVersion:
-    """A version that held some of the keys, and the one that took its place. `rows` is how many entries went.
+    """A version that held some of the keys, and its replacement. `rows` is the number of erased entries.
 
-    Of an unbounded dataset, a generation: `old` and `new` are the folders of its files, `rows` are live rows and
-    tombstones, and `state` tells one that is served from one of a table that is being built.
+    Of an unbounded dataset, a generation: `old` and `new` are folders, `rows` counts live rows and tombstones, and
+    `state` is "served" or "building".
     """
 
     old: str
@@ -80,9 +80,9 @@ class RewrittenVersion:
 
 
 def count_rows_by_file(files: Sequence[StoredFile], layout: BucketLayout, keys: KeySet) -> dict[str, int]:
-    """Return which of these files hold rows with one of the keys, by name, and how many; {} where none does.
+    """Return the number of rows with one of the keys, by file name, for the files that have any.
 
-    Only files whose bucket and key range fit are opened. Raises ManifestMismatchError where one is damaged.
+    Only files whose bucket and key range match are opened. Raises ManifestMismatchError where one is damaged.
     """
     buckets = keys.buckets(layout)
     rows_by_file = {}
@@ -95,7 +95,7 @@ def count_rows_by_file(files: Sequence[StoredFile], layout: BucketLayout, keys: 
 
 
 def count_live_rows(files: Sequence[StoredFile], keys: KeySet, affected: dict[str, int]) -> int:
-    """Return how many rows with one of the keys, in the `affected` of these files, are no tombstones."""
+    """Return how many rows with one of the keys, in the `affected` files, are no tombstones."""
     live = 0
     for stored in files:
         if stored.file.name in affected:
@@ -112,9 +112,9 @@ def rewrite_generation(
     affected: dict[str, int],
     attempt: Attempt,
 ) -> Generation:
-    """Write a generation's files again without the rows of these keys, which are in the `affected` ones.
+    """Write a generation again without the rows of these keys, which are in the `affected` files.
 
-    Rows keep what they carry beside their columns. Files that are written have no digest, and none without rows is.
+    Rows keep their hidden columns. Rewritten files have no digest, and files without rows are left out.
     """
     new = attempt.generation(number)
     written = []
@@ -126,17 +126,17 @@ def rewrite_generation(
         if file is not None and file.rows:
             written.append(file)
     new = attempt.generation(number, written)
-    # A manifest that was too large with footers would be so again.
+    # Footers that were too large for the manifest would be so again.
     return new.without_footers() if all(stored.file.footer is None for stored in files) else new
 
 
 def rewrite_version(
     log: DatasetLog, sealed: SealedVersion, keys: KeySet, affected: dict[str, int], attempt: Attempt
 ) -> SealedVersion:
-    """Write a version of one generation again without the entries of these keys, in the `affected` files.
+    """Write a version of one generation again without the entries of these keys, which are in the `affected` files.
 
-    The new version has the number and the name of the old one and an id of its own. One with a file that has no
-    digest has none either, so it equals nothing that is delivered later.
+    The new version has the number and name of the old one and a new id. If a file has no digest, neither has the
+    version, so no later delivery is taken for equal to it.
     """
     (generation,) = sealed.generations
     stored = list_stored_files(log.lake.store, log.name, sealed)
@@ -174,18 +174,18 @@ def _write_file_without(stored: StoredFile, layout: BucketLayout, keys: KeySet, 
             rows = stored.reading(partial(file.read_row_group, group, columns=list(layout.columns)))
             kept = np.ones(rows.num_rows, dtype=bool)
             kept[keys.rows_in(rows)] = False
-            # A table of a change stream has files from before its columns were added or widened.
+            # An unbounded table may have files from before its columns were added or widened.
             left = rows.filter(kept)
             writer.write(conform_to_layout(left, layout) if layout.hidden else left)
         written = writer.finish()
     finally:
         writer.discard()
-    # Readers look there whether tombstones were left out.
+    # The stats tell readers whether tombstones were left out.
     return written and replace(written, stats={**stored.file.stats, **written.stats})
 
 
 def _copy_file(stored: StoredFile, folder: str) -> BucketFile:
-    """Copy a file through this machine, checking its SHA-256 on the way: a damaged one is not passed on."""
+    """Copy a file through this machine and check its SHA-256, so that a damaged file is not copied."""
     path = stored.store.staging_dir() / f"{uuid4().hex}.parquet"
     name = bucket_file_name(stored.file.bucket, attempt_id(folder))
     try:
@@ -194,7 +194,7 @@ def _copy_file(stored: StoredFile, folder: str) -> BucketFile:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         if sha256 != stored.file.sha256:
             raise stored.damaged(f"its SHA-256 is {sha256}, the manifest lists {stored.file.sha256}")
-        with suppress(ObjectExistsError):  # our own request, repeated on the way: only this attempt uses the name
+        with suppress(ObjectExistsError):  # our own repeated request: only this attempt uses the name
             stored.store.upload(path, f"{folder}/{name}")
     finally:
         path.unlink(missing_ok=True)
@@ -203,7 +203,7 @@ def _copy_file(stored: StoredFile, folder: str) -> BucketFile:
 
 @dataclass(frozen=True, slots=True)
 class RewrittenGeneration:
-    """A generation and what takes its place. `rows` is how many went, `live` those of them that were no tombstones."""
+    """A generation and its replacement. `rows` counts the erased rows, `live` those that were no tombstones."""
 
     old: Generation
     new: Generation
@@ -214,10 +214,10 @@ class RewrittenGeneration:
 
 @dataclass
 class GenerationErasure:
-    """One erasure under way. A generation is searched once, however often the commit is decided again.
+    """An erasure in an unbounded dataset. Each generation is searched once, however often the commit is retried.
 
-    By folder: `clean` are generations that hold none of the keys, `regenerated` what takes the place of the others, and
-    `holding` generations that only earlier versions read and that hold a key or can't be read.
+    By folder: `clean` are generations without the keys, `regenerated` the replacements of the others, and `holding` are
+    generations that only earlier versions read and that hold a key or are unreadable.
     """
 
     log: DatasetLog
@@ -229,10 +229,10 @@ class GenerationErasure:
     leftovers: Leftovers = field(default_factory=Leftovers)
 
     def commit(self, reason: str) -> UnboundedManifest:
-        """Commit the table without the keys, dooming what held them; return what is current then.
+        """Commit the table without the keys and doom what held them; return the current manifest then.
 
-        What is committed meanwhile is searched too. Raises ManifestMismatchError, with nothing erased, when a damaged
-        file can't be searched.
+        Generations committed meanwhile are searched too. Raises ManifestMismatchError, with nothing erased, where a
+        damaged file can't be searched.
         """
         try:
             current = self.log.rewrite(partial(self._commit_once, reason), slower="they can be searched for keys")
@@ -246,7 +246,9 @@ class GenerationErasure:
         commit, manifest = self.log.read()
         if commit is None or manifest is None:
             raise DatasetNotFoundError(
-                f"dataset {self.log.name!r} has no commit any more.", "Check the lake.", dataset=self.log.name
+                f"dataset {self.log.name!r} was deleted meanwhile.",
+                "Check the name and the lake.",
+                dataset=self.log.name,
             )
         manifest = as_unbounded(manifest)
         self.regenerated = {
@@ -261,7 +263,7 @@ class GenerationErasure:
         return after or manifest
 
     def rewritten(self, manifest: DatasetManifest) -> tuple[RewrittenVersion, ...]:
-        """Return the generations that were rewritten, of those that this manifest holds."""
+        """Return the rewritten generations."""
         served = {generation.folder for generation in manifest.version.generations} if manifest.version else set()
         return tuple(
             RewrittenVersion(
@@ -271,10 +273,10 @@ class GenerationErasure:
         )
 
     def count_redacted(self, manifest: DatasetManifest) -> int:
-        """Return how many versions only got another document: versions of a change stream have none of their own."""
+        """Return 0: versions of an unbounded dataset have no documents to redact."""
         return 0
 
-    # -- looking
+    # -- search
 
     def _search_generations(self, manifest: UnboundedManifest) -> None:
         for layout, generation in _generations_in_use(manifest):
@@ -290,7 +292,7 @@ class GenerationErasure:
                     self.clean.add(folder)
             except ManifestMismatchError as error:
                 if not self._is_in_use(folder):
-                    continue  # compacted and discarded meanwhile: the commit fails, and is decided again
+                    continue  # compacted and discarded meanwhile: the commit fails and is retried
                 raise error.reworded(
                     f"{error.problem} So it can't be said whether it holds a key, and nothing was erased.",
                     f"Restore that object, or rebuild the dataset ({self.log.name}), and run the erasure again.",
@@ -299,7 +301,7 @@ class GenerationErasure:
         earlier = {retired.folder for retired in manifest.retired} - self.clean - self.holding
         files_of_earlier = [item for folder in sorted(earlier) for item in self.log.lake.store.list(f"{folder}/")]
         seen = search_files(self.log.lake.store, files_of_earlier, self.keys)
-        # What can't be read can't be proved to be without the keys, so it goes with what holds them.
+        # Unreadable generations may contain the keys, so they are doomed too.
         holding = {sighting.object.rsplit("/", 1)[0] for sighting in (*seen.found, *seen.unsearched)}
         self.holding |= holding
         self.clean |= earlier - holding
@@ -325,7 +327,7 @@ class GenerationErasure:
         now = () if manifest is None else _generations_in_use(as_unbounded(manifest))
         return any(folder == generation.folder for _, generation in now)
 
-    # -- deciding
+    # -- decision
 
     def _manifest_without_keys(
         self, manifest: UnboundedManifest, number: int, commit_id: str, reason: str
@@ -364,7 +366,7 @@ class GenerationErasure:
     def _version_without_keys(
         self, version: SealedVersion, hit: Sequence[RewrittenGeneration], number: int, commit_id: str
     ) -> SealedVersion:
-        """Return the served version with the new generations; those without a row left are not needed."""
+        """Return the served version with the new generations, without empty ones."""
         new = [self.regenerated[g.folder].new if g.folder in self.regenerated else g for g in version.generations]
         rows = version.rows
         if version.history is not None:
@@ -373,7 +375,7 @@ class GenerationErasure:
         elif rows is not None:
             rows -= sum(made.live for made in hit)
         elif len(version.generations) > 1 and version.order_by is None and not any(g.files for g in new[1:]):
-            rows = new[0].rows  # a base alone, which has no tombstones
+            rows = new[0].rows  # only a base is left, which has no tombstones
         facts = {
             "id": version_id(number, commit_id),
             "number": number,
@@ -385,9 +387,9 @@ class GenerationErasure:
         return version.after(**facts)
 
     def _is_usable(self, manifest: UnboundedManifest, made: RewrittenGeneration) -> bool:
-        """Whether what was rewritten is needed still, and nobody has discarded it: with no grace, a discard may have.
+        """Whether the rewritten generation is still needed and was not discarded, as a discard without grace may do.
 
-        It dooms before it deletes, in a commit that we have read or that makes ours fail.
+        A discard dooms before it deletes, in a commit that we have read or that makes ours fail.
         """
         needed = any(generation.folder == made.old.folder for _, generation in _generations_in_use(manifest))
         there = {item.key for item in self.log.lake.store.list(f"{made.new.folder}/")}
@@ -398,7 +400,7 @@ class GenerationErasure:
         return stands
 
     def _clean_up(self, manifest: UnboundedManifest | None) -> None:
-        """Take the builds off record; without a manifest that holds them, delete them too."""
+        """Remove the records of the builds; without a committed manifest, delete the builds too."""
         for made in self.regenerated.values():
             if manifest is None:
                 self._drop(made)
@@ -411,7 +413,7 @@ class GenerationErasure:
 
 
 def _generations_in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLayout, Generation]]:
-    """Yield the generations of the served version and of a table that is being built, with how their rows lie."""
+    """Yield the generations of the served version and of a table that is being built, with their layouts."""
     if manifest.version is not None:
         yield from ((manifest.version.layout, generation) for generation in manifest.version.generations)
     bootstrap, declared = manifest.bootstrap, manifest.declaration
@@ -430,9 +432,9 @@ def _generations_in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLay
 
 @dataclass(frozen=True, slots=True)
 class VersionReplacement:
-    """What takes the place of a retained version: rewritten under a new id, or only with another document.
+    """The replacement of a retained version: rewritten under a new id, or with only its document redacted.
 
-    `rows` is how many entries went.
+    `rows` is the number of erased entries.
     """
 
     old: VersionRef
@@ -444,10 +446,9 @@ class VersionReplacement:
 
 @dataclass
 class VersionErasure:
-    """One erasure under way. A version's document is looked at once, however often the commit is decided again.
+    """An erasure in a bounded dataset. Each version is searched once, however often the commit is retried.
 
-    `clean` are the documents that name none of the keys, of versions that hold none; `replacements` are what takes the
-    place of the others, by the old document.
+    `clean` are the documents of versions without the keys, `replacements` those of the others, by the old document.
     """
 
     log: DatasetLog
@@ -458,10 +459,10 @@ class VersionErasure:
     leftovers: Leftovers = field(default_factory=Leftovers)
 
     def commit(self, reason: str) -> BoundedManifest:
-        """Commit the dataset without the keys, dooming what held them; return what is current then.
+        """Commit the dataset without the keys and doom what held them; return the current manifest then.
 
-        A version that is published meanwhile is looked at too. Raises ManifestMismatchError, with nothing erased,
-        when a damaged file can't be searched.
+        Versions published meanwhile are searched too. Raises ManifestMismatchError, with nothing erased, where a
+        damaged file can't be searched.
         """
         current = self.log.rewrite(partial(self._commit_once, reason), slower="they can be searched for keys")
         self._clean_up(current)
@@ -481,12 +482,12 @@ class VersionErasure:
         return after or manifest
 
     def rewritten(self, manifest: DatasetManifest) -> tuple[RewrittenVersion, ...]:
-        """Return the versions that were rewritten, of those that this manifest holds."""
+        """Return the rewritten versions that this manifest holds."""
         made = [replacement for replacement in self.committed_replacements(manifest) if replacement.rows]
         return tuple(RewrittenVersion(one.old.id, one.new.id, one.new.name, one.new.state, one.rows) for one in made)
 
     def count_redacted(self, manifest: DatasetManifest) -> int:
-        """Return how many versions only got another document."""
+        """Return how many versions only had their document redacted."""
         return sum(not replacement.rows for replacement in self.committed_replacements(manifest))
 
     def committed_replacements(self, manifest: DatasetManifest) -> list[VersionReplacement]:
@@ -494,7 +495,7 @@ class VersionErasure:
         documents = {ref.document for ref in manifest.listed}
         return [made for made in self.replacements.values() if made.new.document in documents]
 
-    # -- looking
+    # -- search
 
     def _search_version(self, ref: VersionRef) -> None:
         assert ref.document is not None
@@ -547,7 +548,7 @@ class VersionErasure:
         }
         return VersionReplacement(ref, ref.model_copy(update=changes), new, attempt, sum(affected.values()))
 
-    # -- deciding
+    # -- decision
 
     def _manifest_without_keys(self, manifest: BoundedManifest, reason: str) -> BoundedManifest | None:
         """Return the manifest without the keys; None when there is nothing to do."""
@@ -568,9 +569,9 @@ class VersionErasure:
         return after.after(doomed=tuple(doomed), change=change)
 
     def _is_usable(self, manifest: BoundedManifest, made: VersionReplacement) -> bool:
-        """Whether nobody has discarded what was rewritten: with a grace period of nothing, a discard may have.
+        """Whether the rewritten version was not discarded, as a discard without grace may do.
 
-        It dooms before it deletes, in a commit that we have read or that makes ours fail.
+        A discard dooms before it deletes, in a commit that we have read or that makes ours fail.
         """
         if {*made.new.folders, made.new.document} & set(manifest.doomed):
             return False
@@ -580,7 +581,7 @@ class VersionErasure:
         return files <= there and store.head(str(made.new.document)) is not None
 
     def _clean_up(self, manifest: BoundedManifest) -> None:
-        """Take the builds off record, and delete what was rewritten in vain: its version went meanwhile."""
+        """Remove the records of the builds, and delete rewritten versions whose original was discarded meanwhile."""
         store, used = self.log.lake.store, self.committed_replacements(manifest)
         for replacement in self.replacements.values():
             if replacement not in used:
@@ -592,7 +593,7 @@ class VersionErasure:
 
 
 def replace_versions(manifest: BoundedManifest, old: Mapping[str, VersionReplacement]) -> BoundedManifest:
-    """Return the manifest with the new versions wherever the old ones stand."""
+    """Return the manifest with the old versions replaced by the new ones everywhere."""
 
     def renamed(version: str) -> str:
         return old[version].new.id if version in old else version
@@ -609,6 +610,6 @@ def replace_versions(manifest: BoundedManifest, old: Mapping[str, VersionReplace
 
 
 def _with_current_state(now: VersionRef, new: VersionRef) -> VersionRef:
-    """Return the new version's entry, in the state that the old one is in by now."""
+    """Return the new version's entry with the current state of the old one."""
     kept = {"state": now.state, "reason": now.reason, "verdicts": now.verdicts, "replaced": now.replaced}
     return new.model_copy(update=kept)

@@ -253,7 +253,7 @@ def test_what_no_version_reaches_is_garbage_once_it_was_untouched_for_the_grace_
     manifest = manifest_of(refs, head=2, doomed=(f"{data}/being-deleted",))
     plan = plan_discard(manifest, DiscardPolicy(), (), {}, listing)
     assert [judged.what for judged in plan.garbage] == [f"{data}/died", f"{versions}/never-committed.json"]
-    assert plan.garbage[0].reason == "no version reaches it, untouched since 2026-11-20 12:00 UTC"
+    assert plan.garbage[0].reason == "no version references it, unchanged since 2026-11-20 12:00 UTC"
 
 
 # -- versions

@@ -602,12 +602,12 @@ def test_what_can_t_be_forgotten_is_refused_with_what_to_do(people: World) -> No
             forget(people.lake, given.pop("dataset", "people"), keys, **{**WHY, **given})
 
     refused(DatasetNotFoundError, "dataset 'nobody' has no commit", dataset="nobody")
-    refused(ConfigurationError, "is to forget no keys", keys=[])
+    refused(ConfigurationError, "argument 'keys' is empty", keys=[])
     refused(SchemaMismatchError, "key column 'person' is string, and 5", keys=[5])
     refused(NullKeyError, "key column 'person' is null", keys=[None])
-    refused(ConfigurationError, "does not say a reason", reason=" ")
-    refused(ConfigurationError, "does not say who does it", by="")
-    refused(ConfigurationError, "the reason of an erasure names a key", reason=f"{SECRET} asked for it")
+    refused(ConfigurationError, "lacks a reason", reason=" ")
+    refused(ConfigurationError, "lacks who does it", by="")
+    refused(ConfigurationError, "the reason of the erasure contains a key", reason=f"{SECRET} asked for it")
 
 
 # -- keys that stand in words by chance

@@ -204,9 +204,9 @@ def test_a_dataset_is_opened_as_of_a_time_or_commit(plain: World) -> None:
     for served, entry in ((first, commits[first]), (second, commits[second])):
         for as_of in (entry.at, entry.number):
             assert open_dataset(plain.lake, "planes", as_of=as_of).version == served
-    with pytest.raises(NoSealedVersionError, match="nothing was served at 2000"):
+    with pytest.raises(NoSealedVersionError, match="its history has no version served at 2000"):
         open_dataset(plain.lake, "planes", as_of=datetime(2000, 1, 1, tzinfo=UTC))
-    with pytest.raises(ConfigurationError, match="at version 'v1' and as of 2"):
+    with pytest.raises(ConfigurationError, match="both version 'v1' and as_of 2"):
         open_dataset(plain.lake, "planes", version="v1", as_of=2)
 
 

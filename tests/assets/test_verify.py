@@ -69,7 +69,7 @@ def test_every_missing_changed_and_stray_object_is_named() -> None:
     assert "it is missing" in told[0]
     assert f"it has {len(data) - 1:,} bytes, the manifest lists {len(data):,}" in told[1]
     assert "its SHA-256 is" in told[2]
-    assert "part-00000-stray.parquet: it is not listed in the manifest" in told[3]
+    assert "part-00000-stray.parquet: the manifest does not list it" in told[3]
     assert len(told) == 4
     assert "4 damaged" in verify.verify_version(view).summary()
 

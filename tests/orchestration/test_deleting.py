@@ -329,7 +329,7 @@ def test_a_reader_that_comes_between_the_look_and_the_deletion_keeps_its_files(p
         leases.append(Lease.acquire(lake, NAME, [view.version], holder="late"))
 
     pointer = Fault("put_if_match", 1, "meanwhile", meanwhile)
-    with pytest.raises(DatasetError, match=r"is deleted, and late still reads .*repeat adjunct dataset delete"):
+    with pytest.raises(DatasetError, match=r"is deleted, but late still reads .*Repeat adjunct dataset delete"):
         delete_dataset(Lake(FaultyStore(lake.store, [pointer]), lake.id), NAME, **WHY)
     assert list_datasets(lake) == []
     assert {key: entry["n"] for key, entry in view.items()} == whole(2), "what it holds stays"
