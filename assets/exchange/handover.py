@@ -1,7 +1,7 @@
-"""A version, or a stream at one moment, handed to other engines as it lies in the lake: nothing is copied.
+"""Views of a version or stream for other engines (pyarrow, DuckDB, Polars), over the lake's files without copies.
 
-What is handed over does not follow the dataset or stream. An open dataset holds the version that was handed over until
-it is closed; an Iceberg catalogue holds what is registered in it (`iceberg.py`). Nothing holds a stream's files.
+A view does not follow the dataset or stream. An open dataset leases the version of its views until it is closed; an
+Iceberg catalogue retains what is registered in it (`iceberg.py`). The files of a stream's view are not retained.
 """
 
 from __future__ import annotations
@@ -57,23 +57,17 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.objects.store import ObjectStore
 
-# Entries over time handed to other engines: which rows of the files they are, as each engine's own query.
-#
-#     a table with history       its base's files, whose rows say from when to when each is valid
-#     versions over time         the files of all versions, with the times of each as columns that its files lack
-#
-# The rows are read through pyarrow; what is joined and left out, DuckDB and Polars do themselves.
-
-
 SHOWN_OVER_TIME = {VALID_FROM: "timestamp", VALID_TO: "timestamp", TOMBSTONE: "boolean"}
-"""The columns beside those of entries that tell when a row is valid; in files, and where rows are handed over whole."""
+"""The additional columns with a row's validity, in files and in views of all rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedFiles:
-    """Rows over time of which some are handed over: those valid at `moment`, without it those that are valid now.
+    """A view of rows over time: those valid at `moment`, or now without a `moment`.
 
-    With `whole` it is all of them, joined where nothing changed and without deletions.
+    With `whole` it has all rows without deletions, and joins intervals without a change. The rows come from the base of
+    a table with history, whose rows store their validity, or from the files of all versions, with each version's times
+    as added columns. pyarrow reads the rows; DuckDB and Polars filter and join them.
     """
 
     reader: Reader
@@ -82,22 +76,22 @@ class TimedFiles:
 
     @property
     def name(self) -> str:
-        """What tells these rows from others in one connection."""
+        """The name of these rows in a connection."""
         return f"adjunct {self.reader.dataset} {self.reader.version} over time"
 
     def dataset(self) -> pyarrow.dataset.Dataset:
-        """Return the rows as pyarrow's: the columns of entries and those of SHOWN; intervals are not joined."""
+        """Return a pyarrow dataset of the rows, with SHOWN_OVER_TIME; intervals are not joined."""
         return self._all().filter(self._condition())
 
     def create_view(self, connection: duckdb.DuckDBPyConnection, name: str) -> None:
-        """Create, or replace, a DuckDB view of them."""
-        connection.execute("SELECT 1").fetchall()  # with a result that is not read to its end, nothing is registered
+        """Create or replace a DuckDB view of the rows."""
+        connection.execute("SELECT 1").fetchall()  # registering fails while a result is not fully read
         connection.register(self.name, self._all())
         query = self._sql_over_time() if self.whole else self._sql_at()
         connection.execute(f"CREATE OR REPLACE TEMP VIEW {_sql_name(name)} AS {query}")
 
     def polars_frame(self, polars: Any) -> polars.LazyFrame:
-        """Return them as a frame of Polars."""
+        """Return the rows as a Polars LazyFrame."""
         rows, pl = polars.scan_pyarrow_dataset(self._all()), polars
         names = list(self.reader.schema.names)
         if not self.whole:
@@ -129,7 +123,7 @@ class TimedFiles:
         return None if edge is None else datetime_from_micros(edge)
 
     def _condition(self) -> Any:
-        """Return pyarrow's expression for the rows that are handed over."""
+        """Return the pyarrow expression for the rows of this view."""
         import pyarrow.compute as pc
 
         valid = ~pc.field(TOMBSTONE)
@@ -143,7 +137,7 @@ class TimedFiles:
         return valid & (pc.field(VALID_FROM) <= moment) & (_is_open_ended() | (pc.field(VALID_TO) > moment))
 
     def _all(self) -> pyarrow.dataset.FileSystemDataset:
-        """Return all rows, deletions too."""
+        """Return all rows, including deletions."""
         import pyarrow as pa
         from pyarrow import dataset
 
@@ -196,7 +190,7 @@ class TimedFiles:
 
 
 def select_timed_files(view: VersionReader | StreamView | EntriesOverTime | EntriesAt) -> TimedFiles | None:
-    """Return what is handed over of a view whose rows are over time; None for any other."""
+    """Return the TimedFiles of a view with rows over time; None for any other view."""
     if isinstance(view, EntriesOverTime):
         return TimedFiles(view.reader, whole=True)
     if isinstance(view, EntriesAt):
@@ -207,18 +201,18 @@ def select_timed_files(view: VersionReader | StreamView | EntriesOverTime | Entr
 
 
 def list_history_files(reader: Reader) -> list[StoredFile]:
-    """Return the files of a table with history. Raises DatasetError where no file says when its rows are valid."""
+    """Return the files of a table with history. Raises DatasetError if its files do not store validity."""
     if isinstance(reader, VersionsOverTime):
         raise DatasetError(
-            f"dataset {reader.dataset!r}: its versions say since when they are valid, and their files do not.",
-            "Hand over one version, dataset.valid_at(…), or all by pyarrow_dataset, duckdb_view or polars_frame.",
+            f"dataset {reader.dataset!r}: the valid-from times are those of versions and not in their files.",
+            "Use one version, dataset.valid_at(…), or all of them with pyarrow_dataset, duckdb_view or polars_frame.",
             dataset=reader.dataset,
         )
     return [stored for _, stored in _files_with_spans(reader)]
 
 
 def _files_with_spans(reader: Reader) -> list[tuple[Span | None, StoredFile]]:
-    """Return the files with the span of their version; None where their rows tell it."""
+    """Return the files with the validity of their version; None if their rows store it."""
     what = f"dataset {reader.dataset!r}, version {reader.version}"
     if isinstance(reader, VersionsOverTime):
         return [
@@ -231,16 +225,16 @@ def _files_with_spans(reader: Reader) -> list[tuple[Span | None, StoredFile]]:
         count = "one generation" if len(generations) == 1 else f"{len(generations)} generations"
         raise DatasetError(
             f"{what}: of the {reader.sealed.stored_rows} rows in its {count} some are "
-            "superseded or end otherwise than they say, and other engines can't merge them.",
-            f"Compact the dataset and hand over the version that this makes: adjunct dataset compact {reader.dataset} "
-            "--level major. Or read it by frame().",
+            "superseded or have a changed end, and other engines can't merge them.",
+            f"Compact the dataset and use the new version: adjunct dataset compact {reader.dataset} --level major. "
+            "Or read it with frame().",
             dataset=reader.dataset,
         )
     return [(None, StoredFile(reader.store, what, only.folder, file)) for only in generations for file in only.files]
 
 
 def _partition_expression(span: Span) -> Any:
-    """Return what pyarrow is to know of all rows of a version's file."""
+    """Return the pyarrow expression that holds for all rows of a version's file."""
     import pyarrow.compute as pc
 
     end = pc.field(VALID_TO)
@@ -277,10 +271,10 @@ SHOWN = (STREAM_TOMBSTONE, EPOCH)
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """All records of a stream at one moment: those of `files`, without those that later epochs have `replaced`.
+    """The records of a stream at one moment: those of `files`, without those that later epochs have `replaced`.
 
     Other engines see the columns of `schema`, then `__tombstone` and `__epoch`, which is null for 0 in files. `version`
-    counts the stream's commits. `stream_id` tells it from one that was made under its name later.
+    is the number of the stream's commit. `stream_id` distinguishes it from a later stream of the same name.
     """
 
     store: ObjectStore
@@ -293,12 +287,12 @@ class StreamView:
 
     @property
     def dataset(self) -> str:
-        """The stream's full name, where that of a dataset would stand."""
+        """The stream's full name, in place of a dataset's name."""
         return f"lake.{self.stream}"
 
     @property
     def attempts(self) -> tuple[str, ...]:
-        """The folders of its files, by their last part."""
+        """The last parts of the folders of its files."""
         return tuple(dict.fromkeys(attempt_id(stored.folder) for stored in self.files))
 
     @property
@@ -308,7 +302,7 @@ class StreamView:
 
     @property
     def hidden(self) -> dict[str, str]:
-        """The columns that files may have beside these, with their types."""
+        """Further columns that files may have, with their types."""
         return {name: kind for name, kind in HIDDEN_COLUMNS if name not in SHOWN}
 
 
@@ -317,9 +311,9 @@ def stream_view(
 ) -> StreamView:
     """Return a stream as it is now, for `pyarrow_dataset`, `duckdb_view`, `polars_frame` and the like.
 
-    `epochs` and `without_position` are as in `LakeStreams.read`. Retention and compaction delete the files that were
-    in use before an hour later (or as `maintain` was told): take a new view before that. Raises StreamNotFoundError,
-    ConfigurationError as a read does, and DatasetError where too many ranges are replaced.
+    `epochs` and `without_position` are as in `LakeStreams.read`. Retention and compaction delete replaced files after
+    an hour (or as passed to `maintain`): take a new view before that. Raises StreamNotFoundError, ConfigurationError as
+    a read does, and DatasetError if too many ranges are replaced.
     """
     latest = wants_latest_epochs(epochs)
     streams, name = LakeStreams(lake), unqualify_stream_name(LAKE, stream)
@@ -334,7 +328,7 @@ def stream_view(
     replaced = find_replaced_results(streams, name, state, segments, without_position) if latest else []
     if len(replaced) > _MOST_CONDITIONS:
         raise DatasetError(
-            f"stream {name!r}: what is replaced lies in {len(replaced):,} ranges, more than other engines take as "
+            f"stream {name!r}: replaced records are in {len(replaced):,} ranges, more than other engines take as "
             f"conditions ({_MOST_CONDITIONS:,}).",
             "Write the latest results into files: adjunct stream export --epochs latest.",
             stream=f"lake.{name}",
@@ -342,11 +336,8 @@ def stream_view(
     return StreamView(lake.store, name, state.id, str(commit.number), state.declaration.schema_, files, tuple(replaced))
 
 
-# -- what is replaced, as conditions of each engine; a record without a position is replaced by nothing
-
-
 def arrow_filter(view: StreamView) -> Any:
-    """Return pyarrow's expression for the records that nothing has replaced."""
+    """Return the pyarrow expression for records that are not replaced; those without a position never are."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -363,7 +354,7 @@ def arrow_filter(view: StreamView) -> Any:
 
 
 def sql_filter(view: StreamView) -> str:
-    """Return the same for DuckDB."""
+    """Return the DuckDB condition for records that are not replaced."""
     gone = [
         f"({READER} = {_sql_text(span.reader)} AND {SOURCE} = {_sql_text(span.source)} "
         f"AND {SOURCE_OFFSET} >= {span.start} AND {SOURCE_OFFSET} < {span.end} AND {SOURCE_EPOCH} < {span.epoch})"
@@ -373,7 +364,7 @@ def sql_filter(view: StreamView) -> str:
 
 
 def polars_filter(view: StreamView, frame: polars.LazyFrame) -> polars.LazyFrame:
-    """Return a Polars frame without what is replaced."""
+    """Return a Polars frame without replaced records."""
     import polars as pl
 
     gone = pl.lit(False)
@@ -395,26 +386,26 @@ def _sql_text(value: str) -> str:
 T = TypeVar("T")
 Held = VersionReader | StreamView | EntriesOverTime | EntriesAt
 View = Dataset | Held
-"""What is handed over: a dataset or one version of it, a stream at a moment, or entries at other times than now."""
+"""A dataset or one version of it, a stream at a moment, or entries at other times than now."""
 
 
 def lend_view(view: View, hand_over: Callable[[Held], T]) -> T:
-    """Return what `hand_over` makes of a view; the version of an open dataset stays held until that is closed."""
+    """Return the result of `hand_over` for a view; an open dataset keeps its version leased until it is closed."""
     if isinstance(view, Dataset):
         return view.lend(hand_over)
     if isinstance(view, EntriesAt) and select_timed_files(view) is None:
-        return hand_over(view.read)  # of versions, the one that was valid then
+        return hand_over(view.read)  # the version that was valid then
     return hand_over(view)
 
 
 def parquet_files(view: View) -> list[str]:
-    """Return where the Parquet files are: paths for a lake in a folder, s3:// addresses on S3.
+    """Return the locations of the Parquet files: paths for a lake in a folder, s3:// URLs on S3.
 
-    Their rows are all entries of a version, each once, or all records of a stream. Those of a change stream's table
-    have two columns more, `__position` and `__tombstone` (false in each); a stream's have more that begin with `__`.
-    Those of `Dataset.over_time()` are the rows of a table with history, deletions too, and have `__valid_from`,
-    `__valid_to` and `__first`. Raises DatasetError for a version whose files have to be merged first, for a stream of
-    which records are replaced, and where files hold rows of other times; and ConfigurationError for a lake in memory.
+    Their rows are exactly the entries of a version, or the records of a stream. Files of a change stream's table also
+    have `__position` and `__tombstone` (always false); those of a stream have further columns that start with `__`.
+    Files of `Dataset.over_time()` have the rows of a table with history, including deletions, with `__valid_from`,
+    `__valid_to` and `__first`. Raises DatasetError for a version whose files must be merged, for a stream with replaced
+    records, and for files with rows of other times; raises ConfigurationError for a lake in memory.
     """
     return lend_view(view, _files)
 
@@ -423,14 +414,14 @@ def _files(view: Held) -> list[str]:
     over_time = select_timed_files(view)
     if over_time is not None and not over_time.whole:
         raise DatasetError(
-            f"dataset {view.dataset!r} keeps a history: its files hold rows of other times, too, and files can't tell.",
-            "Hand it over by pyarrow_dataset, duckdb_view or polars_frame; or take all rows: dataset.over_time().",
+            f"dataset {view.dataset!r} keeps a history: its files also have rows of other times.",
+            "Use pyarrow_dataset, duckdb_view or polars_frame, which filter them; or all rows: dataset.over_time().",
             dataset=view.dataset,
         )
     if isinstance(view, StreamView) and view.replaced:
         raise DatasetError(
-            f"stream {view.stream!r}: its files hold records that a replay has replaced, and files can't tell.",
-            'Hand it over by pyarrow_dataset, duckdb_view or polars_frame; or take all records (epochs="all"), or '
+            f"stream {view.stream!r}: its files also have records that a replay has replaced.",
+            'Use pyarrow_dataset, duckdb_view or polars_frame, which filter them; or all records (epochs="all"); or '
             "write the latest ones into a file: adjunct stream export --epochs latest.",
             stream=view.stream,
         )
@@ -444,10 +435,10 @@ def _paths(view: Held) -> list[str]:
 def pyarrow_dataset(view: View) -> pyarrow.dataset.Dataset:
     """Return a `pyarrow.dataset` over exactly the version's or stream's files, with the columns of `view.schema`.
 
-    Those of a stream are followed by `__tombstone` and `__epoch` (null for 0). Where records of it are replaced they
-    are left out, and the columns that tell it follow. So do `__valid_from`, `__valid_to` and `__tombstone` where rows
-    are over time: of these are given what is valid (at the moment), each interval as it is stored. No file is opened
-    before it is read. Raises as `parquet_files` does, but not for what is replaced.
+    A stream's columns are followed by `__tombstone` and `__epoch` (null for 0), and, if records are replaced, by the
+    columns of their positions; replaced records are left out. Rows over time have `__valid_from`, `__valid_to` and
+    `__tombstone`; of these only the valid rows are returned, each interval as stored. Files are opened when they are
+    read. Raises as `parquet_files` does, but not for replaced records.
     """
     return lend_view(view, _dataset)
 
@@ -477,11 +468,11 @@ def _whole_dataset(view: Held) -> pyarrow.dataset.FileSystemDataset:
 
 
 def duckdb_view(connection: duckdb.DuckDBPyConnection, view: View, name: str) -> None:
-    """Create, or replace, a view of this name over the version or stream; it lives as long as the connection.
+    """Create or replace a view of this name over the version or stream; it lasts as long as the connection.
 
-    Over a version's files in a folder DuckDB reads them itself. On S3, and for a stream, they are read through
-    pyarrow, so that no extension has to be installed and the lake's own settings hold. Raises as `parquet_files`
-    does, but leaves out what is replaced.
+    DuckDB itself reads a version's files in a folder. On S3, and for a stream, they are read through pyarrow, so that
+    no extension is needed and the lake's own settings apply. Raises as `parquet_files` does, but leaves out replaced
+    records.
     """
     lend_view(view, lambda held: _create_view(connection, held, name))
 
@@ -501,7 +492,7 @@ def _create_view(connection: duckdb.DuckDBPyConnection, view: Held, name: str) -
         source = f"read_parquet([{listed}], hive_partitioning = false)"
     else:
         registered = f"adjunct {view.dataset} {view.version}"
-        connection.execute("SELECT 1").fetchall()  # with a result that is not read to its end, nothing is registered
+        connection.execute("SELECT 1").fetchall()  # registering fails while a result is not fully read
         connection.register(registered, _whole_dataset(view))
         source = _sql_name(registered)
     columns = ", ".join(map(_sql_name, exchange_columns(view)))
@@ -514,8 +505,8 @@ def _create_view(connection: duckdb.DuckDBPyConnection, view: Held, name: str) -
 def polars_frame(view: View) -> polars.LazyFrame:
     """Return a Polars LazyFrame over the version or stream, with the columns of `view.schema`.
 
-    Over a version's files in a folder Polars reads them itself; on S3, and for a stream, through pyarrow. Raises as
-    `duckdb_view` does, and ConfigurationError where Polars is not installed.
+    Polars itself reads a version's files in a folder; on S3, and for a stream, pyarrow does. Raises as `duckdb_view`
+    does, and ConfigurationError if Polars is not installed.
     """
     polars = import_engine("polars", extra="polars")
     return lend_view(view, lambda held: _lazy_frame(polars, held))
@@ -545,7 +536,7 @@ def exchange_columns(view: Held) -> dict[str, str]:
 
 
 def exchange_schema(view: Held) -> pyarrow.Schema:
-    """Return the same as Arrow's schema."""
+    """Return the columns that other engines see as an Arrow schema."""
     import pyarrow as pa
 
     fields = view.schema.to_arrow()
@@ -554,7 +545,7 @@ def exchange_schema(view: Held) -> pyarrow.Schema:
 
 
 def import_engine(module: str, *, extra: str) -> Any:
-    """Return an engine's module, or raise ConfigurationError that says how to install it."""
+    """Import an engine's module. Raises ConfigurationError, with how to install it, if it is missing."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -568,7 +559,7 @@ def import_engine(module: str, *, extra: str) -> Any:
 
 
 def list_whole_files(view: Held) -> list[StoredFile]:
-    """Return the files, whose rows are all entries or records. Raises DatasetError where they have to be merged."""
+    """Return the files of a view if all their rows are entries or records. Raises DatasetError otherwise."""
     if isinstance(view, StreamView):
         return list(view.files)
     if isinstance(view, EntriesOverTime | EntriesAt) or view.sealed.history is not None:
@@ -579,8 +570,8 @@ def list_whole_files(view: Held) -> list[StoredFile]:
         count = "one generation" if len(sealed.generations) == 1 else f"{len(sealed.generations)} generations"
         raise DatasetError(
             f"{stored}{count} some are superseded or deleted, and other engines can't merge them.",
-            f"Compact the dataset and hand over the version that this makes: adjunct dataset compact {view.dataset} "
-            "--level major. Or read it by frame() or get().",
+            f"Compact the dataset and use the new version: adjunct dataset compact {view.dataset} --level major. "
+            "Or read it with frame() or get().",
             dataset=view.dataset,
             version=view.version,
         )
@@ -588,8 +579,8 @@ def list_whole_files(view: Held) -> list[StoredFile]:
         raise DatasetError(
             f"{stored}base some are deletions that later changes are compared with (in the order of "
             f"{describe_order(sealed.order_by)}), and other engines would take them for entries.",
-            "Declare keep_tombstones=…, so that a major compaction forgets deletions that are old enough, and compact "
-            "when the newest is. Or read it by frame() or get().",
+            "Declare keep_tombstones=…, so that a major compaction drops old deletions, and compact once the newest "
+            "is old enough. Or read it with frame() or get().",
             dataset=view.dataset,
             version=view.version,
         )
@@ -597,11 +588,11 @@ def list_whole_files(view: Held) -> list[StoredFile]:
 
 
 def _has_all_columns(view: Held) -> bool:
-    """Whether the files have the version's columns as they are; those of a change stream's table may be older.
+    """Whether all files have the version's current columns; those of a change stream's table may be older.
 
-    Where a column was added or widened since, pyarrow reads it as it is now; others do not.
+    pyarrow adapts columns that were added or widened since; other engines do not.
     """
-    if not isinstance(view, VersionReader):  # not worth opening each of many files
+    if not isinstance(view, VersionReader):  # too many files to open each
         return False
     if not view.sealed.positioned:
         return True

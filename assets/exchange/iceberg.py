@@ -1,8 +1,7 @@
-"""Versions and streams registered as snapshots of an Iceberg table, by PyIceberg: no row is written or copied.
+"""Versions and streams registered as snapshots of an Iceberg table by PyIceberg, without copying rows.
 
-The table's snapshots refer to the lake's own files, so what one of them holds is held in the lake too
-(`versions/version_holds.py`, `streams/lake/file_holds.py`) and not deleted. Expire snapshots in the catalogue: the next
-registration lets theirs go.
+The table's snapshots refer to the lake's own files, so holds in the lake keep these files (`versions/leases.py`,
+`streams/lake/maintenance.py`). Expire snapshots in the catalogue: the next registration releases their holds.
 """
 
 from __future__ import annotations
@@ -58,13 +57,13 @@ _HIDDEN = {
     name: 2_147_000_000 + place
     for place, name in enumerate(dict.fromkeys((POSITION, TOMBSTONE, *(name for name, _ in HIDDEN_COLUMNS), IS_FIRST)))
 }
-"""Field ids that no table comes to by itself, below those that Iceberg keeps for its own."""
+"""Field ids beyond those of any real table, and below those reserved by Iceberg."""
 _TYPES = {"tinyint": "int", "smallint": "int", "bigint": "long", "timestamp": "timestamptz"}
 
 
 @dataclass(frozen=True, slots=True)
 class IcebergTable:
-    """A table in a catalogue that PyIceberg's own configuration names; nothing secret stands here.
+    """A table in a catalogue of PyIceberg's own configuration; it has no secrets itself.
 
     PyIceberg reads it from `.pyiceberg.yaml` or from the environment: PYICEBERG_CATALOG__<NAME>__URI and the like.
     """
@@ -73,7 +72,7 @@ class IcebergTable:
     catalog: str = "default"
 
     def open(self) -> Catalog:
-        """Return the catalogue. Raises ConfigurationError where PyIceberg is not installed or does not know it."""
+        """Open the catalogue. Raises ConfigurationError if PyIceberg is not installed or does not know it."""
         load = import_engine("pyiceberg.catalog", extra="iceberg").load_catalog
         try:
             catalog: Catalog = load(self.catalog)
@@ -82,8 +81,8 @@ class IcebergTable:
             name = self.catalog.upper()
             raise ConfigurationError(
                 f"the Iceberg catalogue {self.catalog!r} can't be opened: {error}",
-                f"Configure it for PyIceberg, in .pyiceberg.yaml or by PYICEBERG_CATALOG__{name}__TYPE, …__URI and "
-                "what it needs beside.",
+                f"Configure it for PyIceberg, in .pyiceberg.yaml or with PYICEBERG_CATALOG__{name}__TYPE, …__URI and "
+                "its other settings.",
                 setting=f"PYICEBERG_CATALOG__{name}__URI",
             ) from error
 
@@ -92,7 +91,7 @@ class IcebergTable:
 class IcebergSnapshot:
     """A dataset's version as a snapshot of an Iceberg table; `version` is its id, or the commit of a stream.
 
-    `files` are the lake's own; `new` says that this call made the snapshot.
+    `files` are the lake's own; `new` tells whether this call created the snapshot.
     """
 
     table: str
@@ -103,7 +102,7 @@ class IcebergSnapshot:
     new: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Return the snapshot as JSON-able values; its id as text, for it is larger than what all readers take."""
+        """Return the snapshot as JSON-able values, with its id as text, because it may exceed JSON numbers."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return values | {"snapshot_id": str(self.snapshot_id), "files": list(self.files)}
 
@@ -117,14 +116,13 @@ def register_in_iceberg(
 ) -> IcebergSnapshot:
     """Make a version the current snapshot of an Iceberg table, in one commit, and return the snapshot.
 
-    The table is created on first use; its namespace must be there. The files of the version before are taken out and
-    those of this one put in, as `add_files` does it, in a single snapshot: earlier ones stay for time travel. Columns
-    that the version has more are added to the table. The snapshot's summary names dataset and version, and holds
-    `properties` too. If the version is current already, nothing is done.
+    The table is created on first use; its namespace must exist. The files of the previous version are replaced by those
+    of this one in a single snapshot; earlier snapshots stay for time travel. New columns are added to the table. The
+    snapshot's summary has dataset, version and `properties`. If the version is already current, nothing is done.
 
-    Raises DatasetError for a version that can't be handed over (see `parquet_files`) or is not sealed, for a table
-    that is not this dataset's, and for columns that went or changed their type; CommitConflictError when somebody else
-    changed the table meanwhile; ConfigurationError where PyIceberg is not installed.
+    Raises DatasetError for a version that is not sealed or whose files can't be used directly (see `parquet_files`),
+    for a table that is not this dataset's, and for columns that were removed or changed their type; CommitConflictError
+    if another writer changed the table concurrently; ConfigurationError if PyIceberg is not installed.
     """
     import_engine("pyiceberg.table", extra="iceberg")
     return lend_view(view, lambda held: _register(held, catalog, identifier, dict(properties or {})))
@@ -134,8 +132,8 @@ def _register(view: Held, catalog: Catalog, identifier: str, properties: dict[st
     lake = lake_in(view.store)
     if select_timed_files(view) is not None and not isinstance(view, EntriesOverTime):
         raise DatasetError(
-            f"dataset {view.dataset!r} keeps a history: its files hold rows of other times, too.",
-            "Register all rows, dataset.over_time(), and choose by __valid_from, __valid_to and __tombstone there.",
+            f"dataset {view.dataset!r} keeps a history: its files also have rows of other times.",
+            "Register all rows, dataset.over_time(), and filter by __valid_from, __valid_to and __tombstone there.",
             dataset=view.dataset,
         )
     if not isinstance(view, StreamView):
@@ -165,11 +163,11 @@ def publish_to_iceberg(
     spark: SparkSession | Callable[[], SparkSession] | None = None,
     by: str | None = None,
 ) -> IcebergSnapshot:
-    """Make what a dataset serves now the current snapshot of an Iceberg table, and return the snapshot.
+    """Make the served version of a dataset the current snapshot of an Iceberg table, and return the snapshot.
 
-    A table of a change stream is compacted before, where it has deltas; `spark` is called only then. What is current
-    there already is not registered again. Raises as `register_in_iceberg` and `compact_dataset` do, and
-    NoSealedVersionError while nothing is served.
+    A change stream's table with deltas is compacted first; `spark` is called only then. A version that is already
+    current is not registered again. Raises as `register_in_iceberg` and `compact_dataset` do, and NoSealedVersionError
+    if no version is served.
     """
     from dagster_adjunct.assets.reading.dataset import open_dataset
     from dagster_adjunct.assets.unbounded.compaction import compact_dataset
@@ -181,15 +179,15 @@ def publish_to_iceberg(
                 break
             compact_dataset(lake, dataset, spark=spark, by=by, level="major")
             opened.refresh()
-        # Changes that are committed faster than they are compacted are refused by name.
+        # If changes are committed faster than they are compacted, registering raises DatasetError.
         keeps_history = opened.sealed.history is not None
         return register_in_iceberg(opened.over_time() if keeps_history else opened, catalog, table.identifier)
 
 
 def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str, ...]:
-    """Let go of all versions held for an Iceberg table that is dropped, and return them.
+    """Release all versions held for a dropped Iceberg table, and return them.
 
-    They may be discarded from now on, and snapshots that still refer to them become unreadable.
+    They may then be discarded, and snapshots that still refer to them become unreadable.
     """
     return _release(lake, dataset, _holder(identifier), ())
 
@@ -202,7 +200,7 @@ def _retain(lake: Lake, view: Held, holder: str) -> None:
 
 
 def _release(lake: Lake, name: str, holder: str, keep: Collection[str]) -> tuple[str, ...]:
-    """Let go of a dataset's versions, or of a stream's where the name is that of one ("lake.enriched")."""
+    """Release the held versions of a dataset, or of a stream ("lake.enriched")."""
     if "." in name:
         return stream_holds.release_files(lake, split_stream_name(name)[1], holder=holder, keep=keep)
     return release_versions(lake, name, holder=holder, keep=keep)
@@ -217,7 +215,7 @@ def _check_sealed(view: Held, lake: Lake) -> None:
     ref = manifest.ref(view.version) if manifest is not None else None
     if ref is not None and ref.state != "sealed":
         raise DatasetError(
-            f"dataset {view.dataset!r}, version {view.version} is {ref.state} ({ref.reason}), and not to be read.",
+            f"dataset {view.dataset!r}, version {view.version} is {ref.state} ({ref.reason}) and can't be registered.",
             "Register a sealed version.",
             dataset=view.dataset,
             version=view.version,
@@ -232,7 +230,7 @@ def _load_or_create_table(view: Held, catalog: Catalog, identifier: str) -> Tabl
             table = catalog.load_table(identifier)
         except NoSuchTableError:
             table = catalog.create_table(identifier, schema=exchange_schema(view), properties={DATASET: view.dataset})
-    except TableAlreadyExistsError:  # somebody else made it just now
+    except TableAlreadyExistsError:  # created concurrently
         table = catalog.load_table(identifier)
     except NoSuchNamespaceError as error:
         namespace = identifier.rpartition(".")[0]
@@ -246,7 +244,7 @@ def _load_or_create_table(view: Held, catalog: Catalog, identifier: str) -> Tabl
         raise DatasetError(
             f"the Iceberg table {identifier!r} holds {f'dataset {owner!r}' if owner else 'data of its own'}, which "
             f"registering {_describe_owner(view)} would replace.",
-            "Choose another table.",
+            "Use another table.",
             dataset=view.dataset,
             version=view.version,
         )
@@ -254,7 +252,7 @@ def _load_or_create_table(view: Held, catalog: Catalog, identifier: str) -> Tabl
 
 
 def _check_columns(view: Held, table: Table, identifier: str) -> None:
-    """Refuse a version without a column of the table, or with another type, unless it was in the table before."""
+    """Raise DatasetError for missing columns (unless the version was in the table before) or changed types."""
     theirs = {field.name: str(field.field_type) for field in table.schema().fields}
     mine = {name: _iceberg_type(kind) for name, kind in exchange_columns(view).items()}
     returns = view.version in _registered_versions(table)
@@ -283,13 +281,13 @@ def _commit(view: Held, table: Table, identifier: str, paths: tuple[str, ...], p
         with table.transaction() as transaction:
             with transaction.update_schema() as update:
                 update.union_by_name(exchange_schema(view))
-            # The files are the lake's: engines that expire snapshots or drop the table must not delete them.
+            # The files belong to the lake: engines that expire snapshots or drop the table must not delete them.
             wanted = {DATASET: view.dataset, **({} if GARBAGE in table.properties else {GARBAGE: "false"})}
-            # The files have no field ids, so readers find columns by this.
+            # The files have no field ids, so readers find columns by this mapping.
             wanted[TableProperties.DEFAULT_NAME_MAPPING] = _name_mapping(view, transaction.table_metadata)
             transaction.set_properties(wanted)
             arriving = _data_files(view, table, transaction, paths)
-            # One snapshot: to delete first and then to add would leave one without rows between the two.
+            # One snapshot: deleting and then adding would leave a snapshot without rows in between.
             with transaction.update_snapshot(summary).overwrite() as snapshot:
                 for file in leaving:
                     snapshot.delete_data_file(file)
@@ -297,21 +295,21 @@ def _commit(view: Held, table: Table, identifier: str, paths: tuple[str, ...], p
                     snapshot.append_data_file(file)
     except CommitStateUnknownException as error:
         raise CommitStateUnknownError(
-            f"the catalogue did not say whether version {view.version} is in the Iceberg table {identifier!r} now.",
-            "Register it again: what is there already is not done twice.",
+            f"it is unknown whether version {view.version} was committed to the Iceberg table {identifier!r}.",
+            "Register it again: a committed version is not registered twice.",
             dataset=view.dataset,
         ) from error
     except (CommitFailedException, ValidationException) as error:
         raise CommitConflictError(
             f"the Iceberg table {identifier!r} was changed by another writer while "
             f"{_describe_view(view)} was registered ({error}).",
-            "Nothing was registered. Look at what the table holds, and register again.",
+            "Nothing was registered. Check the table, and register again.",
             dataset=view.dataset,
         ) from error
 
 
 def _data_files(view: Held, table: Table, transaction: Transaction, paths: tuple[str, ...]) -> list[DataFile]:
-    """Return what Iceberg is to know of the files, from their footers."""
+    """Return Iceberg's data files for these paths, from their footers."""
     from pyiceberg.io.pyarrow import parquet_files_to_data_files
 
     try:
@@ -320,8 +318,8 @@ def _data_files(view: Held, table: Table, transaction: Transaction, paths: tuple
     except (OSError, ValueError) as error:
         raise ManifestMismatchError(
             f"{_describe_view(view)}: a file can't be read by PyIceberg: {error}.",
-            "See that the catalogue's settings reach the lake (s3.endpoint, credentials), and that the version is "
-            "whole: adjunct dataset verify.",
+            "Check the catalogue's settings for the lake (s3.endpoint, credentials), and the version itself: "
+            "adjunct dataset verify.",
             dataset=view.dataset,
             version=view.version,
         ) from error
@@ -332,10 +330,10 @@ def _data_files(view: Held, table: Table, transaction: Transaction, paths: tuple
 
 
 def _name_mapping(view: Held, metadata: TableMetadata) -> str:
-    """Return the table's mapping of names to fields, which readers want to have for each column of a file.
+    """Return the table's mapping of names to fields, which readers need for each column of a file.
 
-    The columns that a change stream's table has beside its own are mapped to fields that the table has not, so that
-    nobody sees them, as those of columns that were dropped.
+    Hidden columns of a change stream's table are mapped to fields that the table does not have, like dropped columns,
+    so that no reader sees them.
     """
     from pyiceberg.table.name_mapping import MappedField, NameMapping
 
@@ -346,7 +344,7 @@ def _name_mapping(view: Held, metadata: TableMetadata) -> str:
 
 
 def _with_hidden(view: Held, metadata: TableMetadata) -> TableMetadata:
-    """Return the table's metadata as if it had the hidden columns too: only to look at files, never committed."""
+    """Return the table's metadata with the hidden columns added, for reading files only; never committed."""
     from pyiceberg.schema import Schema
     from pyiceberg.types import BooleanType, IntegerType, LongType, NestedField, StringType, TimestamptzType
 
@@ -376,7 +374,7 @@ def _describe_owner(view: Held) -> str:
 
 
 def _hidden_columns(view: Held) -> dict[str, str]:
-    """Return the columns that the files have beside those of the dataset, with their types."""
+    """Return the additional columns of the files, with their types."""
     if isinstance(view, StreamView):
         return view.hidden
     if isinstance(view, EntriesOverTime | EntriesAt):
@@ -385,11 +383,11 @@ def _hidden_columns(view: Held) -> dict[str, str]:
 
 
 def _registered_versions(table: Table) -> set[str]:
-    """Return the versions that the table's snapshots hold."""
+    """Return the versions of the table's snapshots."""
     summaries = [snapshot.summary for snapshot in table.snapshots()]
     return {s.additional_properties[VERSION] for s in summaries if s and VERSION in s.additional_properties}
 
 
 def _iceberg_type(kind: str) -> str:
-    """Return Iceberg's name of a Spark simple type name; Iceberg has no whole numbers shorter than `int`."""
+    """Return Iceberg's name for a Spark type name; Iceberg has no integers shorter than `int`."""
     return _TYPES.get(kind, kind.replace(",", ", "))

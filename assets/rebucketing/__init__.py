@@ -1,1 +1,1 @@
-"""Datasets rewritten into another number of partitions: the same entries, in one commit."""
+"""Rewriting datasets into another number of partitions, in one commit."""

@@ -1,8 +1,11 @@
-"""Rewrites the table of an unbounded dataset into another number of partitions: base and deltas, in one commit.
+"""Rebucketing: rewrites a dataset into another number of partitions, with the same entries, in one commit.
 
-Each generation is written anew under its number, with the positions and tombstones of its rows, so that readers,
-compactions and changes by an ordering column meet what they met before. The stream's offsets stay. Versions before it
-keep their partitions, and can be read until they are discarded.
+Of an unbounded dataset the served table is rewritten, base and deltas. Each generation keeps its number and the
+positions and tombstones of its rows, so that readers, compactions and ordered changes work as before. The stream's
+offsets stay. Earlier versions keep their partitions and can be read until they are discarded.
+
+Of a bounded dataset every retained version gets a copy under a new id, so that a rollback finds the same partitions.
+Readers keep the old copies until they release them, as after an erasure.
 """
 
 from __future__ import annotations
@@ -47,11 +50,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RebucketReport:
-    """What was, or (`dry_run`) would be, rewritten: versions by their old and new ids; the new ones are "" then.
+    """The rewritten versions by old and new id; with `dry_run`, those that would be rewritten, with new ids "".
 
-    Of an unbounded dataset that is the served version alone: versions before it keep their partitions until they are
-    discarded. `pending` are old copies that somebody still reads, and `holding` are those who need a version as it is,
-    which refuses the rewriting.
+    Of an unbounded dataset only the served version is rewritten. `pending` are old copies that are still read, and
+    `holding` describes open batches that need a version as it is, which prevents the rewrite.
     """
 
     dataset: str
@@ -81,12 +83,12 @@ class RebucketReport:
 
 
 def check_repartitioning(log: DatasetLog, manifest: DatasetManifest, partitions: int, reason: str) -> int:
-    """Return how many partitions the dataset has; refuse what can't be rewritten into this number of them."""
+    """Return the current number of partitions. Raises if the dataset can't be rewritten into the new number."""
     declared, what = manifest.declaration, f"dataset {log.name!r}"
     if not reason.strip():
         raise ConfigurationError(
             f"{what} can't be repartitioned without a reason.",
-            "Say why: it is kept.",
+            "Pass a reason, which is stored in the commit.",
             argument="reason",
             dataset=log.name,
         )
@@ -94,31 +96,31 @@ def check_repartitioning(log: DatasetLog, manifest: DatasetManifest, partitions:
         raise ConfigurationError(
             f"{what} is broadcast: one copy, in no partitions, and can't be rewritten into {partitions} of them.",
             "Declare it under a new name with the new count, which builds it from its input beside the old one; or "
-            f"delete it and build it anew: adjunct dataset delete {log.name} --reason ….",
+            f"delete and rebuild it: adjunct dataset delete {log.name} --reason ….",
             dataset=log.name,
         )
     if not 1 <= partitions <= 100_000 or partitions == declared.partitions:
         raise ConfigurationError(
-            f"{what} has {declared.partitions} partitions, and is to have {partitions}.",
-            "Name another number, from 1 to 100,000.",
+            f"{what} has {declared.partitions} partitions and can't be rewritten into {partitions}.",
+            "Pass a different number from 1 to 100,000.",
             argument="partitions",
             dataset=log.name,
         )
     if manifest.unfinished:
         raise DatasetError(
             f"{what} can't be repartitioned now: its bootstrap is not finished ({manifest.unfinished}).",
-            f"Advance it until it is: adjunct dataset advance {log.name} MODULE:APP. Then repeat it.",
+            f"Advance it until the bootstrap is done (adjunct dataset advance {log.name} MODULE:APP), then repeat.",
             dataset=log.name,
         )
     return declared.partitions
 
 
 def check_unused(dataset: str, needed: Mapping[str, str]) -> None:
-    """Refuse while an open batch needs a version as it lies: `needed` says which, and why."""
+    """Raise StillReadError while open batches need versions as they are; `needed` has the reason by version."""
     if needed:
         raise StillReadError(
             f"dataset {dataset!r} can't be repartitioned now: {'; '.join(sorted(set(needed.values())))}.",
-            "Let it end: run the application, or give its batch up (adjunct checkpoint abandon). Then repeat it.",
+            "Run the application to finish its batch, or give the batch up (adjunct checkpoint abandon). Then repeat.",
             dataset=dataset,
             readers=tuple(sorted(set(needed.values()))),
         )
@@ -135,10 +137,10 @@ def rebucket_files(
     number: int,
     options: WriteOptions | None = None,
 ) -> list[BucketFile]:
-    """Write the rows of these files, one for a key, into their new buckets, each in the order of its keys.
+    """Write the rows of these files, one for each key, into their new buckets, sorted by key.
 
-    Rows keep what they carry beside their columns, and get the columns of the layout. As many buckets at a time as have
-    about `_ROWS_AT_ONCE` rows, so that memory does not grow with the version.
+    Rows keep their hidden columns and get the columns of the layout. Buckets are written in passes of about
+    `_ROWS_AT_ONCE` rows, so that memory does not grow with the version.
     """
     import pyarrow as pa
 
@@ -176,13 +178,13 @@ def _iterate_bucketed_rows(stored: StoredFile, layout: BucketLayout) -> Iterator
     if stored.sha256() != stored.file.sha256:
         raise ManifestMismatchError(
             f"{stored.what}: {stored.key} is not as it was written, so it can't be rewritten.",
-            "Restore that object, or give the version up: withdraw and drop it.",
+            "Restore that object, or withdraw and drop the version.",
             key=stored.key,
         )
     file = stored.open()
     for group in range(file.metadata.num_row_groups):
         rows = stored.reading(lambda at=group: file.read_row_group(at))  # type: ignore[misc]
-        # A table of a change stream has files from before its columns were added or widened.
+        # A change stream's table may have files older than its last added or widened column.
         names = [field.name for field in layout.arrow_schema()]
         rows = conform_to_layout(rows, layout) if layout.hidden else rows.select(names)
         yield rows, assign_buckets([rows.column(name) for name in layout.bucket_by], layout.partitions)
@@ -196,11 +198,11 @@ def repartition_table(
 ) -> RebucketReport:
     """Rewrite the served table of an unbounded dataset into this number of partitions; its stream's offsets stay.
 
-    A crash leaves the old table, and files that discarding collects. What is committed meanwhile is rewritten, too; an
-    advance that read the old table loses its commit, and goes on by the new declaration. `roots` gives, by version id,
-    why applications still need a version: those of open batches refuse it with StillReadError. `dry_run` only says
-    what would be done. Raises ConfigurationError for a bounded or broadcast dataset or no change, DatasetError while a
-    bootstrap is not finished, and CommitConflictError where others do not stop committing.
+    A crash leaves the old table, and files that a discard deletes. Concurrent commits are rewritten, too; an advance
+    that read the old table fails to commit, and continues by the new declaration. `roots` returns, by version id, why
+    applications still need a version: open batches that do raise StillReadError. `dry_run` only reports. Raises
+    ConfigurationError for a bounded or broadcast dataset or an unchanged number, DatasetError during a bootstrap, and
+    CommitConflictError if other writers keep committing.
     """
     with ExitStack() as records:
         return _TableRewrite(DatasetLog(lake, dataset), partitions, reason, by, roots, records).run(dry_run)
@@ -208,9 +210,9 @@ def repartition_table(
 
 @dataclass
 class _TableRewrite:
-    """One rewriting under way. A generation is written once, by its old folder, however often the commit is tried.
+    """One rewrite of a table. Each generation is written once, by its old folder, even if the commit is retried.
 
-    `asked` says that a commit is asked for, and not known to have lost.
+    `asked` means that a commit was requested and is not known to have failed.
     """
 
     log: DatasetLog
@@ -226,12 +228,12 @@ class _TableRewrite:
         try:
             return self.log.rewrite(partial(self._rewrite_once, dry_run), slower="its table can be rewritten")
         except Exception:
-            if not self.asked:  # else it may be committed: what is not is garbage for discarding
+            if not self.asked:  # otherwise it may be committed; if not, a discard deletes the files
                 self._drop_others(None)
             raise
 
     def _rewrite_once(self, dry_run: bool) -> RebucketReport:
-        """Rewrite and commit what is current. Raises CommitConflictError where somebody else was first."""
+        """Rewrite and commit the current table. Raises CommitConflictError if another writer was first."""
         commit, manifest = self.log.read()
         if commit is None or manifest is None:
             raise DatasetNotFoundError(
@@ -248,9 +250,9 @@ class _TableRewrite:
         try:
             with Lease.acquire(self.log.lake, self.log.name, [version.id], holder=f"repartition by {self.by}"):
                 self._write(version)
-        except VersionDiscardedError as gone:  # another one is served by now
+        except VersionDiscardedError as gone:  # another version is served now
             raise CommitConflictError(gone.problem, gone.next_step, dataset=self.log.name) from gone
-        check_unused(self.log.name, self.roots())  # once more: writing takes a while
+        check_unused(self.log.name, self.roots())  # again, because writing takes a while
         commit_id = self.log.attempt().id
         after = self._after(manifest, version, commit.number + 1, commit_id)
         self.asked = True
@@ -265,8 +267,8 @@ class _TableRewrite:
     def _checked(self, manifest: DatasetManifest) -> UnboundedManifest:
         if not isinstance(manifest, UnboundedManifest):
             raise ConfigurationError(
-                f"dataset {self.log.name!r} is bounded: its versions are rewritten, and it has no table.",
-                "Use repartition_dataset, which does what fits.",
+                f"dataset {self.log.name!r} is bounded: it has versions and no table.",
+                "Use repartition_dataset, which handles both kinds.",
                 dataset=self.log.name,
             )
         return manifest
@@ -294,10 +296,10 @@ class _TableRewrite:
             if generation.folder in self.made or not generation.files:
                 continue
             attempt = self.log.attempt()
-            # On record until the commit, so that nobody takes the new files for garbage.
+            # Recorded until the commit, so that no discard deletes the new files.
             self.records.enter_context(record_build(self.log.lake, self.log.name, attempt.id, self.by))
             stored = [StoredFile(store, what, generation.folder, file) for file in generation.files]
-            # Readers look there whether tombstones were left out.
+            # Readers learn from this statistic whether tombstones were left out.
             left_out = all(_LEFT_OUT in file.stats for file in generation.files)
             as_it_is = None if version.history is None else TimelineOptions(told=has_row_ends(generation))
             options = WriteOptions(what, last_per_key=True, drop_tombstones=left_out, over_time=as_it_is)
@@ -313,7 +315,7 @@ class _TableRewrite:
                 )
 
     def _drop_others(self, version: SealedVersion | None) -> None:
-        """Delete what was rewritten of generations that this version does not have: an erasure may have been there."""
+        """Delete rewritten generations that this version no longer has, for example after an erasure."""
         needed = {generation.folder for generation in version.generations} if version is not None else set()
         for folder in self.made.keys() - needed:
             self.log.drop(self.made.pop(folder)[1])
@@ -336,7 +338,7 @@ class _TableRewrite:
         made = version.after(**facts)
         after = manifest.after(
             declaration=manifest.declaration.model_copy(update={"partitions": self.partitions}),
-            # So that an advance that is under way, which has the old partitions, loses its race.
+            # So that a running advance with the old partitions fails to commit.
             next_generation=manifest.next_generation + 1,
             change=Change(action="repartition", version=made.id, reason=self.reason),
         )
@@ -355,22 +357,15 @@ class _TableRewrite:
         )
 
 
-# Rewrites a bounded dataset's versions into another number of partitions: the same entries, in one commit.
-#
-# Every version that is retained gets a copy under a new id, so that a rollback meets the same partitions. Readers keep
-# the old copies until they let go, as after an erasure.
-
-
 def repartition_versions(
     lake: Lake, dataset: str, partitions: int, *, reason: str, by: str, roots: Roots = dict, dry_run: bool = False
 ) -> RebucketReport:
     """Rewrite every retained version of a bounded dataset into this number of partitions; names and offsets stay.
 
-    A crash leaves the dataset as it was. `roots` gives, by version id, why applications still need a version: those of
-    open batches refuse it with StillReadError, for they can't meet other partitions. Until it is declared with the new
-    count, the dataset is refused when it is advanced or opened. Of a member of a version set it is one commit of the
-    set. `dry_run` only says what would be done. Raises ConfigurationError for an unbounded dataset, a broadcast one,
-    or no change.
+    A crash leaves the dataset unchanged. `roots` returns, by version id, why applications still need a version: open
+    batches that do raise StillReadError, because they can't switch partitions. Until it is declared with the new
+    number, the dataset can't be advanced or opened. For a member of a version set it is one commit of the set.
+    `dry_run` only reports. Raises ConfigurationError for an unbounded or broadcast dataset or an unchanged number.
     """
     log = DatasetLog(lake, dataset)
     made: dict[str, VersionReplacement] = {}
@@ -379,13 +374,13 @@ def repartition_versions(
         commit, manifest = _read_bounded(log, partitions)
         before = check_repartitioning(log, manifest, partitions, reason)
         check_unused(dataset, roots())
-        # A version is rewritten once, however often the commit is tried.
+        # A version is rewritten once, even if the commit is retried.
         for document in [document for document, new in made.items() if not _is_stored(lake, manifest, new)]:
             del made[document]
         for ref in manifest.built:
             if str(ref.document) not in made:
                 made[str(ref.document)] = _rewrite_version(log, ref, partitions, by)
-        check_unused(dataset, roots())  # once more: writing takes a while
+        check_unused(dataset, roots())  # again, because writing takes a while
         after = _apply_replacements(manifest, made, partitions, reason)
         log.commit(commit, after, by=by)
         return before, after
@@ -413,8 +408,8 @@ def _read_bounded(log: DatasetLog, partitions: int) -> tuple[Commit | None, Boun
         )
     if not isinstance(manifest, BoundedManifest):
         raise ConfigurationError(
-            f"dataset {log.name!r} is unbounded: it has one table, and no versions to rewrite.",
-            f"Rewrite it so: adjunct dataset repartition {log.name} --partitions {partitions} --reason ….",
+            f"dataset {log.name!r} is unbounded: it has one table and no versions to rewrite.",
+            f"Rewrite the table: adjunct dataset repartition {log.name} --partitions {partitions} --reason ….",
             dataset=log.name,
         )
     return commit, manifest
@@ -430,7 +425,7 @@ def _plan_versions(log: DatasetLog, partitions: int, reason: str, roots: Roots) 
 
 
 def _is_stored(lake: Lake, manifest: BoundedManifest, made: VersionReplacement) -> bool:
-    """Whether nobody has discarded what was rewritten, which no manifest lists yet."""
+    """Whether a rewritten version, which no manifest lists yet, has not been discarded."""
     document = str(made.new.document)
     return not {*made.new.folders, document} & set(manifest.doomed) and lake.store.head(document) is not None
 
@@ -438,7 +433,7 @@ def _is_stored(lake: Lake, manifest: BoundedManifest, made: VersionReplacement) 
 def _apply_replacements(
     manifest: BoundedManifest, made: dict[str, VersionReplacement], partitions: int, reason: str
 ) -> BoundedManifest:
-    """Return the manifest with the rewritten versions, `made` of all of them."""
+    """Return the manifest with all versions replaced by the rewritten ones."""
     old = {ref.id: made[str(ref.document)] for ref in manifest.built}
     after = replace_versions(manifest, old)
     doomed = [*manifest.doomed]
@@ -447,7 +442,7 @@ def _apply_replacements(
     return after.after(
         declaration=manifest.declaration.model_copy(update={"partitions": partitions}),
         doomed=tuple(dict.fromkeys(doomed)),
-        # So that a build that is under way, which has the old partitions, loses its race.
+        # So that a running build with the old partitions fails to commit.
         next_number=manifest.next_number + 1,
         change=Change(action="repartition", version=served.new.id if served else None, reason=reason),
     )
@@ -458,7 +453,7 @@ def _rewrite_version(log: DatasetLog, ref: VersionRef, partitions: int, by: str)
     (generation,) = sealed.generations
     layout = build_layout(sealed.columns, sealed.key, sealed.partition_by, partitions, sealed.positioned)
     attempt = log.attempt()
-    # On record until the commit, so that nobody takes the new files for garbage.
+    # Recorded until the commit, so that no discard deletes the new files.
     with AttemptRecord(log.lake, log.name, attempt.id, by):
         files = rebucket_files(log, list_stored_files(log.lake.store, log.name, sealed), layout, attempt, generation.id)
     new = attempt.generation(generation.id, files)

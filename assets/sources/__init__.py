@@ -1,1 +1,1 @@
-"""Where versions come from: streams, folders of files, queries; and what of their records is stored."""
+"""Sources of versions: streams, folders of files and queries; and the entries made from their records."""

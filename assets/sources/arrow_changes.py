@@ -1,7 +1,4 @@
-"""Changes decoded in this process, from records in Arrow: the same ones that Spark makes, without a session.
-
-records -> change format -> order -> extractor -> changes, each with its position, and its problem if it has one
-"""
+"""Changes decoded in this process from records in Arrow: the same as by Spark (`changes.py`), without a session."""
 
 from __future__ import annotations
 
@@ -70,12 +67,12 @@ _ESCAPED = str.maketrans({**{chr(code): f"\\u{code:04X}" for code in range(32)},
 
 
 def supports_json(kind: str) -> bool:
-    """Whether values of this type are written here; how Java writes fractions and decimals, only Java says."""
+    """Whether values of this type can be written as JSON here; fractions and decimals need Java's own format."""
     return kind in _TYPES
 
 
 def records_to_json(records: pa.Table, schema: Schema) -> pa.Array:
-    """Return each record's columns as a JSON object; null columns stand in it as null."""
+    """Return each record's columns as a JSON object, nulls included."""
     import pyarrow as pa
 
     names = [f'"{name.translate(_ESCAPED)}":' for name in schema.names]
@@ -118,8 +115,8 @@ def _day(days: int) -> str:
 class ArrowDecoder:
     """A ChangeDecoder over Arrow tables, for changes that fit in memory.
 
-    It reads what `records_in_process` says, in the formats that are ArrowChangeFormats. Dead letters hold records as
-    JSON, and of records with fractions or decimals only Spark writes that.
+    It reads inputs that need no Spark (`list_spark_needs`) in formats that are ArrowChangeFormats. Dead letters store
+    records as JSON, which needs Spark for records with fractions or decimals.
     """
 
     def check(self, source: OpenedStream) -> None:
@@ -185,7 +182,7 @@ class ArrowDecoder:
 def decode_arrow_changes(
     source: OpenedStream, records: pa.Table, positions_from: int = 0, samples: Samples | None = None
 ) -> tuple[pa.Table, Samples | None]:
-    """Return what `decode_changes` does, of records in Arrow."""
+    """Return the changes made from records in Arrow, and the first ordering values, as `decode_changes` does."""
     spec, schema, following = source.spec, source.schema, source.spec.following
     what = f"dataset {spec.name!r} (input {spec.input})"
     assert source.info.schema is not None, "raw records are refused when the input is opened"
@@ -216,7 +213,7 @@ def decode_arrow_changes(
 def _add_order(
     spec: AdjunctDataset, rows: pa.Table, schema: Schema, samples: Samples | None
 ) -> tuple[pa.Table, Samples | None]:
-    """Return what order_by_column.py's `with_order` does, of rows in Arrow."""
+    """Return the rows with the column ORDER, and the first values, as `add_order` in changes.py does."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -252,9 +249,9 @@ def _add_order(
 
 
 def position_array(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedArray:
-    """Return the position that each value of the ordering column stands for: microseconds, days, or the number.
+    """Return the positions of the ordering column's values: microseconds, days, or the number.
 
-    Texts and decimals are returned as they are.
+    Texts and decimals are returned unchanged.
     """
     values, kind = rows.column(name), schema.field(name).type
     if kind == "string" or kind.startswith("decimal"):
@@ -263,7 +260,7 @@ def position_array(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedArray
 
 
 def _add_valid_from(rows: pa.Table, name: str | None) -> pa.Table:
-    """Return the rows with the time since when they are valid, of this column or the record's; none is a problem."""
+    """Return the rows with their valid-from time, from this column or the record's time; a null is a problem."""
     import pyarrow as pa
 
     times = rows.column(TIMESTAMP if name is None else name).cast(pa.timestamp("us", tz="UTC"))
@@ -272,7 +269,7 @@ def _add_valid_from(rows: pa.Table, name: str | None) -> pa.Table:
 
 
 def add_problems(changes: pa.Table, reasons: Sequence[str | None]) -> pa.Table:
-    """Return the changes with what is wrong with them, where nothing was before."""
+    """Return the changes with these problems, by row, unless they have one."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -298,7 +295,7 @@ def _select_changes(spec: AdjunctDataset, rows: pa.Table, schema: Schema, positi
 
 
 def _extract_entries(spec: AdjunctDataset, rows: pa.Table, schema: Schema, what: str) -> pa.Table:
-    """Return the entries that the extractor makes of rows; deletions and problems go around it."""
+    """Return the entries that the extractor makes from rows; deletions and problems bypass it."""
     import pyarrow.compute as pc
 
     assert spec.extractor is not None
@@ -314,7 +311,7 @@ def _extract_entries(spec: AdjunctDataset, rows: pa.Table, schema: Schema, what:
 
 
 def _reject_unreadable(changes: pa.Table, schema: Schema) -> pa.Table:
-    """Return the changes with a problem, and no value, where a date or text is one that Python does not have."""
+    """Return the changes with a problem and a null for each date or text that Python can't represent."""
 
     for field in (field for field in schema.fields if field.type in CHECKED_TYPES):
         values = changes.column(field.name)
@@ -340,7 +337,7 @@ def null_out_rows(values: pa.ChunkedArray, rows: Collection[int]) -> pa.ChunkedA
 
 
 def _dead_letters(bad: pa.Table, spec: AdjunctDataset) -> pa.Table:
-    """Return the dead letters of these changes, one a record, in the order of partition and offset."""
+    """Return the dead letters of these changes, one for each record, in the order of partition and offset."""
     import pyarrow as pa
 
     if not bad.num_rows:

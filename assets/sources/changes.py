@@ -1,9 +1,12 @@
-"""From records of a change stream to changes of a dataset's entries, by Spark.
+"""Changes of a dataset's entries, decoded by Spark from the records of a change stream.
 
     records -> change format -> order -> extractor -> changes, each with its position, and its problem if it has one
 
-What can't be applied goes through as a change with a problem: `refuse_problems` lets the job fail at it, or
-change_dead_letters.py takes it out.
+A change that can't be applied keeps its problem in a column: `fail_on_problems` makes the job fail at it, or it is sent
+to the dead letters (`dead_letters.py`).
+
+A ChangeDecoder decodes with Spark (SparkDecoder) or in this process with all changes in memory (ArrowDecoder). Both
+make the same changes from the same records, and reject the same ones with the same messages.
 """
 
 from __future__ import annotations
@@ -48,45 +51,40 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges
 
-# What makes changes of a stream's records: Spark, or this process with all of them in memory.
-#
-# Both make the same changes of the same records, and refuse the same ones with the same words.
-
-
 Rows = TypeVar("Rows")
 
 
 class ChangeDecoder(Protocol[Rows]):
-    """Reads changes, and sets aside those that can't be applied. `Rows` is what it holds them as.
+    """Reads changes and separates those that can't be applied. `Rows` is a Spark frame or an Arrow table.
 
-    Changes have the columns of the entries, those of META, `__position`, and PROBLEM: why one can't be applied.
+    Changes have the columns of the entries, those of META, `__position`, and PROBLEM: why a change can't be applied.
     """
 
     def check(self, source: OpenedStream) -> None:
-        """Raise ConfigurationError for a dataset whose changes it can't read."""
+        """Raise ConfigurationError for a dataset whose changes this decoder can't read."""
         ...
 
     def read_changes(
         self, source: OpenedStream, ranges: Ranges, *, positions_from: int = 0, samples: Samples | None = None
     ) -> tuple[Rows, Samples | None]:
-        """Return the changes of entries that the records of these ranges make, and the first values of their order.
+        """Return the changes made from the records of these ranges, and the first values of their order.
 
-        Positions by offset begin at `positions_from`. `samples` are the first values where there were changes before.
-        Raises SchemaMismatchError where the first change can't be ordered.
+        Positions by offset start at `positions_from`. `samples` are the first values if there were changes before.
+        Raises SchemaMismatchError if the first change can't be ordered.
         """
         ...
 
     def without_late(
         self, changes: Rows, horizon: int | None, on_bad_change: object
     ) -> tuple[Rows, Callable[[], int] | None]:
-        """Return the changes above the horizon, and what counts the others once the rest is written.
+        """Return the changes above the horizon, and a function that counts the late ones after the write.
 
-        With dead letters they become a problem of theirs instead.
+        With dead letters, late changes get a problem instead.
         """
         ...
 
     def refuse_problems(self, changes: Rows, dataset: str) -> Rows:
-        """Return the changes without PROBLEM; at one that has any, BadChangeError is raised by the time of writing."""
+        """Return the changes without the column PROBLEM; a change with a problem raises BadChangeError by the write."""
         ...
 
     def without_problems(self, changes: Rows) -> Rows:
@@ -94,9 +92,9 @@ class ChangeDecoder(Protocol[Rows]):
         ...
 
     def letters(self, changes: Rows, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]) -> Rows | None:
-        """Return the dead letters of the changes that can't be applied, None where there are none.
+        """Return the dead letters for the changes that can't be applied, None if there are none.
 
-        `incomplete` are the partition, offset and reason of further ones.
+        `incomplete` has partition, offset and reason of further ones.
         """
         ...
 
@@ -107,9 +105,9 @@ _POSITION = r"^[+-]?\d{1,30}$"
 def add_order(
     spec: AdjunctDataset, rows: DataFrame, schema: Schema, samples: Samples | None
 ) -> tuple[DataFrame, Samples | None]:
-    """Return the rows with ORDER, their position, and a problem where they have none; and the first values.
+    """Return the rows with the column ORDER, or a problem if they have no position; and the first values.
 
-    `samples` are those that are known. Raises SchemaMismatchError for a first change that can't be ordered.
+    `samples` are the known first values. Raises SchemaMismatchError if the first change can't be ordered.
     """
     from pyspark.sql import functions as F
 
@@ -123,7 +121,7 @@ def add_order(
         samples = find_first_order_values(spec, rows, values, samples)
     parts: list[Column] = []
     reasons: list[Column] = []
-    # Of the streamed change that a snapshot's row is not, it has nothing: it is older than each of that place.
+    # A snapshot's row lacks the fields of a streamed change: it comes before every change with them.
     snapshot = F.col(SNAPSHOT) if SNAPSHOT in rows.columns else F.lit(False)
     for place, (name, value) in enumerate(zip(order, values, strict=True)):
         sample = "0" if samples is None else samples[place]
@@ -150,9 +148,9 @@ def add_order(
 def find_first_order_values(
     spec: AdjunctDataset, rows: DataFrame, values: Sequence[Column], samples: Samples | None
 ) -> Samples | None:
-    """Return what the values of later changes are compared with: those of the first change that has them.
+    """Return the ordering values of the first change that has them, which later ones are compared with.
 
-    None where there is no change. Raises SchemaMismatchError where the first one can't be ordered.
+    None without changes. Raises SchemaMismatchError if the first change can't be ordered.
     """
     from pyspark.sql import functions as F
 
@@ -176,7 +174,7 @@ def find_first_order_values(
 
 
 def check_order_values(spec: AdjunctDataset, samples: Samples) -> Samples:
-    """Return these first values, all of which can order. Raises SchemaMismatchError for one that can't."""
+    """Return these first values unchanged. Raises SchemaMismatchError for one that can't order changes."""
     for name, sample in zip(spec.following.order_by or (), samples, strict=True):
         if sample is not None and not can_order_changes(name, sample, spec.following.order_by or ()):
             raise unorderable_error(spec, unordered_reason(name, sample), name)
@@ -196,7 +194,7 @@ def unorderable_error(spec: AdjunctDataset, reason: str, name: str | None = None
 
 
 def _order_text(name: str, schema: Schema) -> Column:
-    """Return the values of a name in the order as texts, by which they can be compared."""
+    """Return the values of a name in `order_by` as texts for comparison."""
     from pyspark.sql import functions as F
 
     if name not in schema.names:
@@ -213,7 +211,7 @@ def _number(text: Column) -> Column:
 
 
 def position_column(name: str, schema: Schema) -> Column:
-    """Return the position that a value of the ordering column stands for: microseconds, days, or the number."""
+    """Return the positions of the ordering column's values: microseconds, days, or the number."""
     from pyspark.sql import functions as F
 
     value, kind = named_column(name), schema.field(name).type
@@ -223,19 +221,19 @@ def position_column(name: str, schema: Schema) -> Column:
 
 
 def null_order_reason(name: str) -> str:
-    """Return the reason for a change whose value in the order is null."""
+    """Return the reason for rejecting a change whose ordering value is null."""
     return f"no value to order by: {name!r} is null"
 
 
 def add_problem(changes: DataFrame, *reasons: Column) -> DataFrame:
-    """Return the changes with what is wrong with them, where nothing was before."""
+    """Return the changes with the first of these reasons as their problem, unless they have one."""
     from pyspark.sql import functions as F
 
     return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), *reasons))
 
 
 def shift_positions(changes: DataFrame, first: int) -> DataFrame:
-    """Return changes ordered by offset with positions that begin at `first`."""
+    """Return changes ordered by offset with positions that start at `first`."""
     from pyspark.sql import functions as F
 
     return changes.withColumn(POSITION, F.col(POSITION) + F.lit(first).cast("bigint"))
@@ -244,11 +242,10 @@ def shift_positions(changes: DataFrame, first: int) -> DataFrame:
 def drop_late_changes(
     changes: DataFrame, horizon: int | None, on_bad_change: object
 ) -> tuple[DataFrame, Callable[[], int] | None]:
-    """Return the changes above the horizon, and what counts the others once the job has run.
+    """Return the changes above the horizon, and a function that counts the late ones after the job.
 
-    The horizon is a position, and of rows over time a moment, in microseconds.
-    Late ones can't be told from what a deletion that is forgotten would beat. With dead letters they become a problem
-    of theirs instead.
+    The horizon is a position, or a time in microseconds for rows over time. A late change may be older than a deletion
+    that is no longer stored, so it can't be applied. With dead letters it gets a problem instead.
     """
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
@@ -257,7 +254,7 @@ def drop_late_changes(
         return changes, None
     over_time = VALID_FROM in changes.columns
     late = (F.unix_micros(VALID_FROM) if over_time else F.col(POSITION)) <= F.lit(horizon)
-    # A row without a time is refused for that.
+    # A row without a time gets a problem of its own.
     late = F.coalesce(late, F.lit(False)) if over_time else late
     if isinstance(on_bad_change, DeadLetters):
         reason = F.lit(late_change_reason(horizon, over_time))
@@ -268,7 +265,7 @@ def drop_late_changes(
 
 
 def late_change_reason(horizon: int, over_time: bool = False) -> str:
-    """Return the reason for a change at or below this position; of rows over time it is a moment in microseconds."""
+    """Return the reason for rejecting a change at or below this position (or time in microseconds)."""
     place = f"{datetime_from_micros(horizon):%Y-%m-%d %H:%M:%S.%f} UTC" if over_time else f"position {horizon}"
     return f"it comes too late: deletions up to {place} are forgotten"
 
@@ -282,19 +279,18 @@ _CORRECT = (
 
 
 def derive_stored_schema(spec: AdjunctDataset, records: Schema) -> Schema:
-    """Return the columns that a dataset stores of an input whose records have these: of what its envelopes hold.
+    """Return the columns that a dataset stores from an input with these record columns.
 
-    Raises SchemaMismatchError, naming the dataset, as `schema_of_rows` and `schema_of_entries` do.
+    Raises SchemaMismatchError, naming the dataset, as `derive_row_schema` and `derive_entry_schema` do.
     """
     follows = spec.follows_changes and isinstance(spec.input, str)
     return derive_entry_schema(spec, derive_row_schema(spec, records) if follows else records)
 
 
 def derive_row_schema(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
-    """Return the columns of the rows that change, which the dataset's extractor gets.
+    """Return the columns of the changed rows, which the dataset's extractor receives.
 
-    Raises SchemaMismatchError, naming the dataset, where the stream can't be of the declared format, or can't be
-    ordered as declared.
+    Raises SchemaMismatchError, naming the dataset, if the stream does not fit the declared change format or order.
     """
     what, following = _describe_input(spec), spec.following
     rows = following.changes.schema(stream_schema, what)
@@ -305,7 +301,7 @@ def derive_row_schema(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
         raise SchemaMismatchError(
             f"{what}: keep_tombstones is {following.keep_tombstones}, and between values of "
             f"{order_as_code(following.order_by or ())} there is no distance.",
-            "Leave it out, and deletions are remembered for ever, or order by an integer, a date or a timestamp.",
+            "Leave it out, so that deletions are kept for ever, or order by an integer, a date or a timestamp.",
             dataset=spec.name,
             argument="keep_tombstones",
         )
@@ -313,7 +309,7 @@ def derive_row_schema(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
 
 
 def select_relevant_columns(spec: AdjunctDataset, rows: Schema) -> Schema:
-    """Return the columns of rows that the dataset stores or goes by: a value of another one makes no bad change."""
+    """Return the columns that the dataset stores or uses; bad values in other columns are ignored."""
     if spec.columns is None or spec.extractor is not None:
         return rows
     used = {*spec.columns, *(spec.following.order_by or ()), spec.following.valid_from}
@@ -344,8 +340,8 @@ def _check_ordering(spec: AdjunctDataset, rows: Schema, name: str, what: str) ->
         )
     refused = find_path_problem(order, name)
     if refused is not None:
-        told = f"{what}: order_by names {name!r}: {refused[0]}"
-        raise SchemaMismatchError(f"{told}.", refused[1], dataset=spec.name, column=name)
+        problem = f"{what}: order_by names {name!r}: {refused[0]}."
+        raise SchemaMismatchError(problem, refused[1], dataset=spec.name, column=name)
 
 
 def _check_valid_from(rows: Schema, name: str | None, what: str) -> None:
@@ -355,7 +351,7 @@ def _check_valid_from(rows: Schema, name: str | None, what: str) -> None:
     if kind not in ("date", "timestamp"):
         raise SchemaMismatchError(
             f"{what}: valid_from names the column {name!r}, which is {kind}: expected a timestamp or a date.",
-            "Name another column, or leave valid_from out: an entry is valid from its record's time then.",
+            "Name another column, or leave valid_from out to use the record's time.",
             column=name,
         )
 
@@ -369,12 +365,12 @@ def decode_changes(
     partitions: int,
     samples: Samples | None = None,
 ) -> tuple[DataFrame, Samples | None]:
-    """Return the changes of entries that records make: `entry_schema`, META, `__position` and PROBLEM.
+    """Return the changes made from records: the columns of `entry_schema`, META, `__position` and PROBLEM.
 
-    `partitions` is how many the stream has. A change may become none, one or several entries; its problem says why it
-    can't be applied. Where problems go to dead letters, `__raw` is the record that it was made of, as JSON.
-    `samples` are the first values that changes were ordered by, None where there were none yet: then they are found,
-    and returned with the changes. Raises SchemaMismatchError where the first change can't be ordered.
+    `partitions` is the number of the stream's partitions. A change may make none, one or several entries; its problem
+    is why it can't be applied. With dead letters, `__raw` is its record as JSON. `samples` are the first ordering
+    values, None if there were no changes yet: then they are found and returned with the changes. Raises
+    SchemaMismatchError if the first change can't be ordered.
     """
     from pyspark.sql import functions as F
 
@@ -404,10 +400,10 @@ def decode_changes(
     null_key = [F.when(named_column(name).isNull(), F.lit(f"null key column {name!r}")) for name in spec.key]
     changes = add_problem(rows, *null_key)
     if KEPT in changes.columns:
-        told = [F.when(F.array_contains(KEPT, name), F.lit(unknown_key_reason(name))) for name in spec.key]
-        changes = add_problem(changes, *told)
+        reasons = [F.when(F.array_contains(KEPT, name), F.lit(unknown_key_reason(name))) for name in spec.key]
+        changes = add_problem(changes, *reasons)
     more = [F.col(name) for name in (KEPT, RAW) if name in changes.columns]
-    # A text that can't be taken apart may hold any column, so one that is sensitive hides the values of all.
+    # A text that can't be parsed may hold any column, so one sensitive column hides all values.
     hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
     made = changes.select(
         *[named_column(name) for name in entry_schema.names],
@@ -421,14 +417,14 @@ def decode_changes(
 
 
 def fail_on_problems(changes: DataFrame, dataset: str) -> DataFrame:
-    """Return the changes without PROBLEM; the job that writes them fails, with BadChangeError, at one that has any."""
+    """Return the changes without PROBLEM; writing a change that has one fails with BadChangeError."""
     from pyspark.sql import functions as F
 
     place = F.concat(
         F.lit(f"dataset {dataset!r}: the change at offset "), F.col(OFFSET).cast("string"), F.lit(" of partition "),
         F.col(PARTITION).cast("string"), F.lit(" can't be applied: "), F.col(PROBLEM), F.lit("."),
     )  # fmt: skip
-    # In the column that every writer reads: a filter might be optimised away.
+    # In a column that every writer reads, because Spark may optimise a filter away.
     mark = F.when(F.col(PROBLEM).isNull(), F.col(TOMBSTONE)).otherwise(
         raise_error_column(BadChangeError, place, _CORRECT, dataset=dataset)
     )
@@ -437,15 +433,15 @@ def fail_on_problems(changes: DataFrame, dataset: str) -> DataFrame:
 
 
 def bad_change_error(dataset: str, offset: int, partition: int, reason: str) -> BadChangeError:
-    """Return the error that `refuse_problems` makes a job fail with."""
+    """Return the error for a change that can't be applied."""
     place = f"the change at offset {offset} of partition {partition}"
     return BadChangeError(f"dataset {dataset!r}: {place} can't be applied: {reason}.", _CORRECT, dataset=dataset)
 
 
 def _extract_entries(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema, what: str) -> DataFrame:
-    """Return the entries that the extractor makes of rows; deletions and problems go around it.
+    """Return the entries that the extractor makes from rows; deletions and problems bypass it.
 
-    A change of which it makes no entry deletes the one that was there, where the key tells which.
+    A change from which it makes no entry deletes the existing entry, if the extractor keeps the key.
     """
     from pyspark.sql import functions as F
 
@@ -462,7 +458,7 @@ def _extract_entries(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema
     if lost:
         raise SchemaMismatchError(
             f"{what}: extractor {extractor.describe()} does not pass on {', '.join(lost)}.",
-            "Let apply pass on every column that begins with '__', record by record.",
+            "Keep every column that begins with '__' in apply, record by record.",
             dataset=spec.name,
             column=lost[0],
         )
@@ -472,7 +468,7 @@ def _extract_entries(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema
 
 
 def _add_valid_from(rows: DataFrame, name: str | None) -> DataFrame:
-    """Return the rows with the time since when they are valid, of this column or the record's; none is a problem."""
+    """Return the rows with their valid-from time, from this column or the record's time; a null is a problem."""
     from pyspark.sql import functions as F
 
     rows = rows.withColumn(VALID_FROM, named_column(name).cast("timestamp") if name is not None else F.col(TIMESTAMP))
@@ -480,24 +476,24 @@ def _add_valid_from(rows: DataFrame, name: str | None) -> DataFrame:
 
 
 def missing_time_reason(name: str | None) -> str:
-    """Return the reason for a change that does not say since when it is valid."""
+    """Return the reason for rejecting a change without a valid-from time."""
     whose = "the record has none" if name is None else f"{name!r} is null"
     return f"no time from which it is valid: {whose}"
 
 
 def unknown_key_reason(name: str) -> str:
-    """Return the reason for a change that leaves out a part of its key."""
+    """Return the reason for rejecting a change that leaves out a part of its key."""
     return f"nothing says what key column {name!r} is"
 
 
 def _reject_unreadable(changes: DataFrame, schema: Schema) -> DataFrame:
-    """Return the changes with a problem, and no value, where a date or text is one that Python does not have."""
+    """Return the changes with a problem and a null for each date or text that Python can't represent."""
     from pyspark.sql import functions as F
 
     fields = [field for field in schema.fields if field.type in CHECKED_TYPES]
     if not fields:
         return changes
-    # As SQL: a call of Spark's for each part of each column would take seconds where there are many.
+    # As SQL: separate Spark calls for each part of each column would take seconds for many columns.
     names, texts, rules, values = [], [], [], {}
     for field in fields:
         name, lacking = quote_name(field.name), unreadable_condition(quote_name(field.name), field.type)
@@ -507,8 +503,8 @@ def _reject_unreadable(changes: DataFrame, schema: Schema) -> DataFrame:
         rules.append(f"WHEN {lacking} THEN {quote_text(f', declared {field.type}: {expected_values(field.type)}')}")
         values[field.name] = F.expr(f"CASE WHEN {lacking} THEN NULL ELSE {name} END")
     which, found, rule = (F.expr(f"CASE {' '.join(cases)} END") for cases in (names, texts, rules))
-    told = F.when(which.isNotNull(), F.concat(which, quote_column(found), rule))
-    values[PROBLEM] = F.coalesce(F.col(PROBLEM), told)
+    problem = F.when(which.isNotNull(), F.concat(which, quote_column(found), rule))
+    values[PROBLEM] = F.coalesce(F.col(PROBLEM), problem)
     return changes.withColumns(values)
 
 

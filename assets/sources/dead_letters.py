@@ -31,7 +31,7 @@ DEAD_LETTERS = Schema.of(
 
 
 def dead_letters_from_changes(changes: DataFrame, spec: AdjunctDataset) -> DataFrame:
-    """Return the dead letters of changes that have a problem: their records, once each."""
+    """Return the dead letters of changes that have a problem: one for each record."""
     from pyspark.sql import functions as F
 
     bad = changes.where(F.col(PROBLEM).isNotNull())
@@ -50,14 +50,14 @@ def dead_letters_from_changes(changes: DataFrame, spec: AdjunctDataset) -> DataF
 
 
 def add_reasons(changes: DataFrame, reasons: Sequence[tuple[int, int, str]]) -> DataFrame:
-    """Return the changes with what is wrong with some of them: partition, offset and reason of each."""
+    """Return the changes with these problems: partition, offset and reason of each."""
     from pyspark.sql import functions as F
 
-    told, reason = ("__told_partition", "__told_offset"), "__reason"
-    known = changes.sparkSession.createDataFrame(list(reasons), f"{told[0]} int, {told[1]} bigint, {reason} string")
-    same = (F.col(PARTITION) == F.col(told[0])) & (F.col(OFFSET) == F.col(told[1]))
+    place, reason = ("__bad_partition", "__bad_offset"), "__reason"
+    known = changes.sparkSession.createDataFrame(list(reasons), f"{place[0]} int, {place[1]} bigint, {reason} string")
+    same = (F.col(PARTITION) == F.col(place[0])) & (F.col(OFFSET) == F.col(place[1]))
     marked = changes.join(F.broadcast(known), same, "left").withColumn(PROBLEM, F.coalesce(PROBLEM, reason))
-    return marked.drop(*told, reason)
+    return marked.drop(*place, reason)
 
 
 def drop_problems(changes: DataFrame) -> DataFrame:
@@ -75,11 +75,11 @@ def send_dead_letters(
     producer: str,
     sequence: int,
 ) -> int:
-    """Append letters to the dataset's stream of dead letters, once; return how many there are.
+    """Append letters to the dataset's stream of dead letters, once; return their number.
 
-    A table is in the order of partition and offset. The stream is created where it is not there. The same letters under
-    the same producer and sequence add nothing. Raises DatasetError for a stream that has other columns, and
-    ProducerConflictError for other letters.
+    An Arrow table must be in the order of partition and offset. The stream is created if it does not exist. Repeating
+    the same letters with the same producer and sequence adds nothing. Raises DatasetError for a stream with other
+    columns, and ProducerConflictError for other letters.
     """
     policy = spec.following.on_bad_change
     assert isinstance(policy, DeadLetters)
@@ -93,7 +93,7 @@ def send_dead_letters(
         wrong = "no columns" if columns is None else DEAD_LETTERS.difference(columns)
         raise DatasetError(
             f"dataset {spec.name!r} sends bad changes to {policy.stream}, which is no stream of dead letters: {wrong}.",
-            "Name a stream that is not there yet: it is created.",
+            "Name a new stream, which is then created.",
             dataset=spec.name,
         )
     order_by = () if hasattr(letters, "column_names") else ("partition", "offset")
@@ -102,7 +102,7 @@ def send_dead_letters(
 
 @dataclass(frozen=True, slots=True)
 class SparkDecoder:
-    """A ChangeDecoder over frames; the session is started by the first read."""
+    """A ChangeDecoder over Spark frames; the first read starts the session."""
 
     session: Callable[[], SparkSession]
 

@@ -1,6 +1,8 @@
-"""What of an input's records becomes a dataset's entries: extractor, columns, and keys made of offsets.
+"""Entries made from an input's records: extractor, columns, and keys made of offsets.
 
-Shared by streams, files and queries, so that a declaration means the same whatever the records arrive by.
+Streams, files and queries share this, so that a declaration means the same for each of them. Entries can be made
+without Spark if the stream system reads Arrow (the lake's streams do) and the extractor is none, a Projection without
+expressions, or a PythonExtractor.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ _POSITION = (Field(BY_OFFSET[0], "int"), Field(BY_OFFSET[1], "bigint"))
 
 
 def derive_entry_schema(spec: AdjunctDataset, records: Schema) -> Schema:
-    """Return the columns that the dataset stores of records with these columns.
+    """Return the columns that the dataset stores from records with these columns.
 
-    Raises SchemaMismatchError, naming the dataset, where key or `columns` name something else, or where the key
+    Raises SchemaMismatchError, naming the dataset, if key or `columns` name an unknown column, or if the key's type
     can't be compared exactly.
     """
     what = f"dataset {spec.name!r} (input {spec.input})"
@@ -41,9 +43,9 @@ def derive_entry_schema(spec: AdjunctDataset, records: Schema) -> Schema:
 
 
 def entries_from_frame(spec: AdjunctDataset, records: DataFrame, schema: Schema) -> DataFrame:
-    """Return the entries that records make, with the columns of `schema` and those of META.
+    """Return the entries made from records, with the columns of `schema` and those of META.
 
-    A tombstone that can't say which entry it deletes makes the job fail, with SchemaMismatchError.
+    The job fails with SchemaMismatchError at a tombstone that has no entry's key.
     """
     what = f"dataset {spec.name!r} (input {spec.input})"
     position = {BY_OFFSET[0]: named_column(PARTITION), BY_OFFSET[1]: named_column(OFFSET)} if spec.by_offset else {}
@@ -60,45 +62,39 @@ def _add_position_columns(spec: AdjunctDataset, schema: Schema, what: str) -> Sc
     taken = [name for name in BY_OFFSET if name in schema.names]
     if taken:
         raise SchemaMismatchError(
-            f"{what}: it is keyed by offset, which is stored as {' and '.join(BY_OFFSET)}, and records have a column "
-            f"{taken[0]!r} of their own.",
+            f"{what}: it is keyed by offset, which is stored as {' and '.join(BY_OFFSET)}, and records already have a "
+            f"column {taken[0]!r}.",
             "Rename that column with a Projection, or leave it out with columns=.",
             dataset=spec.name,
             column=taken[0],
         )
     if isinstance(spec.extractor, PythonExtractor):
         raise SchemaMismatchError(
-            f"{what}: it is keyed by offset, and extractor {spec.extractor.factory} may make several entries of one "
-            "record: all but one would be lost.",
-            "Name a key of the entries, or use a Projection.",
+            f"{what}: it is keyed by offset, and extractor {spec.extractor.factory} may make several entries from one "
+            "record, of which only one would be kept.",
+            "Declare key columns of the entries, or use a Projection.",
             dataset=spec.name,
         )
     return Schema((*_POSITION, *schema.fields))
 
 
 def _reject_tombstones_column(what: str) -> Column:
-    """Return `__tombstone` as false, with an error for a row where it is not."""
+    """Return `__tombstone` as false, with an error for tombstones."""
     from pyspark.sql import functions as F
 
     from dagster_adjunct.resources.spark.errors import raise_error_column
 
     place = F.concat(
         F.lit(f"{what}: the record at offset "), named_column(OFFSET).cast("string"), F.lit(" of partition "),
-        named_column(PARTITION).cast("string"), F.lit(" is a tombstone, and nothing says which entry it deletes: the "
+        named_column(PARTITION).cast("string"), F.lit(" is a tombstone that has no entry's key: the "
         "key is not the record's own."),
     )  # fmt: skip
     step = "Key the dataset by columns that the extractor passes on unchanged, or deliver versions without tombstones."
     return F.when(named_column(TOMBSTONE), raise_error_column(SchemaMismatchError, place, step)).otherwise(F.lit(False))
 
 
-# Whether the records of a stream can be made a dataset's without Spark, and the entries that they make.
-#
-# the stream system   gives records in Arrow: the lake's streams
-# the extractor       none, a Projection without expressions, or a PythonExtractor
-
-
 def list_spark_needs(source: OpenedStream) -> list[str]:
-    """Return what of this dataset's records only Spark can read or make entries of, in words."""
+    """Return, in words, why this dataset's entries can't be made without Spark; empty if they can."""
     spec, needed = source.spec, list[str]()
     if not source.system.reads_arrow:
         needed.append(f"stream system {source.system.name!r}, whose records only Spark reads")
@@ -106,7 +102,7 @@ def list_spark_needs(source: OpenedStream) -> list[str]:
 
 
 def list_extractor_spark_needs(spec: AdjunctDataset) -> list[str]:
-    """Return the extractor of this dataset, in words, where only Spark can make entries with it."""
+    """Return this dataset's extractor, in words, if it needs Spark; empty otherwise."""
     extractor = spec.extractor
     if extractor is None or (isinstance(extractor, Projection | PythonExtractor) and not extractor.needs_spark):
         return []
@@ -114,17 +110,17 @@ def list_extractor_spark_needs(spec: AdjunctDataset) -> list[str]:
 
 
 def raise_if_spark_needed(spec: AdjunctDataset, needed: list[str]) -> None:
-    """Raise ConfigurationError where something needs a session."""
+    """Raise ConfigurationError if anything needs Spark."""
     if needed:
         raise ConfigurationError(
             f"dataset {spec.name!r} (input {spec.input}) can't be made without Spark: {'; '.join(needed)}.",
-            "Pass a Spark session, or what session_scope() gives, instead of IN_PROCESS.",
+            "Pass a Spark session, or session_scope(), instead of IN_PROCESS.",
             dataset=spec.name,
         )
 
 
 def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) -> pa.Table:
-    """Return what `entries_of` does, of records in Arrow. Raises SchemaMismatchError for a tombstone of no entry."""
+    """Return the same entries from an Arrow table. Raises SchemaMismatchError for a tombstone without a key."""
     import pyarrow as pa
 
     what = f"dataset {spec.name!r} (input {spec.input})"
@@ -145,7 +141,7 @@ def _reject_tombstones(spec: AdjunctDataset, records: pa.Table) -> None:
         offset, partition = (deleted.column(name)[0].as_py() for name in (OFFSET, PARTITION))
         raise SchemaMismatchError(
             f"dataset {spec.name!r} (input {spec.input}): the record at offset {offset} of partition {partition} is a "
-            "tombstone, and nothing says which entry it deletes: the key is not the record's own.",
+            "tombstone that has no entry's key: the key is not the record's own.",
             "Key the dataset by columns that the extractor passes on unchanged, or deliver versions without "
             "tombstones.",
             dataset=spec.name,

@@ -1,11 +1,13 @@
 """Versions that arrive as folders of files, each complete when its completion object is there.
 
-    URL/v1/part-0.csv  URL/v1/_SUCCESS      one version a folder, in the natural order of their names
-    URL/part-0.csv     URL/_SUCCESS         one folder, written in place again and again
+    URL/v1/part-0.csv  URL/v1/_SUCCESS      one folder for each version, in the natural order of their names
+    URL/part-0.csv     URL/_SUCCESS         one folder, rewritten in place
 
-Files are listed once. The list, with sizes and ETags, is what a version is made from: a file that is another one when
-it is read makes the build fail, and so does a file that was added or removed by the time the build begins. With what
-the completion object says, the list also tells one delivery from another under the same name.
+Files are listed once. A version is made from this list, with sizes and ETags: a file that has changed when it is read
+makes the build fail, and so does a file added or removed before the build starts.
+
+A delivery is identified by the contents of its files and of the completion object, not by time or place. A folder that
+is listed as before is unchanged; only one that was copied, restored or completed again is read to compare it.
 """
 
 from __future__ import annotations
@@ -56,14 +58,10 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.sources import FileSource
     from dagster_adjunct.resources.files.tree import FileTree
 
-# What a listing of files says: which folders there are, which are complete, and what completion objects promise.
-#
-# Pure decisions over what was listed, without I/O.
-
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder as it was listed. `path` is "" for the place itself; `complete` is its completion object."""
+    """A folder as listed. `path` is "" for the URL itself; `complete` is its completion object."""
 
     path: str
     files: tuple[ListedFile, ...]
@@ -72,9 +70,9 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What a completion object says of the files; `problem` says why it can't be understood.
+    """The statements of a completion object about the files; `problem` is why it can't be parsed.
 
-    `valid_from` is since when the version is valid; a time without its zone is UTC.
+    `valid_from` is the time since when the version is valid; a time without a zone is UTC.
     """
 
     rows: int | None = None
@@ -84,10 +82,10 @@ class Promise:
 
 
 def group_folders(files: list[ListedFile], complete: str) -> list[Folder]:
-    """Return the folders that hold files, and "" where files lie beside them.
+    """Return the folders that have files, with "" for files at the URL itself.
 
-    The place itself is one folder with all that is below it where the completion object lies there. Files called
-    `_…` or `.…`, and what is in folders called so, are no data.
+    If the completion object is at the URL itself, everything below it is one folder. Files named `_…` or `.…`, and
+    those in folders with such names, are no data.
     """
     by_name: dict[str, list[ListedFile]] = {}
     for file in files:
@@ -110,7 +108,7 @@ def group_folders(files: list[ListedFile], complete: str) -> list[Folder]:
 
 
 def parse_promise(data: bytes) -> Promise:
-    """Return what a completion object says: nothing unless it is a JSON object; unknown fields are others' own."""
+    """Parse a completion object: a JSON object, or empty; unknown fields are ignored."""
     try:
         promised = json.loads(data)
     except ValueError:
@@ -124,10 +122,10 @@ def parse_promise(data: bytes) -> Promise:
         return Promise(problem=f"says checksum {checksum!r}: expected a text")
     valid_from = promised.get("valid_from")
     try:
-        told = None if valid_from is None else datetime.fromisoformat(valid_from)
+        at = None if valid_from is None else datetime.fromisoformat(valid_from)
     except (ValueError, TypeError):
         return Promise(problem=f"says valid_from {valid_from!r}: expected a time such as 2026-01-31T00:00:00Z")
-    return Promise(rows, checksum, valid_from=told if told is None or told.tzinfo else told.replace(tzinfo=UTC))
+    return Promise(rows, checksum, valid_from=at if at is None or at.tzinfo else at.replace(tzinfo=UTC))
 
 
 def _by_name(files: Iterable[ListedFile]) -> tuple[ListedFile, ...]:
@@ -138,37 +136,31 @@ def _hidden(name: str) -> bool:
     return name.startswith(("_", "."))
 
 
-# What tells a delivered folder from another one of its name: the contents of its files, not when or where they lie.
-#
-# Listing costs nothing, and a folder that is listed as before is what it was. Only one that was copied, restored or
-# completed anew is read.
-
-
 Markers = Mapping[str, MarkerFacts]
-# By version name, what the markers of a delivery are that lies there anew with the same contents.
+# By version name, the new marker facts of a delivery whose files were copied without a change.
 Copies = Mapping[str, Markers]
 
 
 class FolderContents:
-    """What the folders of one tree hold. Folders given are complete."""
+    """Compares complete folders of a tree with earlier deliveries."""
 
     def __init__(self, tree: FileTree) -> None:
         self._tree = tree
 
     def delivered(self, folder: Folder, rows: int | None) -> dict[str, MarkerFacts]:
-        """Return what is kept of a delivery."""
+        """Return the marker facts to record for a delivery."""
         return self._now(folder, MarkerFacts(offset=0, rows=rows, contents=_contents_digest(self._tree, folder)))
 
     def markers(self, folder: Folder, before: Markers) -> dict[str, MarkerFacts]:
-        """Return what is kept of a delivery whose copy lies there now."""
+        """Return the marker facts to record for a delivery whose folder is now a copy."""
         assert folder.complete is not None
         return self._now(folder, before[folder.complete.path])
 
     def differs(self, markers: Markers, folder: Folder, *, asked: bool = False) -> bool:
-        """Whether a folder is another delivery than the one that was taken.
+        """Whether a folder is a different delivery from the recorded one.
 
-        Files that are replaced are no delivery before the completion object is written again, unless the version is
-        asked for: they may be copied, or on their way. A delivery whose contents were not kept is told by its listing.
+        Replaced files are no delivery before the completion object is rewritten, unless the version is `asked` for:
+        they may still be arriving. A delivery recorded without contents is compared by its listing.
         """
         before = self._before(markers, folder)
         assert folder.complete is not None
@@ -182,7 +174,7 @@ class FolderContents:
         return before.contents is None or before.contents != _contents_digest(self._tree, folder)
 
     def original(self, folder: Folder, deliveries: Iterable[Delivered]) -> str | None:
-        """Return the name of the delivery that a folder of another name holds, too."""
+        """Return the name of an earlier delivery with the same contents under another name, else None."""
         assert folder.complete is not None
         for done in deliveries:
             for marker in done.markers.values():
@@ -192,14 +184,14 @@ class FolderContents:
         return None
 
     def is_known(self, markers: Markers, folder: Folder) -> bool:
-        """Whether a folder lies there as it was looked at last."""
+        """Whether a folder is listed as it was recorded last."""
         before = self._before(markers, folder)
         assert folder.complete is not None
         now = (folder.complete.modified, _listing_digest(folder))
         return before is not None and (before.completed, before.listing) == now
 
     def is_copy(self, markers: Markers, folder: Folder) -> bool:
-        """Whether a folder that was completed anew holds what was delivered."""
+        """Whether a folder that was completed again has the recorded contents."""
         before = self._before(markers, folder)
         assert folder.complete is not None
         if before is None or before.contents is None or before.completed == folder.complete.modified:
@@ -220,15 +212,15 @@ class FolderContents:
         return {complete.path: known.model_copy(update=now)}
 
 
-@lru_cache(maxsize=1024)  # sensors look again and again at folders as they were listed
+@lru_cache(maxsize=1024)  # sensors compare the same listed folders repeatedly
 def _contents_digest(tree: FileTree, folder: Folder) -> str:
-    """Return what folders with the same data files have in common. Local files are read for it."""
+    """Return a digest of the folder's data files by name and contents. Reads local files."""
     prefix = f"{folder.path}/" if folder.path else ""
     return _digest([(file.path.removeprefix(prefix), file.size, tree.content_tag(file)) for file in folder.files])
 
 
 def _listing_digest(folder: Folder) -> str:
-    """Return what tells a folder's data files from others: their names, sizes and ETags."""
+    """Return a digest of the folder's data files by name, size and ETag."""
     return _digest([(file.path, file.size, file.etag) for file in folder.files])
 
 
@@ -236,13 +228,13 @@ def _digest(told: list[tuple[str, int, str]]) -> str:
     return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
 
 
-# Text up to this many bytes is counted here: starting Spark for it would take longer.
+# Text files up to this size in total are counted in this process: starting Spark would take longer.
 _MAX_LOCAL_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class FolderRecords:
-    """Files and what they are declared to hold; `completed_by` names their completion object in errors."""
+    """Files with their declaration; `completed_by` names their completion object in errors."""
 
     declared: DeclaredFiles
     files: tuple[ListedFile, ...]
@@ -255,7 +247,7 @@ class FolderRecords:
         return read_files(self.declared, self.files)
 
     def count(self, spark: Callable[[], SparkSession], *, must: bool) -> int | None:
-        """Return how many they are; None where only reading much text tells, unless it `must` be known."""
+        """Return the number of records; None if that needs reading large text files, unless it `must` be known."""
         if self.declared.format == "parquet" or sum(file.size for file in self.files) <= _MAX_LOCAL_BYTES:
             return count_file_records(self.declared, self.files)
         if not must:
@@ -266,7 +258,7 @@ class FolderRecords:
             return self.frame(spark()).count()
 
     def check_checksum(self, expected: str, spark: Callable[[], SparkSession] | None) -> None:
-        """Raise MarkerConflictError where the records have another checksum; without `spark` there are none."""
+        """Raise MarkerConflictError if the records have another checksum; `spark` is None if there are no records."""
         schema, checksum = self.declared.schema, EMPTY_CHECKSUM
         if spark is IN_PROCESS:
             checksum = arrow_checksum(self.table(), schema)
@@ -282,10 +274,10 @@ class FolderRecords:
 
 
 class FileVersions(NonStreamSource):
-    """The versions in the folders of a FileSource, as they lay there when `next` was first asked.
+    """The versions in the folders of a FileSource, as listed by the first call of `next`.
 
-    With `partition`, the one version in the folder of exactly that name: also again, where its completion object or its
-    files changed or the version is not retained any more.
+    With `partition`, it is only the version in the folder of that name, which is delivered again if its completion
+    object or files changed or the version is no longer retained.
     """
 
     def __init__(self, spec: AdjunctDataset, files: FileSource, partition: str | None = None) -> None:
@@ -299,25 +291,25 @@ class FileVersions(NonStreamSource):
 
     @property
     def _told(self) -> bool:
-        """Whether errors tell what was found: where a column is sensitive, a line may hold any of its values."""
+        """Whether errors may show values: not with a sensitive column, because a line may contain its values."""
         return not (self._spec.sensitive or getattr(self._spec.extractor, "sensitive", ()))
 
     @property
     def ordered_by(self) -> tuple[str, ...]:
-        """Of one key, the record in the last file counts, and in a file the last record."""
+        """Of one key, the last record in the last file is kept."""
         return (PARTITION, OFFSET)
 
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
-        """Return the version in the first complete folder that is not settled, or which one it waits for.
+        """Return the version in the first complete folder that is not settled, or the one to wait for.
 
-        Folders that were delivered and hold something else now are told; copies of what was delivered are it. When all
-        others are taken, raises MarkerConflictError for a folder that comes before what was delivered already.
+        Notes name delivered folders with changed contents; unchanged copies count as delivered. Once all others are
+        delivered, raises MarkerConflictError for a folder that sorts before a delivered one.
         """
         if self._seen is None:
             files = self._tree.list()
             self._seen = group_folders(files, self._source.complete)
             if not files:
-                # Its whole path: a relative one leads elsewhere from another working directory.
+                # The absolute path: a relative one depends on the working directory.
                 self._notes = (f"the folder {self._tree.url} is missing or empty: no file was found in it",)
         folders = self._seen
         in_place = next((folder for folder in folders if not folder.path), None)
@@ -344,11 +336,11 @@ class FileVersions(NonStreamSource):
         return Awaiting(None, (missing,), idle=True, notes=notes, copies=copies)
 
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int | None:
-        """Return how many records the files hold, None where only reading them all tells.
+        """Return the number of records in the files, None if that needs reading large text files.
 
-        Parquet is counted by its footers, where columns and types are checked, too. Text files are read for it if
-        they are small or if the completion object promises a number. Raises MarkerConflictError where that is
-        another one, SchemaMismatchError for files that are not as declared, SourceChangedError.
+        Parquet is counted by its footers, which also give columns and types. Text files are read if they are small or
+        if the completion object states a number. Raises MarkerConflictError if that differs, SchemaMismatchError for
+        files that are not as declared, and SourceChangedError for files that have changed.
         """
         folder, promise = delivery.content
         assert isinstance(folder, Folder)
@@ -391,7 +383,7 @@ class FileVersions(NonStreamSource):
         return rows
 
     def read(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> DataFrame | pa.Table:
-        """Return the version's entries with the columns of META: `__partition` is the file's place, by name."""
+        """Return the version's entries with the columns of META: `__partition` is the file's index, by name."""
         what, folder = self._what(delivery), delivery.content[0]
         if spark is IN_PROCESS:
             raise_if_spark_needed(self._spec, list_extractor_spark_needs(self._spec))
@@ -399,7 +391,7 @@ class FileVersions(NonStreamSource):
         return entries_from_frame(self._spec, self._records(what, folder).frame(spark()), self._schema)
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
-        """Name file and line; of a Parquet file, the row."""
+        """Return the file and the line (for Parquet, the row)."""
         file = delivery.content[0].files[partition]
         return f"{self._source.url.rstrip('/')}/{file.path}, {record_position(self._source.format, offset)[0]}"
 
@@ -420,29 +412,29 @@ class FileVersions(NonStreamSource):
         assert complete is not None
         if self._partition is not None:
             raise DatasetError(
-                f"dataset {self._spec.name!r}: version {self._partition!r} is asked for, and {self._source.url} is one "
-                "folder that is written in place, whose versions are named by when they were completed.",
+                f"dataset {self._spec.name!r}: version {self._partition!r} was requested, but {self._source.url} is "
+                "one folder that is written in place, whose versions are named by their completion time.",
                 "Put each version into a folder of its own, or advance the dataset without a partition.",
                 dataset=self._spec.name,
                 version=self._partition,
             )
         done = manifest.delivered[-1] if manifest.delivered else None
         held = manifest.ref(done.version) if done else None
-        # A copy of what was withdrawn is none that was delivered again.
+        # A copy of withdrawn files is no new delivery.
         if done is not None and (not done.freed or held is not None):
             copied = self._known.is_copy(done.markers, folder)
             if copied or self._known.is_known(done.markers, folder):
                 copies = {done.name: self._known.markers(folder, done.markers)} if copied else {}
                 return Awaiting(None, (self._marker(folder),), idle=True, copies=copies)
         if any(file.modified > complete.modified for file in folder.files):
-            # Somebody is replacing files and has left the old completion object there.
+            # Files are being replaced while the old completion object is still there.
             newer = max(folder.files, key=lambda file: file.modified)
             note = f"{newer.path} was written after {self._marker(folder)}: write that last, when all files are whole"
             return Awaiting(None, (self._marker(folder),), notes=(note,))
         tag = re.sub(r"[^A-Za-z0-9]", "", self._tree.content_tag(complete))[:8]
         name = f"{complete.modified:%Y%m%dT%H%M%SZ}-{tag}"
         if name in _settled(manifest):
-            same = done is not None and not done.freed and done.name == name  # and other contents, as seen above
+            same = done is not None and not done.freed and done.name == name  # with other contents, as checked above
             note = (
                 f"{self._source.url} was completed twice in the second that names version {name!r}, with other contents"
             )
@@ -453,9 +445,9 @@ class FileVersions(NonStreamSource):
         return self._delivery(name, folder)
 
     def _in_order(self, manifest: BoundedManifest, folders: list[Folder]) -> tuple[list[Folder], list[Folder]]:
-        """Return the folders that come too late, and the rest as they follow each other.
+        """Return the folders that come too late, and the others in order.
 
-        None is late where versions go by name, nor is one that was withdrawn where they go by time.
+        None is late if versions are ordered by name; nor is a withdrawn one if they are ordered by time.
         """
         folders = sorted(folders, key=lambda folder: natural_sort_key(folder.path))
         newest = max(manifest.taken, key=natural_sort_key, default=None)
@@ -471,10 +463,12 @@ class FileVersions(NonStreamSource):
         return late, [folder for folder in folders if folder not in late]
 
     def _late(self, manifest: BoundedManifest, late: list[Folder]) -> tuple[str, ...]:
-        """Refuse complete folders that come too late, but for copies of what was delivered, which are told."""
+        """Raise MarkerConflictError for a complete folder that comes too late; return notes on copies."""
         newest = max(manifest.taken, key=natural_sort_key, default=None)
-        # Where names tell the time since when they are valid, another one would tell a wrong one.
-        rename = "Rename it so that it comes after, or end" if self._spec.valid_from in (None, MARKER) else "End"
+        # Where the name states the valid-from time, a new name would state a wrong one.
+        rename = (
+            "Rename it so that it comes after, or abandon" if self._spec.valid_from in (None, MARKER) else "Abandon"
+        )
         notes = []
         for folder in late:
             if folder.complete is not None:
@@ -485,18 +479,18 @@ class FileVersions(NonStreamSource):
                 raise MarkerConflictError(
                     f"dataset {self._spec.name!r}: the folder {folder.path!r} in {self._source.url} is complete, and "
                     f"comes before version {newest!r}, which was delivered already.",
-                    f"{rename} it with abandon_version(lake, {self._spec.name!r}, {folder.path!r}, reason=…, by=…). "
-                    "Where older versions may come later, declare versions=VersionPartitions(…).",
+                    f"{rename} it: abandon_version(lake, {self._spec.name!r}, {folder.path!r}, reason=…, by=…). "
+                    "If older versions may arrive later, declare versions=VersionPartitions(…).",
                     dataset=self._spec.name,
                     version=newest,
                 )
         return tuple(notes)
 
     def _find_completed_again(self, manifest: BoundedManifest, named: list[Folder]) -> set[str]:
-        """Return the refused versions that were completed anew since: they are tried again, in their order.
+        """Return the rejected versions that were completed again since, to be tried again in their order.
 
-        One that was dropped is so, too, when later ones have come: its name is free. But each is tried once an opening:
-        a store whose clock is ahead would have us refuse the same files for ever.
+        This includes dropped ones, whose names are free, even if later versions have arrived. Each is tried once for
+        each opened source: with a store whose clock is ahead, the same files would be rejected endlessly.
         """
         newest = {done.name: done for done in manifest.delivered}
         again = set()
@@ -512,9 +506,9 @@ class FileVersions(NonStreamSource):
         return again - self._given - {ended.name for ended in manifest.abandoned}
 
     def _compare(self, manifest: BoundedManifest, named: list[Folder]) -> tuple[Copies, list[Folder]]:
-        """Compare delivered folders with what was delivered, one by one; return copies, and others.
+        """Compare delivered folders with their recorded contents; return unchanged copies, and changed folders.
 
-        Of a version that was refused nothing is published, so there is nothing to contradict.
+        Rejected versions are left out: nothing of them is published.
         """
         ended = {abandoned.name for abandoned in manifest.abandoned}
         refused = {ref.id for ref in manifest.versions if ref.state == "rejected"}
@@ -535,14 +529,14 @@ class FileVersions(NonStreamSource):
         return {folder.path: self._known.markers(folder, delivered[folder.path]) for folder in same}, others
 
     def _other(self, folder: Folder) -> str:
-        """Say that a delivered folder holds something else now, and how to publish that."""
+        """Return a note on a delivered folder with changed contents, and how to publish them."""
         assert folder.complete is not None
         name, at = folder.path, f"{folder.complete.modified:%F %T}"
-        build = "build it again as a partition (partition=…), or " if self._spec.versions is not None else ""
+        rebuild = "rebuild it as a partition (partition=…), or " if self._spec.versions is not None else ""
         return (
-            f"version {name!r} was delivered, and {self._marker(folder)} was written again at {at} over something "
-            f"else: what was published stays. To publish that, {build}deliver it under a new version name; to hear no "
-            f"more of it, end this one (adjunct dataset abandon {self._spec.name} {name} --reason …)"
+            f"version {name!r} was delivered, and {self._marker(folder)} was written again at {at} with other "
+            f"contents: what was published stays. To publish them, {rebuild}deliver them under a new version name; to "
+            f"stop this note, abandon this one (adjunct dataset abandon {self._spec.name} {name} --reason …)"
         )
 
     def _check_one_layout(self, named: list[Folder]) -> None:
@@ -579,7 +573,7 @@ class FileVersions(NonStreamSource):
         raise SourceChangedError(
             f"{what}: {len(changes)} file(s) in {self._source.url} changed after the version was found complete: "
             f"{', '.join(changes[:3])}{' …' if len(changes) > 3 else ''}.",
-            "Run it again: it takes the files as they are then. Write the completion object last.",
+            "Run again: it uses the files as they are then. Write the completion object last.",
             dataset=self._spec.name,
         )
 
@@ -595,7 +589,7 @@ class FileVersions(NonStreamSource):
 
 
 def _settled(manifest: BoundedManifest) -> set[str]:
-    """Return the versions whose folders are done with, for as long as nobody completes them anew."""
+    """Return the versions whose folders are settled until they are completed again."""
     return {
         *manifest.known,
         *(done.name for done in manifest.delivered),

@@ -1,10 +1,10 @@
 """Which version of a bounded dataset is complete: decided from offsets and markers alone, without I/O.
 
-In each partition, the records up to the first marker of a version that is not settled yet are that version's.
-A version is complete when every partition has delivered its marker, in whatever order; where its markers say how many
-partitions the stream had, these are enough: others were added later. Records that end with
-the marker of a settled version (sealed before, or abandoned) are a re-delivery: dropped, counted and
-told, unless the marker contradicts what was sealed.
+In each partition, the records up to the first marker of an unsettled version belong to that version. A version is
+complete when every partition has delivered its marker, in any order; if its markers state how many partitions the
+stream had, those partitions are enough, because others were added later. Records that end with the marker of a settled
+version (sealed or abandoned) are a re-delivery: they are dropped, counted and reported, unless the marker contradicts
+the sealed version.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartiti
 
 @dataclass(frozen=True, slots=True)
 class SettledMarker:
-    """What the marker of a settled version said in one partition; None: it did not say."""
+    """The facts of a settled version's marker in one partition; None for those it did not state."""
 
     rows: int | None
     checksum: str | None
@@ -49,9 +49,9 @@ class MarkedSegment:
 
 @dataclass(frozen=True, slots=True)
 class CompleteVersion:
-    """A version that its partitions have delivered: its records, and what to drop before them.
+    """A version delivered by its partitions: its records, and the segments to drop before them.
 
-    `position` is where each partition stands before it.
+    `position` is the offset of each partition before it.
     """
 
     version: str
@@ -61,11 +61,11 @@ class CompleteVersion:
 
     @property
     def offsets(self) -> dict[SystemStreamPartition, int]:
-        """Where each partition stands after this version."""
+        """The offset of each partition after this version."""
         return {**self.position, **{segment.ssp: segment.next for segment in self.segments}}
 
     def delivery(self, records: Mapping[SystemStreamPartition, int], redelivered: int) -> Delivery:
-        """Return it as a source gives it: it holds so many `records`, and so many were dropped before it."""
+        """Return the version as a Delivery with these numbers of records and of dropped records."""
         return Delivery(
             self.version,
             {str(ssp): str(offset) for ssp, offset in sorted(self.offsets.items())},
@@ -87,9 +87,9 @@ class CompleteVersion:
 
 @dataclass(frozen=True, slots=True)
 class IncompleteVersion:
-    """No version is complete. `version` is the one that some partitions have delivered, if any has.
+    """No version is complete. `version` is the one that some partitions have delivered, if any.
 
-    `missing` are the partitions without its marker. `offsets` are behind the re-deliveries in `dropped`.
+    `missing` are the partitions without its marker. `offsets` are those after the re-deliveries in `dropped`.
     """
 
     version: str | None
@@ -98,7 +98,7 @@ class IncompleteVersion:
     offsets: dict[SystemStreamPartition, int]
 
     def awaiting(self, redelivered: int, *, idle: bool) -> Awaiting:
-        """Return it as a source gives it: so many records were dropped; `idle` says that nothing at all has arrived."""
+        """Return it as an Awaiting with this number of dropped records; `idle` means that nothing has arrived."""
         missing = tuple(map(str, self.missing))
         return Awaiting(
             self.version,
@@ -116,12 +116,12 @@ def find_next_delivery(
     settled: Settled,
     gone: Collection[str] = (),
 ) -> CompleteVersion | IncompleteVersion:
-    """Return the next complete version after `offsets`, or which partitions it waits for.
+    """Return the next complete version after `offsets`, or the partitions that it waits for.
 
-    `markers` are all markers at or after the offsets. `settled` has, by version name, what its markers said
-    (an empty mapping for an abandoned one). `gone` names versions that were lost or dropped: they may be delivered
-    again, and their markers alone, sent again, are no version without records. Raises MarkerConflictError when a marker
-    contradicts another one of its version, or when partitions mark different versions as the next.
+    `markers` are all markers at or after the offsets. `settled` has the facts of markers by version name (empty for an
+    abandoned one). `gone` names lost or dropped versions: they may be delivered again, but their markers repeated
+    without records are no empty version. Raises MarkerConflictError if a marker contradicts another one of its version,
+    or if partitions mark different versions as the next.
     """
     spans = declared_partition_counts(markers)
     by_partition: dict[SystemStreamPartition, list[Marker]] = {ssp: [] for ssp in sorted(offsets)}
@@ -160,7 +160,7 @@ def find_next_delivery(
 
 
 def is_bare(markers: Iterable[Marker]) -> bool:
-    """Whether markers stand alone as far as the stream counted, and no producer said that nothing belongs there."""
+    """Whether markers have no records before them by the stream's count, without a producer stating so."""
     return all(marker.counted and marker.rows == 0 for marker in markers)
 
 
@@ -175,9 +175,9 @@ def _are_repeated(segments: Collection[MarkedSegment], gone: Collection[str]) ->
 def check_repeats(
     dataset: str, complete: CompleteVersion, markers: Sequence[Marker], records: Mapping[SystemStreamPartition, int]
 ) -> None:
-    """Refuse a version of which a marker came again with another count than the records before its first one.
+    """Raise MarkerConflictError if a repeated marker states another count than the records before the first one.
 
-    That is for first markers which do not say how many they expect; of the others `next_delivery` sees it.
+    This covers first markers that state no count; `find_next_delivery` checks the others.
     """
     for segment in complete.segments:
         if segment.marker.rows is not None:
@@ -190,7 +190,7 @@ def check_repeats(
 
 
 def check_counts(dataset: str, complete: CompleteVersion, records: Mapping[SystemStreamPartition, int]) -> None:
-    """Refuse a version whose markers expect other counts than the partitions hold before them."""
+    """Raise MarkerConflictError if a partition does not have the number of records that its marker states."""
     for segment in complete.segments:
         expected, got = segment.marker.rows, records[segment.ssp]
         if expected is not None and expected != got:
@@ -208,7 +208,7 @@ def check_counts(dataset: str, complete: CompleteVersion, records: Mapping[Syste
 def _check_repeated(dataset: str, marker: Marker, before: SettledMarker | None) -> None:
     if before is None:
         return
-    # What the stream counted is nobody's promise: the marker may come again alone. It is told where records came.
+    # A count by the stream is no statement of the producer: the marker may be repeated without its records.
     for what, first, now in (
         ("records", before.rows, None if marker.counted else marker.rows),
         ("checksum", before.checksum, marker.checksum),
@@ -227,26 +227,26 @@ def _check_repeated(dataset: str, marker: Marker, before: SettledMarker | None) 
 
 
 def declared_partition_counts(markers: Iterable[Marker]) -> dict[str, int]:
-    """Return of how many partitions versions are, the first ones; those whose markers do not say it are of all."""
+    """Return the number of partitions that each version spans, by its markers; others span all partitions."""
     spans: dict[str, int] = {}
     for marker in markers:
         if marker.partitions is not None:
-            told = max(marker.partitions, marker.ssp.partition + 1)
-            spans[marker.version] = max(spans.get(marker.version, 0), told)
+            count = max(marker.partitions, marker.ssp.partition + 1)
+            spans[marker.version] = max(spans.get(marker.version, 0), count)
     return spans
 
 
 def has_partition(ssp: SystemStreamPartition, version: str | None, spans: Mapping[str, int]) -> bool:
-    """Whether a version is waited for in a partition."""
+    """Whether a version spans this partition."""
     return version is None or version not in spans or ssp.partition < spans[version]
 
 
 def resolve_next_version(
     dataset: str, versions: Mapping[SystemStreamPartition, str], spans: Mapping[str, int]
 ) -> str | None:
-    """Return the next version, by the one that each partition marks next; None where none does.
+    """Return the next version from the one that each partition marks next; None if none does.
 
-    Others may come next where it has no part. Raises MarkerConflictError where partitions mark different versions.
+    Partitions that it does not span may mark others. Raises MarkerConflictError if partitions disagree.
     """
     names: dict[str, list[SystemStreamPartition]] = {}
     for ssp, version in versions.items():
@@ -262,7 +262,7 @@ def resolve_next_version(
         raise MarkerConflictError(
             f"dataset {dataset!r}: partitions mark different versions as the next one ({by_version}); expected the "
             "same version in every partition, in one order.",
-            "If the marker of one version will never come, in a partition that was added after it, say, abandon that "
+            "If the marker of one version will never arrive, for example in a partition added later, abandon that "
             f"version: abandon_version(lake, {dataset!r}, VERSION, reason=…, by=…).",
             dataset=dataset,
         )
@@ -272,20 +272,20 @@ def resolve_next_version(
 def _next_steps(dataset: str, version: str) -> str:
     return (
         "Nothing was published and what is current stays. Deliver the right content under a new version name, and "
-        f"end this one with abandon_version(lake, {dataset!r}, {version!r}, reason=…, by=…)."
+        f"abandon this one: abandon_version(lake, {dataset!r}, {version!r}, reason=…, by=…)."
     )
 
 
 def describe_redeliveries(manifest: BoundedManifest, dropped: Mapping[MarkedSegment, int]) -> tuple[str, ...]:
-    """Return a sentence for each version of which records were dropped that are not known to be what was taken.
+    """Return a note for each version with dropped records that may differ from the published ones.
 
-    `dropped` are the records by segment. Equal counts prove nothing; equal checksums in all markers do.
+    `dropped` are the numbers of records by segment. Only equal checksums in all markers prove equality.
     """
     again: dict[str, dict[MarkedSegment, int]] = {}
     for segment, count in dropped.items():
         if count:
             again.setdefault(segment.marker.version, {})[segment] = count
-    return tuple(told for name, segments in again.items() if (told := _describe_redelivery(manifest, name, segments)))
+    return tuple(note for name, segments in again.items() if (note := _describe_redelivery(manifest, name, segments)))
 
 
 def _describe_redelivery(manifest: BoundedManifest, name: str, segments: Mapping[MarkedSegment, int]) -> str:
@@ -301,11 +301,11 @@ def _describe_redelivery(manifest: BoundedManifest, name: str, segments: Mapping
     taken = done.markers if done else {}
     if all(_is_equal(segment, taken.get(str(segment.ssp))) for segment in segments):
         return ""
-    why = "whether they equal what was taken is not known (the markers have no equal checksums)"
+    why = "it is unknown whether they equal the first delivery (the markers have no equal checksums)"
     for segment, count in segments.items():
         before = taken.get(str(segment.ssp))
         if before is not None and before.rows not in (None, count):
-            why = f"they differ from what was taken: {segment.ssp} had {before.rows:,} and has {count:,} now"
+            why = f"they differ from the first delivery: {segment.ssp} had {before.rows:,} and has {count:,} now"
     return f"{again}, and {why}. To publish them, deliver them under a new version name"
 
 
@@ -316,10 +316,10 @@ def _is_equal(segment: MarkedSegment, before: MarkerFacts | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SettledVersions:
-    """Where a dataset stands in its stream (`offsets`), and what it knows of versions that were marked before there.
+    """A dataset's offsets in its stream, and the versions marked before them.
 
-    `markers` has what those of delivered versions said; nothing contradicts one abandoned, rejected, or long past.
-    `gone` names versions that were lost, withdrawn, or dropped after they were rejected: they may come again.
+    `markers` has the facts of delivered versions' markers, empty for abandoned, rejected and old ones, which are not
+    compared. `gone` names lost, withdrawn, and rejected-then-dropped versions, which may be delivered again.
     """
 
     offsets: dict[SystemStreamPartition, int]
@@ -328,10 +328,9 @@ class SettledVersions:
 
 
 def settled_from_manifest(manifest: BoundedManifest) -> SettledVersions:
-    """Return what a manifest has settled of its stream.
+    """Return the settled versions of a manifest.
 
-    The name of a version that was withdrawn, or dropped after it was rejected, says nothing any more: what comes under
-    it is a new version.
+    Names of withdrawn or rejected-then-dropped versions are left out: a delivery under them is a new version.
     """
     offsets = {SystemStreamPartition.parse(text): int(offset) for text, offset in manifest.offsets.items()}
     rejected = {ref.id for ref in manifest.versions if ref.state == "rejected"}

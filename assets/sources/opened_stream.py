@@ -1,4 +1,4 @@
-"""A dataset's input stream, opened: whose columns it has, how its partitions fit, and its records."""
+"""A dataset's opened input stream: its columns, partitions and records, and whether it was recreated."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Ranges = Mapping[SystemStreamPartition, tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class OpenedStream:
-    """A dataset's input stream, opened: `schema` is what the dataset stores of it."""
+    """A dataset's opened input stream; `schema` are the columns that the dataset stores."""
 
     spec: AdjunctDataset
     system: StreamSystem
@@ -50,16 +50,15 @@ class OpenedStream:
 
     @classmethod
     def of(cls, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, at_once: bool = False) -> OpenedStream:
-        """Open the input of `spec` and check that its columns, and the order of its changes, can make this dataset.
+        """Open the input of `spec`, and check that its columns and the order of its changes fit the dataset.
 
-        `at_once` looks at the stream once: its ends and markers then are those of that moment.
+        With `at_once`, the stream is read once: later calls return its ends and markers as of now.
         """
         if spec.is_local:
             raise DatasetError(
-                f"dataset {spec.name!r} is a local table: it has what its application sends, and no stream to be "
-                "read from.",
-                f"To begin it anew, delete it (adjunct dataset delete {spec.name} --reason …), and let the application "
-                "read its input again from where it is to count: adjunct startpoint set.",
+                f"dataset {spec.name!r} is a local table: its application writes it, and it has no input stream.",
+                f"To rebuild it, delete it (adjunct dataset delete {spec.name} --reason …), and let the application "
+                "read its input again from an earlier offset: adjunct startpoint set.",
                 dataset=spec.name,
             )
         what = f"dataset {spec.name!r} has the input {spec.input}"
@@ -69,7 +68,7 @@ class OpenedStream:
         if info.schema is None:
             raise DatasetError(
                 f"dataset {spec.name!r} (input {spec.input}): the stream's records are raw, without columns.",
-                "Use a stream that declares its schema as the input.",
+                "Use an input stream that declares its schema.",
                 dataset=spec.name,
             )
         entries = derive_entry_schema(spec, derive_row_schema(spec, info.schema))
@@ -79,14 +78,14 @@ class OpenedStream:
 
     @property
     def declaration(self) -> DatasetDeclaration:
-        """What the manifest keeps of the specification and its input."""
+        """The declaration that the manifest stores."""
         return declaration_from_spec(
             self.spec, self.schema, input_partitions=len(self.ssps), position_type=self.position_type
         )
 
     @property
     def position_type(self) -> PositionType:
-        """The type of the positions of its changes."""
+        """The type of the changes' positions."""
         order, records = self.spec.following.order, self.info.schema
         if order is None or records is None:
             return "bigint"
@@ -103,7 +102,7 @@ class OpenedStream:
         )
 
     def _keeps_partitions(self) -> bool:
-        """Whether entries hash as their records do: the columns that choose the bucket are the records' own."""
+        """Whether entries hash like their records: the bucketing columns are unchanged columns of the records."""
         extractor, records, names = self.spec.extractor, self.info.schema, self.spec.partition_by
         if not self.spec.following.changes.keeps(names):
             return False
@@ -114,18 +113,18 @@ class OpenedStream:
 
     @property
     def has_one_partition_per_key(self) -> bool:
-        """Whether all records of one dataset key lie in one stream partition, where offsets order them."""
+        """Whether all records of one dataset key are in one stream partition, where offsets order them."""
         return has_one_partition_per_key(self.spec, self.info.key, self.info.partitions, self.info.partitioner)
 
     @property
     def tie_break(self) -> tuple[str, ...]:
-        """What orders changes of one key that have the same position."""
+        """The columns that order changes of one key with the same position."""
         return () if self.spec.following.order_by is None else (OFFSET, PARTITION)
 
     def last_offsets(self, known: Offsets, oldest: Offsets, upcoming: Offsets) -> dict[SystemStreamPartition, str]:
-        """Return where a table without bootstrap begins: its last offset where the stream has it, else the default.
+        """Return the start offsets of a table without bootstrap: its last offsets, or the stream's default.
 
-        `known` are its last offsets, of the partitions that it has read. What the stream has dropped is passed over.
+        `known` are the last offsets of the partitions that it has read. Removed records are skipped.
         """
         default = oldest if self.info.default_offset == "oldest" else upcoming
 
@@ -139,11 +138,11 @@ class OpenedStream:
         return self.system.markers(self.info.name, since)
 
     def count(self, ranges: Ranges) -> int:
-        """Return how many records the ranges hold, without reading them."""
+        """Return the number of records in the ranges, without reading them."""
         return self.system.records_between(_offset_ranges(ranges))
 
     def counts(self, ranges: Ranges) -> dict[SystemStreamPartition, int]:
-        """Return how many records each range holds; one look at the index where offsets have no holes."""
+        """Return the number of records in each range; one index lookup if offsets have no gaps."""
         widths = {ssp: int(end) - int(start) for ssp, (start, end) in ranges.items()}
         if self.count(ranges) == sum(widths.values()):
             return widths
@@ -166,16 +165,16 @@ class OpenedStream:
         except OffsetOutOfRangeError as error:
             raise OffsetOutOfRangeError(
                 f"dataset {self.spec.name!r} lost records that it was about to read: {error.problem}",
-                "What is served stays. Advance it again: a bounded dataset goes on with the first version that is "
-                "whole on the stream, an unbounded one as on_lost_offset says. Keep the stream longer, or advance it "
-                "more often.",
+                "What is served stays. Advance it again: a bounded dataset resumes with the first complete version "
+                "on the stream, an unbounded one as on_lost_offset declares. Keep the stream longer, or advance the "
+                "dataset more often.",
                 dataset=self.spec.name,
             ) from error
 
     def read_changes(
         self, spark: SparkSession, ranges: Ranges, *, positions_from: int = 0, samples: Samples | None = None
     ) -> tuple[DataFrame, Samples | None]:
-        """Return the changes of entries that the records of these ranges make, as `ChangeDecoder.read_changes` does."""
+        """Return the changes made from the records of these ranges, as `ChangeDecoder.read_changes` does."""
         assert self.info.schema is not None, "raw records are refused when the input is opened"
         records = self.read(spark, ranges)
         changes, samples = decode_changes(
@@ -187,22 +186,21 @@ class OpenedStream:
 
 
 def check_changes_ordered(spec: AdjunctDataset, key: Sequence[str], partitions: int, partitioner: str) -> None:
-    """Refuse an input, a stream so keyed and spread, where two changes of one key may lie in two partitions: nothing
-    orders them there."""
+    """Raise DatasetError if two changes of one key may be in two partitions, where nothing orders them."""
     if spec.following.order_by is not None or has_one_partition_per_key(spec, key, partitions, partitioner):
         return
     keyed = f"keyed by ({', '.join(key)})" if key else "not keyed"
     raise DatasetError(
         f"dataset {spec.name!r} has the key ({', '.join(spec.key)}), and its input {spec.input} is {keyed} over "
-        f"{partitions} partitions ({partitioner}): changes of one key could lie in several partitions, "
-        "where nothing says which is newer.",
+        f"{partitions} partitions ({partitioner}): changes of one key could be in several partitions, "
+        "where nothing orders them.",
         f"Key the stream by columns of ({', '.join(spec.key)}), give it one partition, or declare order_by=COLUMN.",
         dataset=spec.name,
     )
 
 
 def has_one_partition_per_key(spec: AdjunctDataset, key: Sequence[str], partitions: int, partitioner: str) -> bool:
-    """Whether all records of one key of a dataset lie in one partition of a stream that is so keyed and spread."""
+    """Whether all records of one dataset key are in one partition of a stream with this key and partitioner."""
     return partitions == 1 or (bool(key) and partitioner != "unknown" and set(key) <= set(spec.key))
 
 
@@ -223,15 +221,15 @@ def offsets_to_json(offsets: Offsets) -> dict[str, str]:
 def resolve_stream(
     systems: Mapping[str, StreamSystem], name: str, what: str, *, dataset: str | None = None
 ) -> tuple[StreamSystem, str]:
-    """Return the system and the stream of a name such as "lake.planes". Raises DatasetError where it is not given.
+    """Return the system and the stream for a name such as "lake.planes". Raises DatasetError for an unknown system.
 
-    `what` says in the error what the stream is for.
+    `what` describes in the error what the stream is for.
     """
     system, stream = split_stream_name(name)
     if system not in systems:
         raise DatasetError(
             f"{what}, and no stream system {system!r} is given: there are {', '.join(sorted(systems)) or 'none'}.",
-            "Pass it in systems, as open_system(lake, name) gives it.",
+            "Pass the result of open_system(lake, name) in systems.",
             dataset=dataset,
         )
     return systems[system], stream
@@ -242,7 +240,7 @@ def find_partition_beyond_end(
     ends: Mapping[SystemStreamPartition, str],
     compare: Callable[[str, str], int],
 ) -> SystemStreamPartition | None:
-    """Return a partition that was read further than it goes, None where there is none."""
+    """Return a partition that was read beyond its end, else None."""
     return next((ssp for ssp, offset in read_to.items() if ssp in ends and compare(offset, ends[ssp]) > 0), None)
 
 
@@ -258,19 +256,19 @@ def recreated_stream_error(
     deleted_next: str,
     rewritten_next: str = "",
 ) -> OffsetOutOfRangeError | None:
-    """Return the error that a stream is another one than the dataset has read, None where it is the same.
+    """Return the error for a stream that is not the one that the dataset has read; None if it is the same.
 
-    It is another one where its identity is not the one `before`, or where it ends before what was read of it. The next
-    step depends on whether it was deleted, or rewritten into other partitions before all of it was read.
+    It is another one if its identity differs from `before`, or if it ends before the offsets read. The next step
+    depends on whether it was deleted, or repartitioned before all of it was read.
     """
     beyond = find_partition_beyond_end(read_to, ends, compare)
     if beyond is None and not info.was_recreated(before):
         return None
     if info.was_repartitioned(before):
         return OffsetOutOfRangeError(
-            f"dataset {dataset!r} was read from {stream} before that was rewritten into {info.partitions} "
-            "partition(s), and had not read all of it then.",
-            f"Offsets begin anew there, and none is taken for one of before. What is served stays. {rewritten_next}",
+            f"dataset {dataset!r} had not read all of {stream} when that was rewritten into {info.partitions} "
+            "partition(s).",
+            f"Its new offsets can't be compared with the old ones. What is served stays. {rewritten_next}",
             dataset=dataset,
             stream=stream,
         )
@@ -294,20 +292,20 @@ def recreated_stream_error(
 
 @dataclass(frozen=True, slots=True)
 class StreamIdentity:
-    """The input stream of a bounded dataset, watched for being another one than it was read from before."""
+    """Checks that the input stream of a bounded dataset is the one that it was read from before."""
 
     stream: OpenedStream
     system: StreamSystem
 
     def check(self, before: str | None) -> None:
-        """Raise OffsetOutOfRangeError where the stream is not the one that had this identity."""
+        """Raise OffsetOutOfRangeError if the stream does not have this identity."""
         self._check(before, {}, {})
 
     def ends_at(self, offsets: Mapping[SystemStreamPartition, int]) -> bool:
-        """Whether the stream ends at these offsets; refused where it ends before what was read of it."""
+        """Whether the stream ends at these offsets. Raises OffsetOutOfRangeError if it ends before them."""
         ends = self.stream.system.upcoming(self.stream.ssps)
         if any(int(ends[ssp]) < offset for ssp, offset in offsets.items()):
-            ends = self.system.upcoming(self.stream.ssps)  # another writer may have read on since we looked
+            ends = self.system.upcoming(self.stream.ssps)  # another writer may have advanced since the first look
         self._check(None, {ssp: str(offset) for ssp, offset in offsets.items()}, ends)
         return all(int(ends[ssp]) == offset for ssp, offset in offsets.items())
 
@@ -330,8 +328,7 @@ class StreamIdentity:
             read_to=read_to,
             ends=ends,
             compare=self.system.compare,
-            deleted_next="its versions are others, whatever their names, and none is taken. What is served stays. "
-            f"{ways_on}",
+            deleted_next=f"its versions are not those of before, whatever their names. What is served stays. {ways_on}",
             rewritten_next=ways_on,
         )
         if refusal is not None:

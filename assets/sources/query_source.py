@@ -1,4 +1,4 @@
-"""Versions that Spark computes: each advance asks the query once, and publishes the answer if it is new."""
+"""Versions computed by a query: each advance runs it once, and publishes the result if it is new."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class QueryVersions(NonStreamSource):
-    """The one version that a QuerySource gives now: named like its partition, else by the time in UTC."""
+    """The one version that a query computes now, named after its partition or else after the time in UTC."""
 
     def __init__(
         self, spec: AdjunctDataset, query: QuerySource, partition: str | None, *, now: Callable[[], datetime]
@@ -44,11 +44,11 @@ class QueryVersions(NonStreamSource):
 
     @property
     def ordered_by(self) -> tuple[str, ...]:
-        """A query's rows have no order: of several with one key, the one with the greatest values counts."""
+        """A query's rows have no order: of several with one key, the one with the greatest values is kept."""
         return tuple(name for name in self._schema.names if name not in self._spec.key)
 
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
-        """Return the version to compute, once; nothing is computed before it is read."""
+        """Return the version to compute, on the first call only; it is computed when it is read."""
         if self._given:
             return Awaiting(None, (), idle=True)
         self._given = True
@@ -56,11 +56,11 @@ class QueryVersions(NonStreamSource):
         return Delivery(version, content=Computation(version, self._partition))
 
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int | None:
-        """Return None: how many rows there are is known when they were computed."""
+        """Return None: the number of rows is not known before they are computed."""
         return None
 
     def read(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> DataFrame | pa.Table:
-        """Return the query's answer as entries. Raises DatasetError where its columns are not as declared."""
+        """Return the query's result as entries. Raises DatasetError if its columns are not as declared."""
         computation = delivery.content
         assert isinstance(computation, Computation)
         what = f"dataset {self._spec.name!r}, version {delivery.version!r}: {self._query}"
@@ -74,7 +74,7 @@ class QueryVersions(NonStreamSource):
         query = self._query.query
         sql = ["its query, which is SQL"] if isinstance(query, str) else []
         raise_if_spark_needed(self._spec, [*sql, *list_extractor_spark_needs(self._spec)])
-        assert not isinstance(query, str), "SQL is refused"
+        assert not isinstance(query, str), "SQL was rejected above"
         answer = query(IN_PROCESS, computation)
         if not isinstance(answer, ArrowFrame):
             raise DatasetError(
@@ -101,7 +101,7 @@ class QueryVersions(NonStreamSource):
                 answer: object = spark.sql(_fill_placeholders(self._query.query, computation))
             except PySparkException as error:
                 problem = f"{what} can't be planned: {first_message_line(error)}"
-                raise DatasetError(problem, "Correct the query, and run it again.", dataset=self._spec.name) from error
+                raise DatasetError(problem, "Correct the query and run again.", dataset=self._spec.name) from error
         else:
             answer = self._query.query(spark, computation)
         frame = to_spark_frame(answer, spark, what)
@@ -125,7 +125,7 @@ class QueryVersions(NonStreamSource):
 
 
 def check_query_columns(answer: DataFrame, declared: Schema, what: str) -> None:
-    """Refuse a frame whose columns are not exactly those declared, in any order, each with its very type."""
+    """Raise DatasetError unless a frame has exactly the declared columns and types, in any order."""
     _check_columns([(field.name, field.dataType.simpleString()) for field in answer.schema.fields], declared, what)
 
 
@@ -138,17 +138,17 @@ def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: s
         for field in declared.fields
         if field.name in types and types[field.name] != field.type
     ]
-    parts += [(name, "stands twice") for name in repeated_names(name for name, _ in columns)]
+    parts += [(name, "appears twice") for name in repeated_names(name for name, _ in columns)]
     if parts:
         raise DatasetError(
-            f"{what} answers with other columns than are declared: {'; '.join(' '.join(part) for part in parts)}.",
-            "Select, name and cast them in the query, or declare what it answers.",
+            f"{what} returns other columns than declared: {'; '.join(' '.join(part) for part in parts)}.",
+            "Select, name and cast them in the query, or declare the columns that it returns.",
             column=parts[0][0],
         )
 
 
 def _generate_version_name(manifest: BoundedManifest, now: datetime) -> str:
-    """Return a name made of the time that no version has had."""
+    """Return an unused version name made of the time."""
     taken = {
         *manifest.known,
         *(done.name for done in manifest.delivered),
@@ -163,7 +163,7 @@ def _generate_version_name(manifest: BoundedManifest, now: datetime) -> str:
 
 
 def _fill_placeholders(sql: str, computation: Computation) -> str:
-    """Return the SQL with the names of version and partition as quoted texts; other braces stay as they are."""
+    """Return the SQL with {version} and {partition} replaced by quoted names; other braces are unchanged."""
     partition = "NULL" if computation.partition is None else quote_text(computation.partition)
     values = {"{version}": quote_text(computation.version), "{partition}": partition}
     return re.sub(r"\{version\}|\{partition\}", lambda placeholder: values[placeholder[0]], sql)

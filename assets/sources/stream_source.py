@@ -67,10 +67,10 @@ def open_source(
     *,
     partition: str | None = None,
 ) -> VersionSource:
-    """Return the versions that a bounded dataset is made from, whatever they arrive by.
+    """Return the version source of a bounded dataset: a stream, files or a query.
 
-    `partition` is the name of the one version that is asked for, where the dataset declares version partitions; a
-    stream gives its versions in its own order. Raises DatasetError for an input that can't make the dataset.
+    `partition` is the name of the one requested version, if the dataset declares version partitions; a stream delivers
+    versions in its own order. Raises DatasetError for an input that does not fit the dataset.
     """
     if isinstance(spec.input, FileSource):
         from dagster_adjunct.assets.sources.file_source import FileVersions
@@ -84,7 +84,7 @@ def open_source(
 
 
 class StreamSource:
-    """The versions on a dataset's input stream, as the stream stood when this was opened."""
+    """The versions on a dataset's input stream, as of when this was opened."""
 
     def __init__(self, stream: OpenedStream, system: StreamSystem, now: Callable[[], datetime]) -> None:
         self._now = now
@@ -126,19 +126,19 @@ class StreamSource:
         return (OFFSET,) if self._stream.has_one_partition_per_key else (OFFSET, PARTITION)
 
     def first_manifest(self) -> BoundedManifest:
-        """Return a manifest that begins at the stream's first offset, whatever retention has taken since."""
+        """Return a manifest that starts at the stream's first offset, even if retention has removed it."""
         offsets = offsets_to_json(dict.fromkeys(self._stream.ssps, FIRST_OFFSET))
         return BoundedManifest(
             name=self.spec.name, declaration=self.declaration, stream=self._stream.info.identity, offsets=offsets
         )
 
     def follow_repartition(self, stored: DatasetManifest) -> DatasetManifest | None:
-        """Return a stored manifest at its place in the stream as that is partitioned now; None where it is there."""
+        """Return a stored manifest at its position in the repartitioned or grown stream; None if it is unchanged."""
         return follow_repartition(stored, self.info) or follow_added_partitions(stored, self.info)
 
     def resume_manifest(self, stored: DatasetManifest) -> BoundedManifest:
-        """Return a stored manifest to go on from; see `VersionSource`."""
-        # Before the declaration, in which a stream made anew with other partitions would differ, too.
+        """Return a stored manifest to continue from; see `VersionSource`."""
+        # Before the declaration, which would also differ for a stream recreated with other partitions.
         if stored.declaration.input == self.declaration.input:
             self._same.check(stored.stream)
         return resume_bounded_manifest(stored, self.declaration)
@@ -146,7 +146,7 @@ class StreamSource:
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
         """Return the next complete version, or the partitions without its marker.
 
-        Raises MarkerConflictError, and OffsetOutOfRangeError for a stream that was made anew.
+        Raises MarkerConflictError, and OffsetOutOfRangeError for a recreated stream.
         """
         self._same.check(manifest.stream)
         settled = settled_from_manifest(manifest)
@@ -156,12 +156,12 @@ class StreamSource:
 
         ahead = resume_after_truncation(name, settled.offsets, oldest, markers, settled.markers, self._count)
         if isinstance(ahead, LossUnknown):
-            # It waits at the offsets that stand: only the next markers tell which versions are lost.
+            # The offsets stay: only the next markers tell which versions are lost.
             notes = (_lost_ranges((), gone, self._now()).summary(),) if manifest.change else ()
             missing = tuple(map(str, ahead.missing))
             idle = self._same.ends_at({ssp: max(offset, oldest[ssp]) for ssp, offset in settled.offsets.items()})
             return Awaiting(ahead.version, missing, manifest.offsets, idle=idle, notes=notes, stream=identity)
-        # Before a dataset began, it has lost only what it can name.
+        # A dataset without a commit only reports losses of versions that it can name.
         lost = _lost_ranges(ahead.versions, gone, self._now()) if gone and (ahead.versions or manifest.change) else None
         upcoming = find_next_delivery(name, ahead.offsets, markers, settled.markers, settled.gone | set(ahead.versions))
 
@@ -176,10 +176,10 @@ class StreamSource:
         return replace(answer, lost=lost, notes=describe_redeliveries(manifest, dropped), stream=identity)
 
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int:
-        """Return how many records the version holds, after comparing counts and checksums with its markers.
+        """Return the version's number of records, after comparing counts and checksums with its markers.
 
-        Counting reads nothing. A checksum costs one pass over the records, only where a marker has one that is
-        as `records_checksum` gives it.
+        Counting reads no records. A checksum costs one pass over the records, and is only computed if a marker has one
+        in the format of `records_checksum`.
         """
         complete: CompleteVersion = delivery.content
         records = self._stream.counts(_parse_ranges(delivery))
@@ -220,14 +220,14 @@ class StreamSource:
         return self._stream.count({cut.ssp: (str(cut.start), str(cut.end))})
 
     def _markers(self, offsets: Mapping[SystemStreamPartition, int]) -> list[Marker]:
-        """Return the markers since these offsets, looked up once: later offsets need a part of them only."""
+        """Return the markers since these offsets, looked up once: later offsets need only a part of them."""
         if self._seen is None or any(offset < self._seen[0][ssp] for ssp, offset in offsets.items()):
             since = {ssp: str(offset) for ssp, offset in offsets.items()}
             self._seen = (dict(offsets), self._stream.markers(since))
         return self._seen[1]
 
     def _records(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
-        """Return the records as the stream gives them, refused where it has other columns than it said before."""
+        """Return the records. Raises SchemaMismatchError if their columns differ from the stream's declared ones."""
         records = self._stream.read(spark, _parse_ranges(delivery))
         declared = self._stream.info.schema
         assert declared is not None

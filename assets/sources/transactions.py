@@ -1,8 +1,8 @@
-"""Transactions of the source, kept whole: ranges that end before the first transaction that is not all there.
+"""Complete transactions: ranges of a change stream limited to transactions that have fully arrived.
 
-Debezium tells on a stream of its own when a transaction has ended, and how many changes of each table it had. Changes
-of one that has not ended yet, or of which some have not arrived, wait, with all that stands behind them in their
-partitions; what is held back this way may make further transactions incomplete, and so on.
+Debezium reports on a separate stream when a transaction has ended and how many changes of each table it had. Changes of
+a transaction that has not ended, or of which some have not arrived, are held back, together with everything after them
+in their partitions; that may make further transactions incomplete, and so on.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOOK_BACK_MS = 600_000
 
 @dataclass(frozen=True, slots=True)
 class TransactionPart:
-    """What one partition holds of one transaction: its first and last offset, and how many changes."""
+    """The part of a transaction in one partition: its first and last offset, and its number of changes."""
 
     first: int
     last: int
@@ -40,7 +40,7 @@ class TransactionPart:
 
 @dataclass(frozen=True, slots=True)
 class TransactionEnds:
-    """What the transaction stream says: transactions that began, and the changes of those that ended."""
+    """The transactions that began, and the number of changes of those that ended, by the transaction stream."""
 
     begun: frozenset[str]
     expected: Mapping[str, int]
@@ -53,12 +53,12 @@ def cut_at_incomplete(
     *,
     spare: int = 0,
 ) -> dict[int, int]:
-    """Return per partition the end before the first change of a transaction that is not whole.
+    """Return, by partition, the end before the first change of an incomplete transaction.
 
-    `seen` are the changes below `ends`, by (transaction, partition). `complete` says how many changes a transaction
-    has that has ended. Holding changes back makes their transactions incomplete, so this goes on until nothing changes:
-    the ends are then the furthest at which every transaction is in with all its changes, or with none. `spare` changes
-    could not be read and may be of any transaction that ended: so many may be missing.
+    `seen` are the changes below `ends`, by (transaction, partition). `complete` is the number of changes of each ended
+    transaction. Holding changes back makes their transactions incomplete, so this repeats until nothing changes: the
+    ends are then the furthest at which every transaction is included completely or not at all. `spare` changes could
+    not be read and may belong to any ended transaction, so that number may be missing.
     """
     held = {
         transaction
@@ -87,12 +87,12 @@ def limit_to_complete_transactions(
     source: OpenedStream,
     ranges: Ranges,
 ) -> Ranges:
-    """Return the ranges without the changes of transactions that are not whole yet; a range may drop out.
+    """Return the ranges without the changes of incomplete transactions; empty ranges are left out.
 
-    Costs one aggregation over the ranges, and reading the transaction stream from some minutes before their first
-    record. Only where changes of a transaction that has ended are missing, it is looked for them before the ranges:
-    they may begin inside of it, or have it again. Raises DatasetError where the transaction stream does not reach back
-    to a transaction, or does not know the table.
+    This costs one aggregation over the ranges, and reading the transaction stream from some minutes before their first
+    record. If changes of an ended transaction are missing, they are looked for before the ranges: these may start
+    inside the transaction or repeat it. Raises DatasetError if the transaction stream does not reach back to a
+    transaction or does not count changes of this table.
     """
     declared = spec.following.changes
     assert isinstance(declared, DebeziumEnvelope)
@@ -124,7 +124,7 @@ def limit_to_complete_transactions(
 
 
 def count_by_transaction(seen: Mapping[tuple[str, int], TransactionPart]) -> dict[str, int]:
-    """Return how many changes of each transaction there are in all partitions."""
+    """Return the number of changes of each transaction in all partitions."""
     counts: dict[str, int] = {}
     for (transaction, _), part in seen.items():
         counts[transaction] = counts.get(transaction, 0) + part.count
@@ -134,7 +134,7 @@ def count_by_transaction(seen: Mapping[tuple[str, int], TransactionPart]) -> dic
 def _aggregate_transactions(
     declared: DebeziumEnvelope, source: OpenedStream, spark: SparkSession, ranges: Ranges, what: str
 ) -> list[Row]:
-    """Return by transaction and partition its offsets, its first time (ms), and its changes, each counted once."""
+    """Return offsets, first time (ms) and number of distinct changes by transaction and partition."""
     from pyspark.sql import functions as F
 
     rows = read_transactions(declared, source.read(spark, ranges), what)
@@ -169,9 +169,9 @@ def _first_seen(rows: Iterable[Row]) -> dict[str, int]:
 
 
 def _find_truncated(rows: Sequence[Row], trimmed: Collection[int]) -> set[str]:
-    """Return transactions that may have begun in what the stream's retention has dropped of these partitions.
+    """Return transactions that may have begun in records of these partitions that retention removed.
 
-    That is what stands first in one of them, or is older than that: then it is from another partition.
+    These are the first transaction in each of them, and older ones found in other partitions.
     """
     firsts = [
         min((row for row in rows if row[PARTITION] == partition), key=lambda row: int(row["first"]))
@@ -193,9 +193,9 @@ def read_transaction_ends(
     since: Mapping[str, int],
     what: str,
 ) -> TransactionEnds:
-    """Return what the transaction stream says of these transactions; `since` is when each was first seen (ms).
+    """Read the begin and end events of these transactions; `since` is when each was first seen (ms).
 
-    What it says stands near the changes as a rule. Only where nothing is found there, the rest of it is read too.
+    The events are usually near the changes. Only if some are not found there, the rest of the stream is read too.
     """
     assert declared.transactions is not None
     system, stream = resolve_stream(
@@ -214,13 +214,13 @@ def read_transaction_ends(
         missing = since.keys() - ended.begun - ended.expected.keys()
     for transaction in sorted(missing):
         at = since[transaction]
-        # Offset 0 was dropped, and what is left is all younger: nothing will ever be said of this one.
+        # Offset 0 was removed, and all that is left is newer: the end of this one will never be found.
         if all(oldest[ssp] != "0" and system.offset_for_timestamp(ssp, at) == oldest[ssp] for ssp in ssps):
             raise DatasetError(
-                f"{what}: {declared.transactions} does not reach back to transaction {transaction!r} any more, so "
-                "nothing says how many changes it has.",
-                "Give that stream a retention as long as the input's. To go on, declare the dataset without "
-                "transactions= once.",
+                f"{what}: {declared.transactions} no longer reaches back to transaction {transaction!r}, so "
+                "its number of changes is unknown.",
+                "Give that stream a retention as long as the input's. To continue, advance the dataset once without "
+                "transactions= in its declaration.",
                 stream=declared.transactions,
             )
     return ended
@@ -253,7 +253,7 @@ def _read_events(
 def transaction_ends_from_events(
     events: Iterable[Mapping[str, Any]], declared: DebeziumEnvelope, what: str
 ) -> TransactionEnds:
-    """Return what BEGIN and END events say of the changes of this table."""
+    """Return the begun transactions, and the number of this table's changes by ended transaction, from events."""
     begun: set[str] = set()
     expected: dict[str, int] = {}
     for event in events:
@@ -264,8 +264,8 @@ def transaction_ends_from_events(
             if declared.collection not in counts:
                 raise DatasetError(
                     f"{what}: the end of transaction {event['id']!r} on {declared.transactions} counts changes of "
-                    f"{', '.join(sorted(counts)) or 'no table'}, and none of {declared.collection!r}, of which there "
-                    "are.",
+                    f"{', '.join(sorted(counts)) or 'no table'}, but not of {declared.collection!r}, which the stream "
+                    "has.",
                     "Name the table in collection= as Debezium does (SCHEMA.TABLE).",
                     stream=declared.transactions,
                 )
@@ -278,6 +278,6 @@ def _check_stream(schema: Schema | None, stream: str, what: str) -> None:
         columns = "raw" if schema is None else ", ".join(f"{field.name} {field.type}" for field in schema.fields)
         raise SchemaMismatchError(
             f"{what}: its transactions are on {stream}, whose records are {columns}: expected a column value STRING.",
-            "Put Debezium's transaction metadata there, as JSON.",
+            "Write Debezium's transaction metadata to that stream, as JSON.",
             stream=stream,
         )

@@ -27,7 +27,7 @@ Offsets = Mapping[SystemStreamPartition, int]
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """The dataset goes on at `offsets`; `versions` are those lost before them, in their order."""
+    """The `offsets` to resume at, and the `versions` lost before them, in order."""
 
     offsets: dict[SystemStreamPartition, int]
     versions: tuple[str, ...]
@@ -35,14 +35,14 @@ class ResumePoint:
 
 @dataclass(frozen=True, slots=True)
 class LossUnknown:
-    """Which versions are lost is known when `missing` have the marker of `version` (None: their next one)."""
+    """The lost versions are unknown until the `missing` partitions have a marker of `version` (None: any next one)."""
 
     version: str | None
     missing: tuple[SystemStreamPartition, ...]
 
 
 def find_truncated_partitions(offsets: Offsets, oldest: Offsets) -> dict[SystemStreamPartition, tuple[int, int]]:
-    """Return what retention has taken before it was read: [first, oldest) by partition."""
+    """Return the unread offsets that retention has removed: [first, oldest) by partition."""
     return {ssp: (offset, oldest[ssp]) for ssp, offset in sorted(offsets.items()) if offset < oldest[ssp]}
 
 
@@ -54,9 +54,9 @@ def resume_after_truncation(
     settled: Settled,
     count: Callable[[MarkedSegment], int],
 ) -> ResumePoint | LossUnknown:
-    """Return where a dataset goes on: where it stands, unless retention has taken what comes next there.
+    """Return where a dataset resumes: at its offsets, unless retention has removed records there.
 
-    `count` tells how many records a segment still holds. Raises what `go_on` does.
+    `count` returns the number of records that a segment still has. Raises as `find_resume_point` does.
     """
     if not find_truncated_partitions(offsets, oldest):
         return ResumePoint(dict(offsets), ())
@@ -65,7 +65,7 @@ def resume_after_truncation(
 
 
 def select_segments_to_count(offsets: Offsets, oldest: Offsets, markers: Sequence[Marker]) -> list[MarkedSegment]:
-    """Return the first segments of cut partitions that are whole if they hold as many records as their marker says."""
+    """Return the first segments of truncated partitions whose markers state a count to compare with."""
     firsts = [
         following[0]
         for ssp in find_truncated_partitions(offsets, oldest)
@@ -86,10 +86,10 @@ def find_resume_point(
     settled: Settled,
     counted: Mapping[SystemStreamPartition, int],
 ) -> ResumePoint | LossUnknown:
-    """Return where a dataset goes on whose stream is cut in some partition, and what is lost.
+    """Return where a dataset with truncated partitions resumes, and the lost versions.
 
-    `counted` are the records of the segments that `to_count` names. Markers of settled versions end re-deliveries, as
-    ever. Raises MarkerConflictError where the partitions' orders contradict each other.
+    `counted` are the numbers of records of the segments from `select_segments_to_count`. Markers of settled versions
+    end re-deliveries, as usual. Raises MarkerConflictError if the orders of partitions contradict each other.
     """
     cut = find_truncated_partitions(offsets, oldest)
     start = {ssp: max(offset, oldest[ssp]) for ssp, offset in sorted(offsets.items())}
@@ -106,13 +106,13 @@ def find_resume_point(
     if silent and not common:
         return LossUnknown(None, silent)
     if not common:
-        # A partition that retention has cut is ahead: the others have yet to deliver what it has.
+        # A truncated partition is ahead: the others have yet to deliver the version that it has.
         ahead = {names[ssp][0] for ssp in cut}
         version = ahead.pop() if len(ahead) == 1 else None
         return LossUnknown(version, tuple(ssp for ssp, marked in names.items() if version not in marked))
     nexts = {ssp: next((marker for marker in fresh[ssp] if marker.version in common), None) for ssp in names}
     version = resolve_next_version(dataset, {ssp: marker.version for ssp, marker in nexts.items() if marker}, spans)
-    assert version is not None, "it is one of those that are common"
+    assert version is not None, "there is a common version"
     first = {ssp: marker for ssp, marker in nexts.items() if marker is not None and has_partition(ssp, version, spans)}
     lost = _lost_before(dataset, version, {ssp: names[ssp] for ssp in first}, cut, spans)
     cut_in_it = [ssp for ssp in cut if ssp in first]
@@ -132,7 +132,7 @@ def _lost_before(
     cut: Collection[SystemStreamPartition],
     spans: Mapping[str, int],
 ) -> tuple[str, ...]:
-    """Return the versions before this one; a cut partition may lack the earliest of them, no other may lack any."""
+    """Return the versions before this one; only truncated partitions may lack the earliest of them."""
     before = {ssp: tuple(marked[: marked.index(version)]) for ssp, marked in names.items()}
     longest = max(before.values(), key=len)
     for ssp, marked in before.items():
@@ -140,9 +140,9 @@ def _lost_before(
         if marked != (expected[len(expected) - len(marked) :] if ssp in cut else expected):
             orders = "; ".join(f"{other}: {', '.join(earlier) or 'none'}" for other, earlier in before.items())
             raise MarkerConflictError(
-                f"dataset {dataset!r}: retention has taken records that were not read, and before version {version!r} "
+                f"dataset {dataset!r}: retention has removed unread records, and before version {version!r} "
                 f"partitions mark different versions ({orders}); expected the same ones in one order.",
-                "Abandon the version whose marker never came in some partition: "
+                "Abandon the version whose marker never arrived in some partition: "
                 f"abandon_version(lake, {dataset!r}, VERSION, reason=…, by=…).",
                 dataset=dataset,
                 version=version,
@@ -151,12 +151,12 @@ def _lost_before(
 
 
 def _is_partial(first: Marker, version: str, counted: int | None) -> bool:
-    """Whether the version may have begun before what a partition still holds, whose first marker this is."""
+    """Whether the version's start may have been removed from a partition whose first marker this is."""
     return first.version == version and (first.rows is None or first.rows != counted)
 
 
 def _offset_after(markers: Sequence[Marker], start: int, end: int) -> int:
-    """Return the offset behind the last of these markers that is before `end`."""
+    """Return the offset after the last of these markers that is before `end`."""
     return max([start, *(int(marker.offset) + 1 for marker in markers if int(marker.offset) < end)])
 
 
@@ -166,7 +166,7 @@ def _markers_from(ssp: SystemStreamPartition, start: int, markers: Sequence[Mark
 
 
 def _first_unsettled(markers: Sequence[Marker], settled: Settled) -> list[Marker]:
-    """Return the first marker of each version that is not settled, in order."""
+    """Return the first marker of each unsettled version, in order."""
     first: dict[str, Marker] = {}
     for marker in markers:
         if marker.version not in settled:

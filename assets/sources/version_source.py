@@ -1,4 +1,4 @@
-"""Where versions of a bounded dataset come from: what every source answers, be it a stream, files or a query."""
+"""The protocol of version sources: streams, files and queries that deliver versions of a bounded dataset."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A version that has arrived whole, from whatever source: what it is called and where its records are.
+    """A completely delivered version: its name and the location of its records.
 
-    `offsets` are the manifest's after it, `ranges` what it takes in by stream partition; both are empty for files
-    and queries. `markers` are what it promised, by stream partition or by completion object. `redelivered` counts
-    records dropped before it, `lost` what retention took before it was read. `notes` tell of what was not taken, and
-    `stream` which stream this is. `copies` are deliveries that lie there anew with the same contents: by name, what
-    their markers are now. `content` is the source's own. `identity` tells files from any others, so that a build of
-    them that died after it was finished is taken up; "" where nothing does. `valid_from` are the times that its markers
-    say it is valid from: one, none, or by mistake several.
+    `offsets` are the manifest's offsets after it, `ranges` the records that it reads by stream partition; both are
+    empty for files and queries. `markers` are its marker facts, by stream partition or by completion object.
+    `redelivered` is the number of records dropped before it, `lost` what retention removed before it was read. `notes`
+    describe what was left out, and `stream` is the identity of the stream. `copies` are new marker facts, by name, of
+    earlier deliveries whose files were copied without a change. `content` is private to the source. `identity`
+    identifies the files, so that a finished build of them can be reused after a crash; "" if there is no such identity.
+    `valid_from` are the times stated by its markers: one, none, or by mistake several.
     """
 
     version: str
@@ -51,10 +51,10 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Awaiting:
-    """No version is complete. `version` is the one that has begun, if any; `missing` names the markers it lacks.
+    """No version is complete. `version` is the one that has begun, if any; `missing` names its missing markers.
 
-    `offsets` are the manifest's behind dropped re-deliveries and what retention took (`lost`). `idle` says that nothing
-    at all has arrived. `notes` tell of what was not taken, and of what may be wrong with the place that was looked at.
+    `offsets` are the manifest's offsets after dropped re-deliveries and what retention removed (`lost`). `idle` means
+    that nothing at all has arrived. `notes` describe what was left out and possible problems of the source.
     """
 
     version: str | None
@@ -69,9 +69,10 @@ class Awaiting:
 
 
 class VersionSource(Protocol):
-    """Where versions of one dataset come from, looked at once: `next` decides from what was seen then.
+    """A source of versions of one dataset, read once: `next` decides from what was found then.
 
-    Every source refuses, with DatasetError naming the dataset, what can't make it: no schema, key columns missing.
+    A source raises DatasetError, naming the dataset, if the dataset can't be made from it: no schema, or no key
+    columns.
     """
 
     @property
@@ -87,51 +88,51 @@ class VersionSource(Protocol):
 
     @property
     def copartitioned(self) -> bool:
-        """Whether partition i of what `read` returns holds exactly bucket i, so that no exchange is needed."""
+        """Whether partition i of the records that `read` returns is exactly bucket i, so that no exchange is needed."""
         ...
 
     @property
     def ordered_by(self) -> tuple[str, ...]:
-        """Columns of what `read` returns that put records of one key in order, the last one counting."""
+        """Columns that order the records of one key; the last record is kept."""
         ...
 
     def first_manifest(self) -> BoundedManifest:
-        """Return the manifest of a dataset that has no commit yet."""
+        """Return the initial manifest of a dataset without a commit."""
         ...
 
     def follow_repartition(self, stored: DatasetManifest) -> DatasetManifest | None:
-        """Return a stored manifest at its place in an input that was rewritten just when all was read; None else."""
+        """Return a stored manifest at its position in an input that was repartitioned after all was read; else None."""
         ...
 
     def resume_manifest(self, stored: DatasetManifest) -> BoundedManifest:
-        """Return a stored manifest to go on from, with order and policy as they are declared now.
+        """Return a stored manifest with the declared order and policies, to continue from.
 
-        Raises DatasetError for another declaration, and OffsetOutOfRangeError for a stream that was made anew.
+        Raises DatasetError for an incompatible declaration, and OffsetOutOfRangeError for a recreated stream.
         """
         ...
 
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
-        """Return the next complete version after what the manifest has settled. Raises MarkerConflictError."""
+        """Return the next complete version that the manifest has not settled. Raises MarkerConflictError."""
         ...
 
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int | None:
-        """Return how many records it holds; raise MarkerConflictError where they are not what was promised."""
+        """Return its number of records; raise MarkerConflictError if they differ from what the markers state."""
         ...
 
     def read(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> DataFrame | pa.Table:
-        """Return its records: the columns of `schema`, those of META, and `ordered_by`. Checked strictly.
+        """Return its records: the columns of `schema`, those of META, and `ordered_by`, with exactly these types.
 
-        As a frame of the session, of IN_PROCESS as a table.
+        They are a frame of the session, or an Arrow table for IN_PROCESS.
         """
         ...
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
-        """Say where the record lies that `read` gave this `__partition` and `__offset`; "" where it lies nowhere."""
+        """Return the location of the record with this `__partition` and `__offset`; "" if it has none."""
         ...
 
 
 class NonStreamSource:
-    """The dataset that versions are made for, and what follows from it: no partitions and no offsets to begin with."""
+    """The common part of sources without a stream: files and queries, which have no partitions and no offsets."""
 
     def __init__(self, spec: AdjunctDataset, records: Schema) -> None:
         self._spec, self._schema = spec, derive_entry_schema(spec, records)

@@ -94,7 +94,7 @@ def test_a_table_that_had_not_read_all_is_refused_and_names_the_rewriting() -> N
     f.send(world, [("d", 9, 4)])
     rewrite(world, f.NAME, 5)
     with pytest.raises(
-        OffsetOutOfRangeError, match=r"before that was rewritten into 5 partition.*dataset rebuild facts"
+        OffsetOutOfRangeError, match=r"when that was rewritten into 5 partition.*dataset rebuild facts"
     ):
         world.advance(f.table_of())
     assert now(world) == {"a": 1, "c": 3}
@@ -150,7 +150,7 @@ def test_a_bounded_dataset_with_a_version_half_delivered_is_refused() -> None:
     world.send(PLANES_NAME, [("a", 2)])
     world.advance(PLANES)
     rewrite(world, PLANES_NAME, 5)
-    with pytest.raises(OffsetOutOfRangeError, match="before that was rewritten into 5 partition"):
+    with pytest.raises(OffsetOutOfRangeError, match="when that was rewritten into 5 partition"):
         world.advance(PLANES)
     assert served(world.lake) == whole(1)
 

@@ -310,7 +310,7 @@ def test_a_marker_alone_that_comes_again_contradicts_nothing(aging: Aging) -> No
     assert (report.action, report.note) == ("up-to-date", "nothing new was delivered")
     aging.send(NAME, [("a", 2)])
     aging.streams.append_markers(NAME, "v1", producer="p", sequence=4)
-    assert "they differ from what was taken: lake.planes." in aging.advance(PLANES).summary()
+    assert "they differ from the first delivery: lake.planes." in aging.advance(PLANES).summary()
 
 
 @pytest.mark.parametrize("repeated", ["before the cut", "behind it", "twice behind it"])
@@ -364,7 +364,7 @@ def test_a_version_delivered_again_with_as_many_records_is_told_with_the_way_to_
     aging.send(NAME, [(key, 99) for key in KEYS], version="v1")
     report = aging.advance(PLANES)
     assert (report.action, report.counters, served(aging.lake)) == ("up-to-date", {"redelivered": 4}, whole(1))
-    told = "v1' was delivered again: its 4 record(s) are dropped, and whether they equal what was taken is not known"
+    told = "v1' was delivered again: its 4 record(s) are dropped, and it is unknown whether they equal the first delivery"
     assert told in report.summary()
     assert "new version name" in report.summary()
     assert next(iter(StoredVersions(aging.lake, NAME).history(limit=1))).reason == "; ".join(report.warnings)

@@ -173,7 +173,7 @@ def test_a_dataset_of_projected_entries_is_keyed_and_stored_by_what_the_projecti
     sparkling.send("planes", [("n1", None, None)], version="v2")
     report = sparkling.advance(spec)
     assert report.action == "rejected"
-    assert "is a tombstone, and nothing says which entry it deletes" in report.note
+    assert "is a tombstone that has no entry's key" in report.note
 
 
 # -- Python

@@ -229,7 +229,7 @@ def test_a_delivered_folder_that_is_completed_anew_with_something_else_is_told_a
     names, answer = in_order(spec, manifest)
     assert (names, answer.idle) == (["v2"], True)
     (note,) = answer.notes
-    assert re.match(r"version 'v1' was delivered, and .*/v1/_SUCCESS was written again at .* over something else", note)
+    assert re.match(r"version 'v1' was delivered, and .*/v1/_SUCCESS was written again at .* with other contents", note)
     assert "under a new version name" in note
     assert in_order(spec, abandoned(manifest, "v1"))[1].notes == ()
     forgotten = manifest.after(delivered=(), known=("v1",))
@@ -399,7 +399,7 @@ def test_a_folder_whose_files_changed_is_another_delivery_when_it_is_completed_a
     assert in_order(spec, manifest)[1].idle, "nobody has completed it again"
     place.put("v1/_SUCCESS", modified=2e9)
     assert re.search(
-        r"v1/_SUCCESS was written again at 2033.*over something else", in_order(spec, manifest)[1].notes[0]
+        r"v1/_SUCCESS was written again at 2033.*with other contents", in_order(spec, manifest)[1].notes[0]
     )
     assert "build it again as a partition" in in_order(daily, manifest)[1].notes[0]
     assert asked().action == "unchanged", "it was built again: of no records, as before"
@@ -451,7 +451,7 @@ def test_a_place_that_is_complete_as_a_whole_and_by_folders_is_refused(place: Pl
 def test_a_folder_written_in_place_has_no_version_by_name(place: Place) -> None:
     place.put("part-0.csv", "tailnum,seats\n", modified=1)
     place.put("_SUCCESS")
-    with pytest.raises(DatasetError, match=r"version 'v1' is asked for.*written in place"):
+    with pytest.raises(DatasetError, match=r"version 'v1' was requested.*written in place"):
         delivered(dataset(place, versions=VersionPartitions()), "v1")
 
 

@@ -102,7 +102,7 @@ def test_what_a_query_answers_is_published_if_it_is_new_whatever_the_order_of_it
         ("SELECT 'N1' tailnum, 1 seats, 'x' note, 2 more", "more (int) is not declared"),
         ("SELECT 'N1' tailnum, 1L seats, 'x' note", "seats is bigint, declared int"),
         ("SELECT 'N1' tailnum, 1 seats, NULL note", "note is void, declared string"),
-        ("SELECT 'N1' tailnum, 1 seats, 'x' note, 'y' note", "note stands twice"),
+        ("SELECT 'N1' tailnum, 1 seats, 'x' note, 'y' note", "note appears twice"),
         ("SELECT 'N1' Tailnum, 1 seats, 'x' note", "tailnum is missing; Tailnum (string) is not declared"),
     ],
 )
