@@ -93,9 +93,7 @@ def test_a_table_that_had_not_read_all_is_refused_and_names_the_rewriting() -> N
     world = table()
     f.send(world, [("d", 9, 4)])
     rewrite(world, f.NAME, 5)
-    with pytest.raises(
-        OffsetOutOfRangeError, match=r"when that was rewritten into 5 partition.*dataset rebuild facts"
-    ):
+    with pytest.raises(OffsetOutOfRangeError, match=r"when that was rewritten into 5 partition.*dataset rebuild facts"):
         world.advance(f.table_of())
     assert now(world) == {"a": 1, "c": 3}
 

@@ -364,7 +364,9 @@ def test_a_version_delivered_again_with_as_many_records_is_told_with_the_way_to_
     aging.send(NAME, [(key, 99) for key in KEYS], version="v1")
     report = aging.advance(PLANES)
     assert (report.action, report.counters, served(aging.lake)) == ("up-to-date", {"redelivered": 4}, whole(1))
-    told = "v1' was delivered again: its 4 record(s) are dropped, and it is unknown whether they equal the first delivery"
+    told = (
+        "v1' was delivered again: its 4 record(s) are dropped, and it is unknown whether they equal the first delivery"
+    )
     assert told in report.summary()
     assert "new version name" in report.summary()
     assert next(iter(StoredVersions(aging.lake, NAME).history(limit=1))).reason == "; ".join(report.warnings)

@@ -160,7 +160,7 @@ def test_a_version_that_an_open_batch_needs_keeps_its_partitions(planes: World) 
 
 
 def test_what_can_not_be_rewritten_is_refused(planes: World) -> None:
-    with pytest.raises(ConfigurationError, match="has 2 partitions and can.t be rewritten into 2"):
+    with pytest.raises(ConfigurationError, match=r"has 2 partitions and can.t be rewritten into 2"):
         repartition_versions(planes.lake, NAME, 2, **WHY)
     with pytest.raises(ConfigurationError, match="without a reason"):
         repartition_versions(planes.lake, NAME, 3, reason="", by="ada")

@@ -107,7 +107,9 @@ def test_what_files_can_t_tell_is_refused(filled: Filled, tmp_path: Path) -> Non
     view = stream_view(filled.lake, "s", epochs="latest", without_position="keep")
     assert len(parquet_files(view)) == len(view.files)  # nothing is replaced: the files tell all
     filled.send(0, 1, 1)
-    with pytest.raises(DatasetError, match=r"its files also have records that a replay has replaced.*(?s:.*)stream export"):
+    with pytest.raises(
+        DatasetError, match=r"its files also have records that a replay has replaced.*(?s:.*)stream export"
+    ):
         parquet_files(stream_view(filled.lake, "s", epochs="latest", without_position="keep"))
     memory = Filled(lake_in(InMemoryStore()))
     memory.send(0, 1, 0)
