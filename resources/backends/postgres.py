@@ -192,7 +192,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         require_driver(self._label)
         try:
             async with self._open.here().one() as requests:
-                await self._open_beside(requests)
+                await self._open_idempotency_table(requests)
                 return await requests.forget(older_than)
         except psycopg.Error as error:
             raise translate_error(error, self._label, self._place) from error
@@ -281,7 +281,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         while (part := halving.next()) is not None:
             try:
                 if operation.conditions:
-                    await self._open_beside(requests)
+                    await self._open_idempotency_table(requests)
                 halving.done(await requests.write(operation, part))
             except (psycopg.Error, AdjunctError) as error:
                 problem = self._problem(error, committing=requests.committing)
@@ -298,7 +298,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
 
         try:
             if operation.conditions:
-                await self._open_beside(requests)
+                await self._open_idempotency_table(requests)
             written = await requests.write_batch(batch)
         except (psycopg.Error, AdjunctError) as error:
             problem = self._problem(error, committing=requests.committing)
@@ -323,8 +323,8 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
         known.__cause__ = error
         return self.problem_of(known, sent=committing)
 
-    async def _open_beside(self, requests: PostgresRequests) -> None:
-        if requests.beside_open:
+    async def _open_idempotency_table(self, requests: PostgresRequests) -> None:
+        if requests.has_idempotency_table:
             return
         codec = requests.codec
         key = {name: requests.casts[name] for name in codec.key}
@@ -336,7 +336,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
             key,
             create=self.create,
         )
-        requests.beside_open = True
+        requests.has_idempotency_table = True
 
     async def _connected(self) -> PostgresRequests:
         import psycopg
@@ -356,7 +356,7 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
             if self.forget_after is not None and is_purge_due(
                 f"{self._label} {format_address(settings)}", self.forget_after
             ):
-                await self._open_beside(requests)
+                await self._open_idempotency_table(requests)
                 await requests.forget(self.forget_after)
         except BaseException as error:
             await connection.close()

@@ -71,7 +71,7 @@ class PostgresRequests:
         self, connection: AsyncConnection[Any], codec: RowCodec, statements: Statements, casts: Mapping[str, str]
     ) -> None:
         self.connection, self.codec, self.casts, self._statements = connection, codec, casts, statements
-        self.beside_open = False
+        self.has_idempotency_table = False
         self._staging: set[str] = set()
         self.committing = False
 
@@ -309,7 +309,7 @@ async def read_shape(
 
 
 async def open_idempotency_table(
-    connection: AsyncConnection[Any], label: str, schema: str, beside: str, key: Mapping[str, str], *, create: bool
+    connection: AsyncConnection[Any], label: str, schema: str, idempotency: str, key: Mapping[str, str], *, create: bool
 ) -> None:
     """Check the idempotency table, after creating it if `create`; `key` are its columns' types.
 
@@ -325,14 +325,14 @@ async def open_idempotency_table(
     parts.append(sql.SQL("at timestamp with time zone NOT NULL"))
     parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
     if create:
-        await _create(connection, schema, beside, parts)
+        await _create(connection, schema, idempotency, parts)
     cursor = await connection.execute(
         """SELECT a.attname FROM pg_attribute a WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0
            AND NOT a.attisdropped""",
-        (sql.Identifier(schema, beside).as_string(connection),),
+        (sql.Identifier(schema, idempotency).as_string(connection),),
     )
     names = [name for (name,) in await cursor.fetchall()]
-    check_idempotency_columns(label, beside, list(key), names)
+    check_idempotency_columns(label, idempotency, list(key), names)
 
 
 def _type_of(column: Column) -> Any:

@@ -83,15 +83,15 @@ class StagingStatements(NamedTuple):
 
 
 class BatchStatements:
-    """Statements for batches into one table. `beside` is the idempotency table."""
+    """Statements for batches into one table. `idempotency` names the idempotency table."""
 
     def __init__(
-        self, table: sql.Identifier, beside: sql.Identifier, codec: RowCodec, casts: Mapping[str, str]
+        self, table: sql.Identifier, idempotency: sql.Identifier, codec: RowCodec, casts: Mapping[str, str]
     ) -> None:
         self._codec, self._casts, self._key, self._names = codec, casts, codec.key, codec.names
         self._parts: dict[str, sql.Composable] = {
             "table": table,
-            "beside": beside,
+            "idempotency": idempotency,
             "keys": compose_names(self._key),
             "names": compose_names(self._names),
             "of_b": compose_names(self._key, "b"),
@@ -100,7 +100,7 @@ class BatchStatements:
             "same": compose_joined(
                 " AND ", (sql.SQL("t.{0} = s.{0}").format(compose_identifier(n)) for n in self._key)
             ),
-            "same_beside": compose_joined(
+            "same_mark": compose_joined(
                 " AND ", (sql.SQL("b.{0} = s.{0}").format(compose_identifier(n)) for n in self._key)
             ),
         }
@@ -208,19 +208,21 @@ class BatchStatements:
             )
             # One index lookup per key, two for those without a mark; joins would read both tables entirely.
             unmarked = (
-                " AND coalesce((SELECT true FROM {beside} AS b WHERE {same_beside} AND b.newest_of = {newest_of}), "
+                " AND coalesce("
+                "(SELECT true FROM {idempotency} AS b WHERE {same_mark} AND b.newest_of = {newest_of}), "
                 "(SELECT t.{newest_by} {collate} <= s.{time} FROM {table} AS t WHERE {same}), true)"
             )
         known = (
-            f"known AS (UPDATE {{beside}} AS b SET {', '.join(marks)} FROM (SELECT * FROM staged ORDER BY {{keys}}) "
-            f"AS s WHERE {{same_beside}} AND {' AND '.join(holds)} RETURNING s.*)"
+            f"known AS (UPDATE {{idempotency}} AS b SET {', '.join(marks)} "
+            "FROM (SELECT * FROM staged ORDER BY {keys}) "
+            f"AS s WHERE {{same_mark}} AND {' AND '.join(holds)} RETURNING s.*)"
         )
         # A failed condition stays failed; locking it would not be in order with `known`.
         fresh = (
-            f"fresh AS (INSERT INTO {{beside}} AS b ({{keys}}, {', '.join(values)}, at) "
+            f"fresh AS (INSERT INTO {{idempotency}} AS b ({{keys}}, {', '.join(values)}, at) "
             f"SELECT {{of_s}}, {', '.join(values.values())}, now() FROM staged AS s "
             "WHERE ({of_s}) NOT IN (SELECT {keys} FROM known) "
-            f"AND (SELECT true FROM {{beside}} AS b WHERE {{same_beside}} AND ({' OR '.join(fails)})) IS NULL"
+            f"AND (SELECT true FROM {{idempotency}} AS b WHERE {{same_mark}} AND ({' OR '.join(fails)})) IS NULL"
             f"{unmarked} ORDER BY {{of_s}} ON CONFLICT ({{keys}}) DO UPDATE SET {', '.join(excluded)} "
             f"WHERE {' AND '.join(holds_excluded)} RETURNING {{of_b}})"
         )
@@ -278,9 +280,9 @@ class BatchStatements:
 
 
 class Statements:
-    """Statements for one table, composed once after reading its shape. `beside` is the idempotency table."""
+    """Statements for one table, composed once after reading its shape. `idempotency` names the idempotency table."""
 
-    def __init__(self, schema: str, table: str, beside: str, codec: RowCodec, casts: Mapping[str, str]) -> None:
+    def __init__(self, schema: str, table: str, idempotency: str, codec: RowCodec, casts: Mapping[str, str]) -> None:
         self._codec, self._casts = codec, casts
         self._texts = {name for name, column in codec.columns.items() if column.kind in AS_TEXT}
         self._key, self._names = codec.key, codec.names
@@ -301,25 +303,26 @@ class Statements:
         )
         self.lock = cache(self._lock)
         self.update = cache(self._update)
-        self._conditions(compose_identifier(schema, beside))
-        self.staging = cache(BatchStatements(self._table, compose_identifier(schema, beside), codec, casts).of)
+        self._conditions(compose_identifier(schema, idempotency))
+        self.staging = cache(BatchStatements(self._table, compose_identifier(schema, idempotency), codec, casts).of)
 
-    def _conditions(self, beside: sql.Identifier) -> None:
+    def _conditions(self, idempotency: sql.Identifier) -> None:
         self.claim = self._compose(
-            "INSERT INTO {beside} AS t ({keys}, at) SELECT {typed_keys}, now() FROM unnest({given_keys}) AS s ({keys}) "
+            "INSERT INTO {idempotency} AS t ({keys}, at) "
+            "SELECT {typed_keys}, now() FROM unnest({given_keys}) AS s ({keys}) "
             "ORDER BY {ordered} ON CONFLICT ({keys}) DO NOTHING",
-            beside=beside,
+            idempotency=idempotency,
         )
         self.applied = self._compose(
             "SELECT s.__place, {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
-            "JOIN {beside} AS t ON {same} ORDER BY {ordered} FOR NO KEY UPDATE OF t",
-            beside=beside,
+            "JOIN {idempotency} AS t ON {same} ORDER BY {ordered} FOR NO KEY UPDATE OF t",
+            idempotency=idempotency,
             found=compose_joined(", ", (sql.SQL("t.{}::text").format(compose_identifier(name)) for name in COLUMNS)),
         )
         names = (*self._key, *COLUMNS)
         self.remember = self._compose(
-            "UPDATE {beside} AS t SET {changes}, at = now() FROM unnest({given}) AS s ({all}) WHERE {same}",
-            beside=beside,
+            "UPDATE {idempotency} AS t SET {changes}, at = now() FROM unnest({given}) AS s ({all}) WHERE {same}",
+            idempotency=idempotency,
             changes=compose_joined(
                 ", ",
                 (
@@ -333,9 +336,10 @@ class Statements:
             all=compose_names(names),
         )
         self.forget = self._compose(
-            "DELETE FROM {beside} AS t USING (SELECT {keys} FROM {beside} WHERE at < now() - make_interval(secs => %s) "
+            "DELETE FROM {idempotency} AS t "
+            "USING (SELECT {keys} FROM {idempotency} WHERE at < now() - make_interval(secs => %s) "
             "FOR UPDATE SKIP LOCKED) AS s WHERE {same}",
-            beside=beside,
+            idempotency=idempotency,
         )
 
     def _lock(self, read: tuple[str, ...]) -> Composed:

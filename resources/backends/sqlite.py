@@ -105,18 +105,20 @@ def has_table(connection: sqlite3.Connection, table: str) -> bool:
     return bool(connection.execute("SELECT count(*) FROM pragma_table_info(?)", (table,)).fetchone()[0])
 
 
-def create_idempotency_table(connection: sqlite3.Connection, beside: str, key: Sequence[Column]) -> None:
+def create_idempotency_table(connection: sqlite3.Connection, idempotency: str, key: Sequence[Column]) -> None:
     """Create the table of what was applied to keys, unless it exists."""
     parts = [f"{quote_sqlite_name(c.name)} {_type_of(c)} NOT NULL" for c in key]
     parts += [f"{name} TEXT" for name in COLUMNS]
     parts += ["at REAL NOT NULL", f"PRIMARY KEY ({quote_sqlite_names([c.name for c in key])})"]
-    connection.execute(f"CREATE TABLE IF NOT EXISTS {quote_sqlite_name(beside)} ({', '.join(parts)}) WITHOUT ROWID")
+    connection.execute(
+        f"CREATE TABLE IF NOT EXISTS {quote_sqlite_name(idempotency)} ({', '.join(parts)}) WITHOUT ROWID"
+    )
 
 
-def check_idempotency_table(connection: sqlite3.Connection, label: str, beside: str, key: Sequence[str]) -> None:
+def check_idempotency_table(connection: sqlite3.Connection, label: str, idempotency: str, key: Sequence[str]) -> None:
     """Raise TableAccessError if the idempotency table is missing or has other columns."""
-    names = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (beside,))]
-    check_idempotency_columns(label, beside, list(key), names)
+    names = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (idempotency,))]
+    check_idempotency_columns(label, idempotency, list(key), names)
 
 
 def read_columns(
@@ -211,7 +213,7 @@ class SqliteRequests:
         self._name, self._create = table, create
         self._table = quote_sqlite_name(table)
         self._is_key = " AND ".join(f"{quote_sqlite_name(name)} = ?" for name in codec.key)
-        self._beside: str | None = None
+        self._idempotency: str | None = None
 
     def get(self, keys: Sequence[Row]) -> list[dict[str, Any] | None]:
         """The record of each key."""
@@ -222,7 +224,7 @@ class SqliteRequests:
         """Apply everything or, on an error, nothing."""
         codec = self.codec
         if operation.conditions:
-            self._open_beside()
+            self._open_idempotency_table()
         with sqlite_transaction(self.connection, "IMMEDIATE"):
             # The write lock is held from here on, so what is read stays true until the commit.
             stored = self._read_state(operation, asked) if needs_read(operation) else StoredState()
@@ -233,11 +235,11 @@ class SqliteRequests:
 
     def forget(self, older_than: float) -> int:
         """Purge what was applied to keys more than `older_than` seconds ago; return the number of keys."""
-        self._open_beside()
-        assert self._beside is not None
+        self._open_idempotency_table()
+        assert self._idempotency is not None
         with sqlite_transaction(self.connection, "IMMEDIATE"):
             horizon = time.time() - older_than
-            return self.connection.execute(f"DELETE FROM {self._beside} WHERE at < ?", (horizon,)).rowcount
+            return self.connection.execute(f"DELETE FROM {self._idempotency} WHERE at < ?", (horizon,)).rowcount
 
     def _record(self, names: Sequence[str], key: Sequence[Any]) -> dict[str, Any] | None:
         query = f"SELECT {quote_sqlite_names(names) if names else 1} FROM {self._table} WHERE {self._is_key}"
@@ -254,7 +256,7 @@ class SqliteRequests:
             if record is not None:
                 records[key] = record
             if operation.conditions:
-                query = f"SELECT {quote_sqlite_names(COLUMNS)} FROM {self._beside} WHERE {self._is_key}"
+                query = f"SELECT {quote_sqlite_names(COLUMNS)} FROM {self._idempotency} WHERE {self._is_key}"
                 texts = self.connection.execute(query, kept).fetchone()
                 if texts is not None:
                     applied[key] = applied_from_texts(self.codec, newest_by, texts)
@@ -282,12 +284,12 @@ class SqliteRequests:
     def _remember(self, operation: Operation[Any], plan: WritePlan) -> None:
         if not plan.applied:
             return
-        assert self._beside is not None
+        assert self._idempotency is not None
         now, newest_by = time.time(), operation.conditions.newest_by
         keys = self._kept_keys(list(plan.applied))
         texts = [applied_to_texts(self.codec, newest_by, applied) for applied in plan.applied.values()]
         rows = [(*key, *text, now) for key, text in zip(keys, texts, strict=True)]
-        self.connection.executemany(self._upsert(self._beside, (*self.codec.key, *COLUMNS, "at")), rows)
+        self.connection.executemany(self._upsert(self._idempotency, (*self.codec.key, *COLUMNS, "at")), rows)
 
     def _upsert(self, table: str, names: Sequence[str]) -> str:
         rest = [name for name in names if name not in self.codec.key]
@@ -303,8 +305,8 @@ class SqliteRequests:
     def _kept_keys(self, keys: Sequence[Row]) -> list[Row]:
         return self._rows(self.codec.key, keys) if keys else []
 
-    def _open_beside(self) -> None:
-        if self._beside is not None:
+    def _open_idempotency_table(self) -> None:
+        if self._idempotency is not None:
             return
         codec = self.codec
         name = idempotency_table_name(self._name, [part.lower() for part in codec.key])  # as SQLite compares names
@@ -312,7 +314,7 @@ class SqliteRequests:
             with sqlite_transaction(self.connection, "IMMEDIATE"):
                 create_idempotency_table(self.connection, name, [codec.columns[part] for part in codec.key])
         check_idempotency_table(self.connection, codec.table, name, codec.key)
-        self._beside = quote_sqlite_name(name)
+        self._idempotency = quote_sqlite_name(name)
 
 
 class CommitFailedError(Exception):

@@ -294,11 +294,11 @@ def idempotency_table_name(table: str, key: Sequence[str]) -> str:
     return name
 
 
-def check_idempotency_columns(label: str, beside: str, key: Sequence[str], names: Sequence[str]) -> None:
+def check_idempotency_columns(label: str, idempotency: str, key: Sequence[str], names: Sequence[str]) -> None:
     """Raise TableAccessError if that table has other columns, or none because it is missing."""
     if set(names) != {*key, *COLUMNS, "at"}:
         raise TableAccessError(
-            f"{label}: newest_by and idempotent need a table {beside!r} with the columns {', '.join(key)}, "
+            f"{label}: newest_by and idempotent need a table {idempotency!r} with the columns {', '.join(key)}, "
             f"{', '.join(COLUMNS)}, at; " + (f"it has {', '.join(names)}." if names else "there is none."),
             "Declare the table with create=True, or create that table.",
             table=label,
