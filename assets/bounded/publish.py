@@ -218,13 +218,13 @@ def _awaited_version(member: Member, awaiting: Awaiting, others: str | None) -> 
 
 
 def apply_delivery(
-    candidate: CandidateVersion, refused: CandidateVersion | None, *, switches: bool, between: bool
+    candidate: CandidateVersion, rejected: CandidateVersion | None, *, switches: bool, between: bool
 ) -> Member:
     """Return the member after the commit of this delivery, with the outcome.
 
     `switches` makes the version current; otherwise `between` inserts it by time.
     """
-    after = _apply_to_manifest(candidate, refused, switches, between)
+    after = _apply_to_manifest(candidate, rejected, switches, between)
     outcome, ref = candidate.member.outcome.with_source_report(candidate.delivery), after.ref(candidate.id)
     if ref is None:
         outcome = replace(outcome, unchanged=(*outcome.unchanged, str(candidate.unchanged)))
@@ -245,28 +245,28 @@ def apply_delivery(
 
 
 def _apply_to_manifest(
-    candidate: CandidateVersion, refused: CandidateVersion | None, switches: bool, between: bool
+    candidate: CandidateVersion, rejected: CandidateVersion | None, switches: bool, between: bool
 ) -> BoundedManifest:
-    """Return the manifest with this delivery: published, rejected because of `refused`, or unchanged."""
+    """Return the manifest with this delivery: published, rejected because of `rejected`, or unchanged."""
     manifest, delivery, version = candidate.member.manifest, candidate.delivery, candidate.version
-    unchanged = candidate.unchanged if refused is None else None
-    ref = _version_ref(candidate, refused)
-    head = {"head": ref.id} if refused is None and switches else {}
+    unchanged = candidate.unchanged if rejected is None else None
+    ref = _version_ref(candidate, rejected)
+    head = {"head": ref.id} if rejected is None and switches else {}
     # A repeated delivery of withdrawn content takes no name.
-    freed = candidate.member.context.now() if refused is not None and refused.withdrawn else None
+    freed = candidate.member.context.now() if rejected is not None and rejected.withdrawn else None
     done = Delivered(name=delivery.version, version=ref.id, markers=dict(delivery.markers), freed=freed)
     fields = {**input_position(manifest, delivery, done), **head, "awaited": None}
     if unchanged is None:
         used = [generation.id for generation in version.generations] if version is not None else []
         fields |= {
             "versions": (*manifest.versions, ref)
-            if head or refused
+            if head or rejected
             else insert_beside_head(manifest, ref, between=between),
             "next_number": candidate.number + 1,
             "next_generation": max([manifest.next_generation, *(number + 1 for number in used)]),
             "counters": sum_counters(manifest.counters, version.counters if version is not None else {}),
         }
-    if refused is not None:
+    if rejected is not None:
         change = Change(action="reject", version=ref.id, reason=commit_reason(delivery, ref.reason))
         return manifest.after(**fields, change=change)
     action, note = "seal", "" if head else "kept beside a later version"
@@ -284,29 +284,29 @@ def is_at_or_after_head(candidate: CandidateVersion) -> bool:
     return head is None or bool(order(_version_ref(candidate, None)) >= order(head))
 
 
-def _version_ref(candidate: CandidateVersion, refused: CandidateVersion | None) -> VersionRef:
+def _version_ref(candidate: CandidateVersion, rejected: CandidateVersion | None) -> VersionRef:
     """Return the manifest's entry of a version; for an unchanged one, that of the version that it equals."""
-    if refused is None and candidate.unchanged:
+    if rejected is None and candidate.unchanged:
         same = candidate.member.manifest.ref(candidate.unchanged)
         assert same is not None, "the version that it equals was found in this manifest"
         return same
     version, reason = candidate.version, ""
-    if refused is not None:
-        reason = refused.problem
-        if refused.member.name != candidate.member.name:
-            reason = f"member {refused.member.name} of the version set refused it: {reason}"
+    if rejected is not None:
+        reason = rejected.problem
+        if rejected.member.name != candidate.member.name:
+            reason = f"member {rejected.member.name} of the version set rejected it: {reason}"
     return VersionRef(
         id=candidate.id,
         number=candidate.number,
         name=candidate.delivery.version,
         rows=None if version is None else version.rows,
         sealed_at=candidate.member.context.now() if version is None else version.sealed_at,
-        state="sealed" if refused is None else "rejected",
+        state="sealed" if rejected is None else "rejected",
         document=candidate.document,
         folders=() if version is None else tuple(generation.folder for generation in version.generations),
         bytes=0 if version is None else sum(generation.size for generation in version.generations),
         reason=reason,
-        verdicts=version.verdicts if refused is not None and version is not None else (),
+        verdicts=version.verdicts if rejected is not None and version is not None else (),
         valid_from=None if version is None else version.valid_from,
     )
 
@@ -318,20 +318,20 @@ def publish_candidates(
 
     The reported stages are "seal" and "switch", "keep" if the served version stays, "unchanged", or "reject".
     """
-    refused = next((candidate for candidate in validated if candidate.problem), None)
+    rejected = next((candidate for candidate in validated if candidate.problem), None)
     first, version = validated[0].member, validated[0].delivery.version
-    candidates = [_write_document(candidate) for candidate in validated] if refused is None else validated
-    with first.stages("switch" if refused is None else REJECT, version) as switching:
-        if refused is not None:
+    candidates = [_write_document(candidate) for candidate in validated] if rejected is None else validated
+    with first.stages("switch" if rejected is None else REJECT, version) as switching:
+        if rejected is not None:
             candidates = [candidate.with_document() for candidate in validated]
-        group = _commit_candidates(group, candidates, refused, make_current=make_current)
+        group = _commit_candidates(group, candidates, rejected, make_current=make_current)
         done = [candidate.with_member_of(group) for candidate in candidates]
         for candidate in done:
             candidate.delete_attempt(files=candidate.member.manifest.ref(candidate.id) is None)
-        switching.detail = refused.problem if refused is not None else ""
-        if refused is None and all(candidate.unchanged for candidate in done):
+        switching.detail = rejected.problem if rejected is not None else ""
+        if rejected is None and all(candidate.unchanged for candidate in done):
             switching.name = "unchanged"
-        elif refused is None and not any(candidate.is_served for candidate in done):
+        elif rejected is None and not any(candidate.is_served for candidate in done):
             switching.name, switching.detail = "keep", "what is served stays"
     return group
 
@@ -345,13 +345,17 @@ def _write_document(candidate: CandidateVersion) -> CandidateVersion:
 
 
 def _commit_candidates(
-    group: AdvanceGroup, candidates: Sequence[CandidateVersion], refused: CandidateVersion | None, *, make_current: bool
+    group: AdvanceGroup,
+    candidates: Sequence[CandidateVersion],
+    rejected: CandidateVersion | None,
+    *,
+    make_current: bool,
 ) -> AdvanceGroup:
     def commit(group: AdvanceGroup) -> AdvanceGroup:
         now = [candidate.with_member_of(group) for candidate in candidates]
         switches = make_current or all(map(is_at_or_after_head, now))
         between = all(member.manifest.declaration.by_time for member in group.members)
-        after = (apply_delivery(candidate, refused, switches=switches, between=between) for candidate in now)
+        after = (apply_delivery(candidate, rejected, switches=switches, between=between) for candidate in now)
         return group.commit_members(list(after))
 
     def catch_up(group: AdvanceGroup) -> AdvanceGroup:

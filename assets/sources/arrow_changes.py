@@ -123,7 +123,7 @@ class ArrowDecoder:
         spec, needed = source.spec, list_spark_needs(source)
         if not isinstance(spec.following.changes, ArrowChangeFormat):
             needed.append(f"the form of its changes ({spec.following.changes.describe()})")
-        assert source.info.schema is not None, "raw records are refused when the input is opened"
+        assert source.info.schema is not None, "raw records are rejected when the input is opened"
         plain = all(supports_json(field.type) for field in source.info.schema.fields)
         if isinstance(spec.following.on_bad_change, DeadLetters) and not plain:
             needed.append("dead letters of records with fractions or decimals")
@@ -136,7 +136,7 @@ class ArrowDecoder:
     ) -> tuple[pa.Table, Samples | None]:
         return decode_arrow_changes(source, source.read_arrow(ranges), positions_from, samples)
 
-    def without_late(
+    def drop_late(
         self, changes: pa.Table, horizon: int | None, on_bad_change: object
     ) -> tuple[pa.Table, Callable[[], int] | None]:
         import pyarrow.compute as pc
@@ -152,7 +152,7 @@ class ArrowDecoder:
         count = int(pc.sum(late).as_py() or 0)
         return changes.filter(pc.or_(pc.invert(late), pc.is_valid(changes.column(PROBLEM)))), lambda: count
 
-    def refuse_problems(self, changes: pa.Table, dataset: str) -> pa.Table:
+    def fail_on_problems(self, changes: pa.Table, dataset: str) -> pa.Table:
         import pyarrow.compute as pc
 
         bad = changes.filter(pc.is_valid(changes.column(PROBLEM)))
@@ -161,12 +161,12 @@ class ArrowDecoder:
             raise bad_change_error(dataset, place, bad.column(PARTITION)[0].as_py(), reason)
         return _drop_marks(changes)
 
-    def without_problems(self, changes: pa.Table) -> pa.Table:
+    def drop_problems(self, changes: pa.Table) -> pa.Table:
         import pyarrow.compute as pc
 
         return _drop_marks(changes.filter(pc.is_null(changes.column(PROBLEM))))
 
-    def letters(
+    def dead_letters(
         self, changes: pa.Table, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
     ) -> pa.Table | None:
         import pyarrow.compute as pc
@@ -185,8 +185,8 @@ def decode_arrow_changes(
     """Return the changes made from records in Arrow, and the first ordering values, as `decode_changes` does."""
     spec, schema, following = source.spec, source.schema, source.spec.following
     what = f"dataset {spec.name!r} (input {spec.input})"
-    assert source.info.schema is not None, "raw records are refused when the input is opened"
-    assert isinstance(following.changes, ArrowChangeFormat), "other formats are refused"
+    assert source.info.schema is not None, "raw records are rejected when the input is opened"
+    assert isinstance(following.changes, ArrowChangeFormat), "other formats were rejected before"
     columns = select_relevant_columns(spec, derive_row_schema(spec, source.info.schema))
     records = _set_column(
         records, TIMESTAMP, null_out_rows(records.column(TIMESTAMP), unreadable_values(records.column(TIMESTAMP)))
@@ -300,7 +300,7 @@ def _extract_entries(spec: AdjunctDataset, rows: pa.Table, schema: Schema, what:
 
     assert spec.extractor is not None
     extractor = mask_columns(spec.extractor, spec.sensitive)
-    assert isinstance(extractor, Projection | PythonExtractor), "others are refused"
+    assert isinstance(extractor, Projection | PythonExtractor), "others were rejected before"
     kept = extractor.keeps(spec.key)
     around = _set_column(rows, TOMBSTONE, pc.or_(rows.column(TOMBSTONE), pc.is_valid(rows.column(PROBLEM))))
     entries = extractor.apply_arrow(around, schema, what, spec.key if kept else ())

@@ -74,7 +74,7 @@ class ChangeDecoder(Protocol[Rows]):
         """
         ...
 
-    def without_late(
+    def drop_late(
         self, changes: Rows, horizon: int | None, on_bad_change: object
     ) -> tuple[Rows, Callable[[], int] | None]:
         """Return the changes above the horizon, and a function that counts the late ones after the write.
@@ -83,15 +83,17 @@ class ChangeDecoder(Protocol[Rows]):
         """
         ...
 
-    def refuse_problems(self, changes: Rows, dataset: str) -> Rows:
+    def fail_on_problems(self, changes: Rows, dataset: str) -> Rows:
         """Return the changes without the column PROBLEM; a change with a problem raises BadChangeError by the write."""
         ...
 
-    def without_problems(self, changes: Rows) -> Rows:
+    def drop_problems(self, changes: Rows) -> Rows:
         """Return the changes that can be applied."""
         ...
 
-    def letters(self, changes: Rows, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]) -> Rows | None:
+    def dead_letters(
+        self, changes: Rows, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
+    ) -> Rows | None:
         """Return the dead letters for the changes that can't be applied, None if there are none.
 
         `incomplete` has partition, offset and reason of further ones.
@@ -267,11 +269,11 @@ def drop_late_changes(
 def late_change_reason(horizon: int, over_time: bool = False) -> str:
     """Return the reason for rejecting a change at or below this position (or time in microseconds)."""
     place = f"{datetime_from_micros(horizon):%Y-%m-%d %H:%M:%S.%f} UTC" if over_time else f"position {horizon}"
-    return f"it comes too late: deletions up to {place} are forgotten"
+    return f"it comes too late: deletions up to {place} are no longer stored"
 
 
 RAW = "__raw"
-UNKEYED_DELETION = "a deletion, and nothing says of which entry: the key is computed by the extractor"
+UNKEYED_DELETION = "a deletion of an unknown entry: the key is computed by the extractor"
 _CORRECT = (
     "Nothing was committed. Correct what writes the stream and the stream itself, or declare "
     "on_bad_change=DeadLetters(STREAM), which sets such changes aside and counts them."
@@ -338,10 +340,10 @@ def _check_ordering(spec: AdjunctDataset, rows: Schema, name: str, what: str) ->
             dataset=spec.name,
             column=name,
         )
-    refused = find_path_problem(order, name)
-    if refused is not None:
-        problem = f"{what}: order_by names {name!r}: {refused[0]}."
-        raise SchemaMismatchError(problem, refused[1], dataset=spec.name, column=name)
+    found = find_path_problem(order, name)
+    if found is not None:
+        problem, next_step = f"{what}: order_by names {name!r}: {found[0]}.", found[1]
+        raise SchemaMismatchError(problem, next_step, dataset=spec.name, column=name)
 
 
 def _check_valid_from(rows: Schema, name: str | None, what: str) -> None:
@@ -483,7 +485,7 @@ def missing_time_reason(name: str | None) -> str:
 
 def unknown_key_reason(name: str) -> str:
     """Return the reason for rejecting a change that leaves out a part of its key."""
-    return f"nothing says what key column {name!r} is"
+    return f"the value of key column {name!r} is unknown"
 
 
 def _reject_unreadable(changes: DataFrame, schema: Schema) -> DataFrame:

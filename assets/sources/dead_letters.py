@@ -114,18 +114,18 @@ class SparkDecoder:
     ) -> tuple[DataFrame, Samples | None]:
         return source.read_changes(self.session(), ranges, positions_from=positions_from, samples=samples)
 
-    def without_late(
+    def drop_late(
         self, changes: DataFrame, horizon: int | None, on_bad_change: object
     ) -> tuple[DataFrame, Callable[[], int] | None]:
         return drop_late_changes(changes, horizon, on_bad_change)
 
-    def refuse_problems(self, changes: DataFrame, dataset: str) -> DataFrame:
+    def fail_on_problems(self, changes: DataFrame, dataset: str) -> DataFrame:
         return fail_on_problems(changes, dataset)
 
-    def without_problems(self, changes: DataFrame) -> DataFrame:
+    def drop_problems(self, changes: DataFrame) -> DataFrame:
         return drop_problems(changes)
 
-    def letters(
+    def dead_letters(
         self, changes: DataFrame, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
     ) -> DataFrame | None:
         if incomplete:

@@ -128,7 +128,7 @@ def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) 
     if spec.extractor is not None:
         given = Schema(tuple(field for field in schema.fields if field.name not in position))
         extractor = mask_columns(spec.extractor, spec.sensitive)
-        assert isinstance(extractor, Projection | PythonExtractor), "others are refused"
+        assert isinstance(extractor, Projection | PythonExtractor), "others were rejected before"
         records = extractor.apply_arrow(records, given, what)
     if spec.by_offset or (spec.extractor is not None and not spec.extractor.keeps(spec.key)):
         _reject_tombstones(spec, records)

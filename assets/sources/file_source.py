@@ -117,14 +117,14 @@ def parse_promise(data: bytes) -> Promise:
         return Promise(problem=f"holds a JSON {type(promised).__name__} where an object is expected")
     rows, checksum = promised.get("rows"), promised.get("checksum")
     if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 0):
-        return Promise(problem=f"says rows {rows!r}: expected a whole number")
+        return Promise(problem=f"states rows {rows!r}: expected an integer, 0 or more")
     if checksum is not None and not isinstance(checksum, str):
-        return Promise(problem=f"says checksum {checksum!r}: expected a text")
+        return Promise(problem=f"states checksum {checksum!r}: expected a text")
     valid_from = promised.get("valid_from")
     try:
         at = None if valid_from is None else datetime.fromisoformat(valid_from)
     except (ValueError, TypeError):
-        return Promise(problem=f"says valid_from {valid_from!r}: expected a time such as 2026-01-31T00:00:00Z")
+        return Promise(problem=f"states valid_from {valid_from!r}: expected a time such as 2026-01-31T00:00:00Z")
     return Promise(rows, checksum, valid_from=at if at is None or at.tzinfo else at.replace(tzinfo=UTC))
 
 
@@ -224,8 +224,8 @@ def _listing_digest(folder: Folder) -> str:
     return _digest([(file.path, file.size, file.etag) for file in folder.files])
 
 
-def _digest(told: list[tuple[str, int, str]]) -> str:
-    return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
+def _digest(facts: list[tuple[str, int, str]]) -> str:
+    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
 # Text files up to this size in total are counted in this process: starting Spark would take longer.
@@ -359,7 +359,7 @@ class FileVersions(NonStreamSource):
             place = "/".join(filter(None, [self._source.url.rstrip("/"), folder.path]))
             raise MarkerConflictError(
                 f"{what}: the folder {place} is complete and holds no data file: expected {self._source.format} files "
-                "below it, not called _… or .…, or a completion object that says rows 0.",
+                "below it, not called _… or .…, or a completion object that states rows 0.",
                 'Deliver the files and complete it again. For an empty version write {"rows": 0} into the completion '
                 "object.",
                 dataset=self._spec.name,
@@ -429,7 +429,7 @@ class FileVersions(NonStreamSource):
         if any(file.modified > complete.modified for file in folder.files):
             # Files are being replaced while the old completion object is still there.
             newer = max(folder.files, key=lambda file: file.modified)
-            note = f"{newer.path} was written after {self._marker(folder)}: write that last, when all files are whole"
+            note = f"{newer.path} was written after {self._marker(folder)}: write that last, after all files"
             return Awaiting(None, (self._marker(folder),), notes=(note,))
         tag = re.sub(r"[^A-Za-z0-9]", "", self._tree.content_tag(complete))[:8]
         name = f"{complete.modified:%Y%m%dT%H%M%SZ}-{tag}"
@@ -544,7 +544,7 @@ class FileVersions(NonStreamSource):
             if folder.complete is not None:
                 raise DatasetError(
                     f"dataset {self._spec.name!r}: {self._source.url} holds {self._source.complete} itself and so does "
-                    f"its folder {folder.path!r}: either the whole is one version, or each folder is.",
+                    f"its folder {folder.path!r}: either everything below the URL is one version, or each folder is.",
                     "Remove one of the two completion objects.",
                     dataset=self._spec.name,
                 )

@@ -296,7 +296,7 @@ def _describe_redelivery(manifest: BoundedManifest, name: str, segments: Mapping
         return f"{again}, because it was abandoned. To publish them, deliver them under a new version name"
     if ref is not None and ref.state == "rejected":
         drop = f"adjunct dataset remove-version {manifest.name} {ref.id} --reason …"
-        way = f"To have them judged, deliver them under a new name, or again after {drop}"
+        way = f"To have them validated, deliver them under a new name, or again after {drop}"
         return f"{again}, because the rejected one holds the name. {way}"
     taken = done.markers if done else {}
     if all(_is_equal(segment, taken.get(str(segment.ssp))) for segment in segments):

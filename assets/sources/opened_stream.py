@@ -175,7 +175,7 @@ class OpenedStream:
         self, spark: SparkSession, ranges: Ranges, *, positions_from: int = 0, samples: Samples | None = None
     ) -> tuple[DataFrame, Samples | None]:
         """Return the changes made from the records of these ranges, as `ChangeDecoder.read_changes` does."""
-        assert self.info.schema is not None, "raw records are refused when the input is opened"
+        assert self.info.schema is not None, "raw records are rejected when the input is opened"
         records = self.read(spark, ranges)
         changes, samples = decode_changes(
             self.spec, records, self.info.schema, self.schema, partitions=len(self.ssps), samples=samples
@@ -275,13 +275,13 @@ def recreated_stream_error(
     if beyond is None:
         return OffsetOutOfRangeError(
             f"dataset {dataset!r} was read from another stream under the name {stream}.",
-            f"The stream was deleted and made anew: {deleted_next}",
+            f"The stream was deleted and recreated: {deleted_next}",
             dataset=dataset,
             stream=stream,
         )
     return OffsetOutOfRangeError(
         f"dataset {dataset!r} has read {beyond} up to offset {read_to[beyond]}, and the stream ends at {ends[beyond]}.",
-        f"The stream was deleted and made anew: {deleted_next}",
+        f"The stream was deleted and recreated: {deleted_next}",
         dataset=dataset,
         stream=stream,
         partition=beyond.partition,
@@ -317,7 +317,7 @@ class StreamIdentity:
     ) -> None:
         spec = self.stream.spec
         ways_on = (
-            "Declare the dataset under a new name to build it from there beside this one, or delete this one (adjunct "
+            "Declare the dataset under a new name to build it separately from there, or delete this one (adjunct "
             f"dataset delete {spec.name} --reason …) and advance it again."
         )
         refusal = recreated_stream_error(

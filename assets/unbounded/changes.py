@@ -82,12 +82,12 @@ def write_changes(
     else:
         # A table that is being built has dropped no tombstones yet.
         horizon = None if progress.running else manifest.horizon
-        changes, late = engine.decoder.without_late(changes, horizon, spec.following.on_bad_change)
+        changes, late = engine.decoder.drop_late(changes, horizon, spec.following.on_bad_change)
         if rewinding is not None and version is not None:
             changes = rewinding.place_in_history(changes, engine.table, store, spec, version)
     layout, set_aside = table_layout(source), isinstance(spec.following.on_bad_change, DeadLetters)
     decoder = engine.decoder
-    good = decoder.without_problems(changes) if set_aside else decoder.refuse_problems(changes, spec.name)
+    good = decoder.drop_problems(changes) if set_aside else decoder.fail_on_problems(changes, spec.name)
     completion, writer = None, _CollectingWriter(engine.writer)
     if spec.following.completes:
         known = target_generations(progress)
@@ -107,7 +107,7 @@ def write_changes(
         over_time=over_time,
         completion=completion,
     )
-    letters = decoder.letters(changes, spec, writer.incomplete) if set_aside else None
+    letters = decoder.dead_letters(changes, spec, writer.incomplete) if set_aside else None
     if letters is not None:
         try:
             identity = (*(rewinding.identity if rewinding is not None else ()), *sorted(writer.incomplete))

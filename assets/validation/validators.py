@@ -141,7 +141,7 @@ class Check:
         check_plain_function(f"validator {self.name!r}", self.function, "function", *given)
 
     def __call__(self, candidate: Candidate) -> Verdict:
-        """Return what this check says of the candidate. Raises what the function raises."""
+        """Run the check and return its verdict. Raises what the function raises."""
         answer = self.function(candidate, *self.arguments)
         if isinstance(answer, Verdict):  # of another validator that the function called
             answer = Finding(answer.passed, answer.message, answer.facts, answer.without_values)
@@ -170,7 +170,7 @@ def validator_arguments(validator: Validator) -> dict[str, Any]:
         return {}
     try:
         bound = inspect.signature(validator.function).bind(None, *validator.arguments)
-    except (TypeError, ValueError):  # a function that tells nothing of its arguments
+    except (TypeError, ValueError):  # a function without a readable signature
         return {"arguments": to_json_value(validator.arguments)}
     return {name: to_json_value(value) for name, value in list(bound.arguments.items())[1:]}
 
@@ -305,7 +305,7 @@ def _hide_sensitive_values(verdict: Verdict, sensitive: Collection[str]) -> Verd
     if not hidden or (of != "rows" and not hidden & {name.strip().lower() for name in str(of).split(",")}):
         return result
     facts = {name: value for name, value in verdict.facts.items() if name != "sample"}
-    message = ": ".join(filter(None, (verdict.without_values, "values of sensitive columns are not told")))
+    message = ": ".join(filter(None, (verdict.without_values, "values of sensitive columns are hidden")))
     return result.model_copy(update={"facts": facts, "message": message})
 
 

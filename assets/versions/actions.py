@@ -348,10 +348,10 @@ def _change(action: str, ref: VersionRef, reason: str) -> Change:
 
 def require_audit_fields(action: str, version: str, reason: str, by: str) -> None:
     """Raise ConfigurationError for a change without a reason or without an author."""
-    for argument, what, given in (("reason", "a reason", reason), ("by", "who does it", by)):
+    for argument, what, given in (("reason", "reason", reason), ("by", "author", by)):
         if not given.strip():
             raise ConfigurationError(
-                f"{action} {version} does not say {what}.".replace("  ", " "),
-                "Pass reason=… and by=…: both are kept.",
+                f"{action} {version} has no {what}.".replace("  ", " "),
+                "Pass reason=… and by=…: both are recorded.",
                 argument=argument,
             )

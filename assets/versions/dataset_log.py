@@ -120,7 +120,7 @@ class DatasetLog:
             return own, {self.name: parse_manifest(self.name, own)}
         shared = version_set_log(self.lake, set_name).current()
         if shared is None or self.name not in member_bodies(shared):
-            # Joining the set was interrupted: the redirect fences the dataset and has its manifest meanwhile.
+            # The join was interrupted: until it is completed, the redirect has the dataset's manifest.
             kept = own.body.get("manifest")
             return own, {} if kept is None else {self.name: parse_manifest(self.name, replace(own, body=kept))}
         return shared, member_manifests(shared)

@@ -158,7 +158,7 @@ def test_an_abandoned_version_lets_the_next_one_seal(world: World) -> None:
     world.mark("planes", "v2", range(4))
     with pytest.raises(MarkerConflictError, match="mark different versions"):
         world.advance(PLANES)
-    with pytest.raises(ConfigurationError, match="abandon v1 does not say a reason"):
+    with pytest.raises(ConfigurationError, match="abandon v1 has no reason"):
         abandon_version(world.lake, "planes", "v1", reason=" ", by="operator")
     abandon_version(world.lake, "planes", "v1", reason="the producer died", by="operator")
     assert world.advance(PLANES).action == "sealed"

@@ -397,7 +397,7 @@ def test_a_correction_under_the_name_of_a_rejected_version_is_told_what_holds_th
     rejected = aging.advance(PLANES).rejected
     deliver(aging, 1)
     report = aging.advance(PLANES)
-    assert "the rejected one holds the name. To have them judged" in report.summary()
+    assert "the rejected one holds the name. To have them validated" in report.summary()
     assert f"adjunct dataset remove-version planes {rejected[0]} --reason" in report.summary()
     abandon_version(aging.lake, NAME, "v1", reason="wrong", by="me")
     deliver(aging, 1)

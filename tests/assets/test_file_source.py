@@ -491,10 +491,10 @@ def test_another_number_of_records_than_promised_refuses_the_version(place: Plac
     [
         ("done", "neither empty nor JSON"),
         ("[1]", "a JSON list"),
-        ('{"rows": "2"}', "says rows '2'"),
-        ('{"rows": -1}', "says rows -1"),
-        ('{"rows": true}', "says rows True"),
-        ('{"checksum": 7}', "says checksum 7"),
+        ('{"rows": "2"}', "states rows '2'"),
+        ('{"rows": -1}', "states rows -1"),
+        ('{"rows": true}', "states rows True"),
+        ('{"checksum": 7}', "states checksum 7"),
     ],
 )
 def test_a_completion_object_that_says_nothing_sensible_refuses_the_version(

@@ -448,8 +448,8 @@ def test_rules_in_sql_count_what_breaks_them_and_tell_some_keys(on_spark: Candid
     assert verdicts["values_in_maker"].message == "1 rows have other values of 'maker': 'CESSNA' (1)"
     hidden = {verdict.name: verdict.message for verdict in evaluate(rules[2::3], on_spark, ["maker", "tailnum"])}
     assert hidden == {
-        "none_lost": "1 rows break it: values of sensitive columns are not told",
-        "values_in_maker": "1 rows have other values of 'maker': values of sensitive columns are not told",
+        "none_lost": "1 rows break it: values of sensitive columns are hidden",
+        "values_in_maker": "1 rows have other values of 'maker': values of sensitive columns are hidden",
     }
     assert spark.table("version").count() == 3
     rows = spark.sql("SHOW TABLES").collect()
@@ -603,7 +603,7 @@ def test_values_of_sensitive_columns_are_in_no_verdict() -> None:
     known, whole, other = evaluate(rules, nothing, sensitive=["Email"])
     for verdict in (known, whole):
         assert "ann@" not in verdict.model_dump_json()
-        assert verdict.message == "1 rows break: it: values of sensitive columns are not told"
+        assert verdict.message == "1 rows break: it: values of sensitive columns are hidden"
         assert verdict.facts["violations"] == 1
     assert "ann@" in other.message
     assert "ann@" in evaluate(rules, nothing)[0].message
@@ -616,4 +616,4 @@ def test_a_rule_that_has_no_words_without_values_says_nothing_where_columns_are_
     rule = custom("known", lambda candidate: Finding(False, "ann@example.com: is not known", facts))
     nothing: Any = None
     (verdict,) = evaluate([rule], nothing, sensitive=["email"])
-    assert (verdict.message, verdict.facts) == ("values of sensitive columns are not told", {"sample_of": "email"})
+    assert (verdict.message, verdict.facts) == ("values of sensitive columns are hidden", {"sample_of": "email"})

@@ -113,7 +113,7 @@ def test_what_one_member_refuses_is_refused_for_all(prices: World) -> None:
     prices.streams.append_markers("routes", "v2", producer="x", sequence=1, rows={0: 7, 1: 7})
     fares, routes = advance(prices)
     assert (fares.action, routes.action) == ("rejected", "rejected")
-    assert "member routes of the version set refused it" in fares.note
+    assert "member routes of the version set rejected it" in fares.note
     assert seen(prices) == {"fares": 1, "routes": 1}
     send(prices, "v3", 3)
     advance(prices)

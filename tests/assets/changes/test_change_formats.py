@@ -137,7 +137,7 @@ def test_an_extractor_makes_none_one_or_several_entries_of_a_change(either: Worl
     stream(either, records, rows)
     by_seat = PythonExtractor("tests.assets.extractors:by_seat", "tailnum STRING, seat INT", ("tailnum",))
     spec = dataset(key=["tailnum", "seat"], changes=OperationColumn(), extractor=by_seat, order_by="id")
-    told = "a deletion, and nothing says of which entry: the key is computed by the extractor"
+    told = "a deletion of an unknown entry: the key is computed by the extractor"
     assert decoded(either, spec) == [
         Change(0, ("N1", 0), False, 1, None),
         Change(0, ("N1", 1), False, 1, None),

@@ -441,7 +441,7 @@ def test_a_key_that_an_extractor_computes_can_be_written_and_not_deleted(sparkli
     projection = Projection("who STRING, email STRING", {"who": "upper(first_name)"})
     written, deleted = decoded(sparkling, dataset(key="who", changes=CUSTOMERS, extractor=projection))
     assert (written.row, written.problem) == (("ANNA", "annek@noanswer.org"), None)
-    assert str(deleted.problem).startswith("a deletion, and nothing says of which entry")
+    assert str(deleted.problem).startswith("a deletion of an unknown entry")
 
 
 KEYED = Schema.of(id="bigint", value="string")

@@ -84,7 +84,7 @@ def test_what_comes_below_what_is_forgotten_is_late_and_what_comes_above_correct
         assert counters["corrections"] == 1
         if options:
             letters = world.streams.read_arrow(world.streams.whole("dead-prices"), ["reason"]).column("reason")
-            assert "deletions up to 2026-01-01 00:00:03.000000 UTC are forgotten" in letters[0].as_py()
+            assert "deletions up to 2026-01-01 00:00:03.000000 UTC are no longer stored" in letters[0].as_py()
 
 
 def test_without_deletions_nothing_ever_comes_too_late() -> None:
