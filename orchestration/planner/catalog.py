@@ -1,4 +1,4 @@
-"""Reads what the planner needs to know of the streams: the edge between pure planning and the world."""
+"""Opens an application's stream systems and reads the facts of its streams, the only I/O of planning."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 def systems_for(app: Application, *, lake: Lake | None = None) -> dict[str, StreamSystem]:
-    """Return the stream systems that an application names, by name. Without a lake, those of `open_lake()`."""
+    """Return the stream systems of an application's streams, by name; `lake` defaults to `open_lake()`."""
     return open_systems(open_lake() if lake is None else lake, _stream_names(app))
 
 
 def open_dataset_systems(datasets: Iterable[AdjunctDataset], lake: Lake) -> dict[str, StreamSystem]:
-    """Return the stream systems that datasets are made from, by name."""
+    """Return the stream systems of the datasets' source streams, by name."""
     return open_systems(lake, (dataset.stream for dataset in datasets if dataset.stream))
 
 
 def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catalog:
-    """Return the facts of every stream that the application names and that exists."""
+    """Return the facts of the application's streams that exist."""
     facts: dict[str, StreamFacts] = {}
     missing: dict[str, str] = {}
     for name in sorted(_stream_names(app)):
@@ -68,9 +68,9 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
 def plan_application(
     app: Application, *, lake: Lake | None = None, systems: Mapping[str, StreamSystem] | None = None
 ) -> ExecutionPlan:
-    """Return the application's plan over the streams as they are now, or raise PlanningError.
+    """Return the application's plan over the current streams; raises PlanningError if there is none.
 
-    Without `systems`, those of the application in `lake`; without a lake, in `open_lake()`.
+    `systems` defaults to those of the application in `lake`, and `lake` to `open_lake()`.
     """
     return build_plan(app, read_catalog(app, systems_for(app, lake=lake) if systems is None else systems))
 

@@ -1,9 +1,7 @@
-"""Refuses records whose columns their stream, or a key that they are compared with, can't take, as far as names and
-types are known before anything runs.
+"""Traces columns and partitioning through an application, and checks names and types of columns before anything runs.
 
-The type of a column is known while it is passed on or brought by a dataset, and that of most that are computed
-(`resources/sql/types.py`); after a function nothing is. What is not known here is asked of Spark before a
-batch is begun (`step/spark_proof/rehearsal.py`).
+Types are known for columns that are passed on, come from a dataset, or are computed by most expressions
+(`resources/sql/types.py`), but not after a function. Spark checks unknown ones in a dry run before a batch.
 """
 
 from __future__ import annotations
@@ -51,14 +49,14 @@ if TYPE_CHECKING:
 
 
 class OperatorErrors:
-    """Errors of operators, collected in their order."""
+    """The errors of operators, collected in order."""
 
     def __init__(self) -> None:
         self._errors: list[PlanningError] = []
         self._refused: set[str] = set()
 
     def stop(self, operator: Operator) -> bool:
-        """Whether nothing can be said of an operator, because one before it was refused."""
+        """Whether to skip an operator, because one of its inputs has an error."""
         if self._refused.isdisjoint(operator.inputs):
             return False
         self._refused.add(operator.id)
@@ -66,7 +64,7 @@ class OperatorErrors:
 
     @contextmanager
     def of(self, operator: Operator) -> Iterator[None]:
-        """Keep the PlanningError that is raised within, as one of this operator."""
+        """Collect a PlanningError raised within, as one of this operator."""
         try:
             yield
         except PlanningError as error:
@@ -74,7 +72,7 @@ class OperatorErrors:
             self._refused.add(operator.id)
 
     def tell(self) -> None:
-        """Raise what was collected: the error itself, or one PlanningError that lists them."""
+        """Raise the collected error, or one PlanningError that lists several."""
         if not self._errors:
             return
         first = self._errors[0]
@@ -82,14 +80,14 @@ class OperatorErrors:
             raise first
         raise PlanningError(
             f"{len(self._errors)} operators can't work:\n" + "\n".join(f"- {error}" for error in self._errors),
-            "Correct each.",
+            "Fix each of them.",
             operator=first.operator,
             column=first.column,
         )
 
 
 def add_location(error: PlanningError, operator: Operator) -> PlanningError:
-    """Return an error of an operator with the line that made it before its text."""
+    """Return an operator's error, prefixed with the user's line that added the operator."""
     if operator.declared_at is None or error.declared_at is not None:
         return error
     line = format_place(operator.declared_at)
@@ -99,15 +97,15 @@ def add_location(error: PlanningError, operator: Operator) -> PlanningError:
 
 
 def format_place(place: CodeLine) -> str:
-    """Return a line as the user knows it: "visits.py:12", from the working directory where it is below that."""
+    """Return a source line as "visits.py:12", relative to the working directory if below it."""
     file = Path(place.file)
     below = file.is_relative_to(Path.cwd())
     return f"{file.relative_to(Path.cwd()) if below else file}:{place.line}"
 
 
 def check_datasets(app: Application, catalog: Catalog) -> None:
-    """Raise PlanningError for a dataset that could never be made of its input, joined or not: one whose key, columns,
-    order, projection or validators name columns that will not be there, or are of another type."""
+    """Raise PlanningError for a dataset that can't be built from its source, joined or not: its key, columns, order,
+    projection or validators name columns that are missing or have other types."""
     for dataset in app.datasets:
         facts = catalog.get(dataset.input) if isinstance(dataset.input, str) else None
         records = source_schema(dataset, catalog)
@@ -124,7 +122,7 @@ def check_datasets(app: Application, catalog: Catalog) -> None:
 
 
 def source_schema(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
-    """Return the columns of what a dataset is made of, None where its stream declares none."""
+    """Return the schema of a dataset's source, None where its stream declares none."""
     if not isinstance(dataset.input, str):
         return dataset.input.schema
     facts = catalog.get(dataset.input)
@@ -132,7 +130,7 @@ def source_schema(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
 
 
 def extractor_schema(dataset: AdjunctDataset, records: Schema) -> Schema:
-    """Return the columns that a dataset's extractor gets, of records with these."""
+    """Return the schema of the rows that a dataset's extractor receives, for source records of this schema."""
     return (
         derive_row_schema(dataset, records) if dataset.follows_changes and isinstance(dataset.input, str) else records
     )
@@ -152,8 +150,8 @@ def _check_projection(dataset: AdjunctDataset, projection: Projection, rows: Sch
         kind = _check_expression(what, text, types, f"Correct the projection's column {name!r}.")
         if kind is not None and not is_assignable(kind, declared[name]):
             raise PlanningError(
-                f"{what}: the projection declares {name} as {declared[name]}, and {text!r} gives {kind}.",
-                f"Declare it as {kind}, or cast it in the expression, where everybody sees it.",
+                f"{what}: the projection declares {name} as {declared[name]}, but {text!r} has the type {kind}.",
+                f"Declare it as {kind}, or cast it in the expression.",
                 column=name,
             )
     where = projection.where
@@ -170,29 +168,26 @@ def _check_expression(what: str, text: str, types: dict[str, str | None], next_s
 
 
 def _names_hidden(text: str) -> bool:
-    """Whether an expression names a column of the record's position, which Spark has there, too."""
+    """Whether an expression names a hidden column, which exists in Spark but not in the schema."""
     return any(name.name.startswith("__") for name in parse_expression(text).columns)
 
 
-# Refuses records whose columns the datasets on their stream could not take any more, though the stream itself can.
-#
-# A stream takes columns that are wider than they were. The key of a dataset never changes its type, nor does what its
-# changes are ordered by become anything that has no order of its own, and its extractor declares what it reads: a batch
-# that widened one of these would be committed, and the dataset could never advance again.
-
-
 def check_fed_datasets(app: Application, operator: str, stream: str, stored: Schema, sent: Schema) -> None:
-    """Raise PlanningError where a dataset on `stream`, whose columns are `stored`, can't take those that are sent."""
+    """Raise PlanningError if a dataset on `stream` would not accept the columns sent to the stream.
+
+    A stream accepts wider columns; a dataset's key, order and extractor do not. After such a batch was committed, the
+    dataset could never advance again.
+    """
     for dataset in app.datasets:
         if dataset.stream != stream:
             continue
         refused = _dataset_problems(dataset, stored, evolve_schema(stored, sent))
         if refused:
             raise PlanningError(
-                f"{operator}: dataset {dataset.name!r} can't take what would be sent to its stream {stream}: "
+                f"{operator}: dataset {dataset.name!r} would not accept the records sent to its stream {stream}: "
                 f"{'; '.join(refused)}.",
-                "Send these columns as they were, as by .with_columns(NAME=\"cast(NAME as TYPE)\"); or feed a dataset "
-                "of another name on a stream of its own.",
+                "Keep the type of these columns, with .with_columns(NAME=\"cast(NAME as TYPE)\"); or feed another "
+                "dataset on a stream of its own.",
                 operator=operator,
                 dataset=dataset.name,
                 stream=stream,
@@ -202,7 +197,7 @@ def check_fed_datasets(app: Application, operator: str, stream: str, stored: Sch
 def _dataset_problems(dataset: AdjunctDataset, before: Schema, after: Schema) -> list[str]:
     try:
         entries = derive_stored_schema(dataset, before)
-    except AdjunctError:  # which is wrong already, and told of the dataset itself
+    except AdjunctError:  # check_datasets reports it
         return []
     try:
         return incompatible_changes(entries, derive_stored_schema(dataset, after), dataset.key)
@@ -214,9 +209,9 @@ _MAX_LISTED = 10
 
 
 def check_compared_types(operator: str, compared: Iterable[ComparedColumn], *, strict: bool) -> list[str]:
-    """Raise PlanningError for the first column that is compared with one of another type; return what is unproven.
+    """Raise PlanningError for a column that is compared with one of another type; return notes on unknown types.
 
-    A strict application is refused for that, too.
+    A strict application raises PlanningError for unknown types, too.
     """
     unproven = []
     for pair in compared:
@@ -225,7 +220,7 @@ def check_compared_types(operator: str, compared: Iterable[ComparedColumn], *, s
         elif types_differ(pair.type, pair.other_type):
             raise PlanningError(
                 f"{operator}: the stream's {pair.column!r} is {pair.type} and {pair.other} is {pair.other_type}; equal "
-                "values of different types lie in different buckets.",
+                "values of different types hash to different buckets.",
                 f'Cast it first: .map("*", "cast({pair.column} as {pair.other_type}) as {pair.column}_key").',
                 operator=operator,
                 column=pair.column,
@@ -233,7 +228,7 @@ def check_compared_types(operator: str, compared: Iterable[ComparedColumn], *, s
     if unproven and strict:
         raise PlanningError(
             f"{unproven[0]} The application is strict.",
-            "Have the type known: give the streams columns with types, and cast columns with map() after a function. "
+            "Make the type known: declare the columns of the streams, and cast columns with map() after a function. "
             "Or leave strict out.",
             operator=operator,
         )
@@ -243,9 +238,9 @@ def check_compared_types(operator: str, compared: Iterable[ComparedColumn], *, s
 def check_declared_types(
     operator: str, declared: Sequence[ComparedColumn], *, columns_known: bool, strict: bool
 ) -> list[str]:
-    """Return what is unproven of columns whose types others declare, in words; a strict application is refused for it.
+    """Return notes on columns of unknown type that a target or key declares a type for.
 
-    Where not even the columns are known, that is noted already, where it begins.
+    A strict application raises PlanningError for these. Unknown columns have a note of their own.
     """
     unknown = [pair for pair in declared if pair.type is None]
     if not unknown or not (strict or columns_known):
@@ -261,7 +256,7 @@ def check_declared_types(
     column = unknown[0].column
     raise PlanningError(
         f"{problem} The application is strict.",
-        f'Have the type known: .with_columns({column}="cast({column} as {unknown[0].other_type})"), or a function with '
+        f'Make the type known: .with_columns({column}="cast({column} as {unknown[0].other_type})"), or a function with '
         "schema=. Or leave strict out.",
         operator=operator,
         column=column,
@@ -269,7 +264,7 @@ def check_declared_types(
 
 
 def abbreviate(names: Sequence[str]) -> str:
-    """Return names in a row, the first of many."""
+    """Return the names as a list, shortened to the first ones."""
     more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
     return f"{', '.join(names[:_MAX_LISTED])}{more}"
 
@@ -284,15 +279,12 @@ def _describe_unproven(operator: str, pair: ComparedColumn) -> str:
     return f"{operator}: {what} not known before it runs, and unproven."
 
 
-# Windows in expressions, `over (partition by …)`: records have to lie together for them, and they see one batch only.
-#
-# Spark would move records that lie otherwise, by itself and into other partitions: the plan would not list it, and what
-# follows would not find them where they are planned to be.
-
-
 def check_sql_windows(operator: Operator, arriving: Sequence[Flow]) -> None:
-    """Raise PlanningError for a window over records that do not lie together where they arrive."""
-    if not arriving:  # an input, whose event time takes no other records at all
+    """Raise PlanningError for a SQL window whose records are not in one partition.
+
+    Spark would repartition them into partitions that differ from the planned ones.
+    """
+    if not arriving:  # an input; its event time can't have windows
         return
     for text in operator.spec.sql:
         for window in window_clauses(text):
@@ -304,24 +296,25 @@ def check_sql_windows(operator: Operator, arriving: Sequence[Flow]) -> None:
 
 def _window_error(operator: str, text: str, window: WindowClause, flow: Flow) -> PlanningError:
     taken = f"the records of one ({window.partition_by})" if window.partition_by else "all records"
-    lie = f"lie by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
+    lie = f"are partitioned by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
     if not flow.partitioned_by:
-        lie = f"lie as {flow.lost_at} leaves them" if flow.lost_at else "lie by no key"
+        lie = f"have no known partitioning after {flow.lost_at}" if flow.lost_at else "are partitioned by no key"
     step = "Partition the window by columns, over (partition by a, b), and write .partition_by(…) with these before it."
     if window.columns:
         quoted = ", ".join(f'"{name}"' for name in window.columns)
         step = f"Write .partition_by({quoted}) before it."
     return PlanningError(
-        f"{operator}: {text!r} takes {taken} together, and they {lie}: Spark would move them, which no plan lists.",
+        f"{operator}: {text!r} needs {taken} in one partition, but they {lie}: Spark would add an exchange that is "
+        "not in the plan.",
         step,
         operator=operator,
     )
 
 
 def note_batch_windows(app: Application) -> tuple[str, ...]:
-    """Return a note for each operator with a window, which is over the records of one batch.
+    """Return a note for each operator with a SQL window, which sees the records of one batch only.
 
-    PlanningError instead, where the application is strict.
+    A strict application raises PlanningError instead.
     """
     notes = []
     for operator in app.operators:
@@ -332,14 +325,14 @@ def note_batch_windows(app: Application) -> tuple[str, ...]:
             dict.fromkeys(f"{name}()" for text in texts for name, over in multi_record_functions(text) if over)
         )
         problem = (
-            f"{operator.id}: {called} over (…) is over the records of one batch: how the input is cut into batches "
-            "decides what it gives."
+            f"{operator.id}: {called} over (…) sees the records of one batch only: its result depends on how the input "
+            "is cut into batches."
         )
         if app.strict:
             error = PlanningError(
                 f"{problem} The application is strict.",
-                "Use a window over time, stream.window(…), or a local table, which go on from batch to batch. Or leave "
-                "strict out.",
+                "Use a window over time, stream.window(…), or a local table, which keep state between batches. Or "
+                "leave strict out.",
                 operator=operator.id,
             )
             raise add_location(error, operator)
@@ -354,18 +347,18 @@ Repartition = Callable[[Operator, Arriving], Arriving]
 
 @dataclass(frozen=True, slots=True)
 class Flows:
-    """For every operator the records that it works on (`arriving`, one for each input) and those `after` it."""
+    """For every operator its input records (`arriving`, one flow per input) and those `after` it."""
 
     arriving: dict[str, Arriving]
     after: dict[str, Flow]
 
     def before(self, operator: str) -> Flow:
-        """Return the records that an operator of one input works on."""
+        """Return the input records of an operator with one input."""
         (flow,) = self.arriving[operator]
         return flow
 
     def merges_streams(self, operator: Operator) -> bool:
-        """Whether the operator brings streams together that have partitions of their own."""
+        """Whether the operator merges streams with different partitions."""
         return operator.spec.role is None and self.after[operator.id].stream == operator.id
 
 
@@ -377,11 +370,10 @@ def trace_flows(
     *,
     earlier: Flows | None = None,
 ) -> Flows:
-    """Return the flows of all operators; `repartition` may put exchanges before one, `counts` are those decided.
+    """Return the flows of all operators; `repartition` may add exchanges, `counts` are the decided ones.
 
-    `earlier` are the flows of the same application and counts: where the same arrives as there, nothing is worked out
-    again.
-    Raises PlanningError for a stream that is not there, and for columns that are known to be missing or double.
+    `earlier` flows of the same application and counts are reused where the input of an operator is the same. Raises
+    PlanningError for a missing stream, and for columns that are known to be missing or duplicate.
     """
     flows, refusals = Flows({}, {}), OperatorErrors()
     for operator in app.operators:
@@ -404,8 +396,10 @@ def trace_flows(
 
 
 def check_types(app: Application, catalog: Catalog) -> tuple[tuple[str, ...], dict[str, Types]]:
-    """Raise PlanningError for outputs that would not be the columns that their streams have, or more, or wider, and for
-    joins of keys of different types; return what of types is unproven, in words, and the types after each operator."""
+    """Return notes on unproven types, and the types after each operator.
+
+    Raises PlanningError for outputs whose columns their streams can't accept, and for join keys of different types.
+    """
     after: dict[str, Types] = {}
     unproven: list[str] = []
     refusals = OperatorErrors()
@@ -440,7 +434,7 @@ def check_types(app: Application, catalog: Catalog) -> tuple[tuple[str, ...], di
 
 
 def _compare_stored_types(facts: StreamFacts | None, spec: Spec, arriving: Sequence[Types]) -> list[ComparedColumn]:
-    """Return the columns that are written to a stream that exists, with the types that it has."""
+    """Return the columns that are written to an existing stream, with the types of both."""
     if facts is None or facts.schema is None or not facts.evolves:
         return []
     (types,) = map(spec.written_types, arriving)
@@ -453,7 +447,7 @@ def _compare_stored_types(facts: StreamFacts | None, spec: Spec, arriving: Seque
 
 
 def _check_new_stream(operator: str, stream: str, key: Sequence[str], types: dict[str, str | None]) -> None:
-    """Refuse columns that a stream can't be made with; one of an unknown type may be any."""
+    """Reject columns that a new stream can't have; an unknown type may be any."""
     try:
         schema = Schema(tuple(Field(name, kind or "string") for name, kind in types.items()))
         check_key_columns(schema, key, "there")
@@ -466,7 +460,7 @@ def _note_unknown_types(operator: str, stream: str, types: dict[str, str | None]
     if not unknown:
         return []
     return [
-        f"{operator}: whether stream {stream} can hold {abbreviate(unknown)} is unproven: no type is known of it yet."
+        f"{operator}: whether stream {stream} can hold {abbreviate(unknown)} is unproven: the type is not known yet."
     ]
 
 
@@ -483,10 +477,10 @@ def _check_existing_stream(app: Application, operator: str, facts: StreamFacts, 
     refused = incompatible_changes(facts.schema, declared, facts.key)
     if refused:
         raise PlanningError(
-            f"{operator}: stream {facts.name} has other columns than would be sent to it: {'; '.join(refused)}. "
+            f"{operator}: stream {facts.name} has other columns than the records sent to it: {'; '.join(refused)}. "
             "Columns can only be added, or widened.",
-            "Send these columns as they were (one that is not needed any more can be null: cast(null as …) as …), or "
-            "send to a stream of another name, or begin it anew: "
+            "Keep these columns (send null for an unused one: cast(null as …) as …), send to another stream, or delete "
+            "this one to create it again: "
             f"adjunct stream delete {split_stream_name(facts.name)[1]} --reason ….",
             stream=facts.name,
             operator=operator,
@@ -495,13 +489,13 @@ def _check_existing_stream(app: Application, operator: str, facts: StreamFacts, 
 
 
 def _none_if_void(kind: str | None) -> str | None:
-    """Return a type, None as well for that of null, which every column of a stream can hold."""
+    """Return the type, or None for the type of null, which every column can hold."""
     return None if kind == "void" else kind
 
 
 def _column_error(operator: str, stream: str, error: SchemaMismatchError) -> PlanningError:
     return PlanningError(
-        f"{operator}: stream {stream} can't take what would be sent to it: {error.problem}",
+        f"{operator}: stream {stream} can't store the records sent to it: {error.problem}",
         error.next_step,
         stream=stream,
         operator=operator,
@@ -513,20 +507,20 @@ _MAX_TEXT = 60
 
 
 def note_unproven_columns(app: Application, flows: Flows) -> tuple[str, ...]:
-    """Return the note, () where everything is proven. What only follows from what it names is not in it."""
+    """Return a note on the first unproven columns, without those that follow from them; () if all are proven."""
     unproven: list[str] = []
     for operator in app.operators:
         unproven += _describe_unread(operator.id, operator.spec.sql)
         known_before = all(flows.after[source].columns is not None for source in operator.inputs)
         if flows.after[operator.id].columns is None and known_before:
             nameless = [text for text in operator.spec.sql if _gives_unknown(text)]
-            why = f"{_short(nameless[0])} has no name that can be read off" if nameless else operator.spec.summary()
+            why = f"{_short(nameless[0])} has no name" if nameless else operator.spec.summary()
             unproven.append(f"the columns after {operator.id} ({why})")
-    return _join_note("Unproven, asked of Spark over no records before a batch begins", unproven)
+    return _join_note("Unproven; Spark checks it in a dry run before a batch", unproven)
 
 
 def note_unproven_datasets(app: Application, catalog: Catalog) -> tuple[str, ...]:
-    """Return the note on what datasets say in SQL that is not read here, () where everything is."""
+    """Return a note on the SQL of datasets that can't be checked here; () if there is none."""
     unproven: list[str] = []
     for dataset in app.datasets:
         records = source_schema(dataset, catalog)
@@ -543,11 +537,11 @@ def note_unproven_datasets(app: Application, catalog: Catalog) -> tuple[str, ...
             unproven += _describe_unread(f"the projection of dataset {dataset.name!r}", list(filter(None, texts)))
         if records is None and (rules or isinstance(projection, Projection)):
             unproven.append(f"the columns of dataset {dataset.name!r} ({dataset.input} declares none)")
-    return _join_note("Unproven, asked of Spark when the dataset is advanced", unproven)
+    return _join_note("Unproven; Spark checks it when the dataset advances", unproven)
 
 
 def _describe_unread(where: str, texts: Sequence[str], *, is_select: bool = False) -> list[str]:
-    """Return what can't be read of these expressions, and which functions in them are none of Spark's."""
+    """Return the parts of these expressions that can't be parsed, and functions that are not Spark's."""
     unread = [
         f"{where}: {_short(text)} ({parse_expression(text).unread})"
         for text in texts
@@ -555,12 +549,12 @@ def _describe_unread(where: str, texts: Sequence[str], *, is_select: bool = Fals
     ]
     for name in dict.fromkeys(name for text in texts for name in unknown_functions(text)):
         like = nearest_names(name, SPARK_FUNCTIONS, 1)
-        unread.append(f"{where}: {name}() is none of Spark's functions" + (f" ({like[0]}?)" if like else ""))
+        unread.append(f"{where}: {name}() is not a Spark function" + (f" ({like[0]}?)" if like else ""))
     return unread
 
 
 def _join_note(what: str, unproven: Sequence[str]) -> tuple[str, ...]:
-    """Return a note of what is unproven, () of nothing; of many things the first are named, and the others counted."""
+    """Return one note that lists the first unproven items and counts the others; () for none."""
     more = f"; and {len(unproven) - _MAX_LISTED} more" if len(unproven) > _MAX_LISTED else ""
     return (f"{what}: {'; '.join(unproven[:_MAX_LISTED])}{more}.",) if unproven else ()
 
@@ -576,10 +570,10 @@ def _short(text: str) -> str:
 
 
 def note_nondeterministic_results(app: Application, types: Mapping[str, Types]) -> tuple[str, ...]:
-    """Return a note for each operator whose expressions are not the same in a repeated batch; `types` are those after
-    each operator.
+    """Return a note for each operator whose expressions give other results in a repeated batch.
 
-    PlanningError instead, where the application is strict. What functions of the user's do can't be seen.
+    `types` are those after each operator. A strict application raises PlanningError instead. Users' functions are not
+    checked.
     """
     notes = []
     for operator in app.operators:
@@ -591,7 +585,7 @@ def note_nondeterministic_results(app: Application, types: Mapping[str, Types]) 
             continue
         problem = (
             f"{operator.id} gives other records when a batch is repeated after a crash, because of "
-            f"{', '.join(changing)}: an output stream that has the first ones refuses the others "
+            f"{', '.join(changing)}: an output stream that has the first ones rejects the others "
             "(ProducerConflictError), and a remote table gets both."
         )
         if app.strict:

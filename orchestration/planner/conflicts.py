@@ -1,4 +1,14 @@
-"""Refuses what can't be proven: all of it at once, with every stream of each conflict and what to change."""
+"""Joins that can't be proven: exchanges that make them provable, conflicts, and the error with ways to fix them.
+
+With `auto_repartition=True` the planner inserts exchanges. A dataset is in its buckets already, so always the stream
+moves, and one exchange serves all later joins with the same requirement. An intermediate stream with an open count gets
+the count that most branches after it require first. Streams that are joined get the count that most of them have.
+
+Otherwise one error lists all conflicts, each with fixes, the cheapest first. A fix makes all counts at an operator
+equal to one of them: it moves a stream before the operator (the cost is its size), rewrites a dataset in place (the
+size of its source stream), or changes the declared count of an intermediate stream (free). An inferred count can change
+at its origin. A fix that leaves the conflict, or causes another one, is not proposed.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +37,12 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.operator import Flow, Operator, Requirement, StreamEdge
     from dagster_adjunct.orchestration.planner.partition_counts import Counts
 
-# With `auto_repartition=True`: puts the cheapest exchanges where a join could not be proven without.
-#
-# A dataset lies in its buckets already, so it is always the stream that moves. One exchange serves all
-# later joins that need the same. An intermediate stream whose count is open gets the count that most
-# of the branches behind it ask for first, so that the fewest of them need another exchange. Streams that
-# are joined with each other move to the count that most of them have.
-
 
 @dataclass(frozen=True, slots=True)
 class InsertedExchange:
-    """An exchange before the operator's input of this number (from 0) by `columns`, and why it is needed.
+    """An exchange by `columns` that the planner inserts before an operator's input (from 0), and why.
 
-    `stream` is the id that the flow of the records had before; `partitions` None is a count that is open.
+    `stream` is the node id of the flow before it; `partitions` is None while the count is open.
     """
 
     operator: str
@@ -54,7 +57,7 @@ class InsertedExchange:
         return exchange_node(self.operator, self.input)
 
     def moved(self, flow: Flow) -> Flow:
-        """Return the records behind it."""
+        """Return the flow after the exchange."""
         return replace(flow, stream=self.node, partitioned_by=self.columns, partitioner=SPARK, lost_at="")
 
 
@@ -102,7 +105,7 @@ def plan_repartitioning(app: Application, catalog: Catalog, needs: Requirements)
 
 
 def apply_insertions(inserted: Insertions) -> Callable[[Operator, Arriving], Arriving]:
-    """Return what puts these exchanges before operators."""
+    """Return the function that applies these exchanges to an operator's inputs."""
 
     def moved(operator: Operator, arriving: Arriving) -> Arriving:
         insertions = [(inserted.get((operator.id, number)), flow) for number, flow in enumerate(arriving)]
@@ -112,22 +115,22 @@ def apply_insertions(inserted: Insertions) -> Callable[[Operator, Arriving], Arr
 
 
 def describe_mismatch(needed: Requirement, flow: Flow) -> str:
-    """Return in words why the stream does not lie as it has to, "" when it does (counts aside)."""
+    """Return why a stream's partitioning does not meet a requirement, ignoring counts; "" if it does."""
     if flow.partitioner == TASK_NUMBER:
         return "it is broadcast: every task gets all of it"
     if needed.columns is None or (flow.partitioned_by == needed.columns and flow.partitioner == SPARK):
         return ""
     if flow.lost_at:
-        return f"{flow.lost_at} leaves open how it is partitioned"
+        return f"its partitioning is unknown after {flow.lost_at}"
     if not flow.partitioned_by:
         return "it is partitioned by no key"
     return f"it is partitioned by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
 
 
 def _preferred_counts(app: Application, flows: Flows, needs: Requirements) -> dict[str, int]:
-    """Return the count that most first joins behind each intermediate stream need; the earliest on a tie."""
+    """Return the count that most first joins after each intermediate stream need; the earliest on a tie."""
     votes: dict[str, Counter[int]] = {}
-    met: set[str] = set()  # operators whose records have met a partitioned dataset since their stream began
+    met: set[str] = set()  # operators whose records were joined with a partitioned dataset since their stream began
     for operator in app.operators:
         if operator.begins_stream:
             if operator.spec.role == "intermediate":
@@ -148,11 +151,11 @@ def _preferred_counts(app: Application, flows: Flows, needs: Requirements) -> di
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A join whose streams have different counts. `at` are the operators where they meet: the join itself, sinks to
-    its table, or operators that bring streams together before it; `nodes` is all that takes part, those that agree
-    and those that feed or read its table included.
+    """A join whose streams have different counts.
 
-    `joins` says how many joins need this, where it is the table that they all read.
+    `at` are the operators where the counts differ: the join itself, sends to its table, or operators that merge streams
+    before it. `nodes` are all streams that take part, also those that feed or read its table. `joins` is the number of
+    joins that read this table.
     """
 
     join: str
@@ -162,7 +165,7 @@ class Conflict:
 
 
 def find_conflicts(needs: Requirements, groups: Groups, counts: Counts, streams: Sequence[str]) -> tuple[Conflict, ...]:
-    """Return every join that can't be, in the order of definition, each once; `streams` are ids in their order."""
+    """Return every join with a conflict once, in order of definition; `streams` are node ids in order."""
     place = {node: number for number, node in enumerate(streams)}
     reading: dict[str, list[str]] = {}
     feeds: dict[str, str] = {}
@@ -195,7 +198,7 @@ def find_conflicts(needs: Requirements, groups: Groups, counts: Counts, streams:
         joins[join] = max(joins.get(join, 1), number)
     order = {operator: number for number, operator in enumerate(groups)}
     tables = _operators_by_table(needs)
-    by_table: dict[tuple[str, ...], tuple[str, ...]] = {}  # joins of one table have the same that take part
+    by_table: dict[tuple[str, ...], tuple[str, ...]] = {}  # joins of one table involve the same streams
 
     def taking_part(join: str, where: Sequence[str]) -> tuple[str, ...]:
         read = tuple(member for member in groups.get(join, ()) if member in tables)
@@ -212,7 +215,7 @@ def find_conflicts(needs: Requirements, groups: Groups, counts: Counts, streams:
 
 
 def find_majority(nodes: Iterable[str], counts: Counts) -> tuple[int, tuple[str, ...]] | None:
-    """Return the count that more streams have by themselves than any other, and which; None where there is none."""
+    """Return the most frequent count that is not inferred, and its streams; None if there is no majority."""
     own = [node for node in nodes if node not in counts.inferred]
     most = Counter(counts.partitions[node] for node in own).most_common(2)
     if not most or most[0][1] < 2 or (len(most) > 1 and most[1][1] == most[0][1]):
@@ -230,7 +233,7 @@ def _operators_by_table(needs: Requirements) -> dict[str, list[str]]:
 
 
 def _find_involved(operators: Iterable[str], groups: Groups, counts: Counts) -> list[str]:
-    """Return the members of these groups, what was brought together into one, and what inferred counts come from."""
+    """Return the streams of these groups, also those that were merged and the origins of inferred counts."""
     reached: list[str] = []
 
     def onward(node: str) -> Iterable[str]:
@@ -241,26 +244,15 @@ def _find_involved(operators: Iterable[str], groups: Groups, counts: Counts) -> 
     return [node for node in reached if node not in groups]
 
 
-# Finds what to change where counts can't agree, the cheapest first.
-#
-# At the operator where different counts meet, all of them have to become one of those that are there. A stream moves
-# before it, which costs the bytes that it holds; a dataset is rewritten in place, which costs those of the stream that
-# it
-# is made from; an intermediate stream whose count was given gets another, which costs nothing. One whose count was
-# inferred follows what it was inferred from, where that is changed. A way that would leave the conflict, or make
-# another
-# one, is not a way.
-
-
 _MAX_TRIED = 10
 _MAX_TRIED_OPERATORS = 20_000
-"""Of so many groups at most it is tried out whether a change settles them, and of fewer where more operators than this
-would be planned for it; for the others a change is proposed by its size alone, and is not `tried`."""
+"""Fixes are tried for at most so many groups, and for fewer if trying would plan more operators than this; for other
+groups a fix is proposed by its size alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class MovedInput:
-    """The records in `stream`, spread anew by `columns` before the operator's `input` of this number."""
+    """An exchange of the records of `stream` by `columns` before the operator's `input`."""
 
     operator: str
     input: int
@@ -270,8 +262,11 @@ class MovedInput:
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """What makes the counts at the operator `at` equal: `moved` inputs by these columns into `partitions`, `datasets`
-    rewritten into as many, `given` partition_by operators with that count. `size` is in bytes, None where not known."""
+    """Changes that make the counts at the operator `at` equal to `partitions`.
+
+    `moved` inputs move, `datasets` are rewritten, and `given` partition_by operators get that count. `size` is the cost
+    in bytes, None where unknown. `tried` says whether it was verified to solve the conflict.
+    """
 
     at: str
     partitions: int
@@ -283,14 +278,14 @@ class Fix:
 
     @property
     def changes(self) -> tuple[bool, int, int, int]:
-        """What a way without sizes is chosen by: the fewest changes, the fewest of datasets, the most partitions."""
+        """The sort key: the size if known, then the number of changes, then that of changed datasets."""
         return self.size is None, self.size or 0, len(self.moved) + len(self.datasets), len(self.datasets)
 
 
 def make_fix_finder(
     app: Application, catalog: Catalog, needs: Requirements, flows: Flows, groups: Groups, counts: Counts
 ) -> Callable[[str], tuple[Fix, ...]]:
-    """Return what gives the ways to mend one of the groups in conflict, the cheapest first."""
+    """Return the function that returns the fixes for a group in conflict, the cheapest first."""
     before = set(counts.conflicts)
     tried = set(counts.conflicts[: min(_MAX_TRIED, max(1, _MAX_TRIED_OPERATORS // len(app.operators)))])
     changes = _FixBuilder(app, needs, flows, counts, _Sizes(app, catalog))
@@ -314,11 +309,11 @@ def make_fix_finder(
 
     def ways(at: str) -> tuple[Fix, ...]:
         targets = dict.fromkeys(counts.partitions[node] for node in groups[at])
-        # What a count was inferred from has other joins, too: a change there is proposed only where it is tried out.
+        # The origin of an inferred count has other joins, too: a change there is proposed only if it was tried.
         where = (False, True) if at in tried else (False,)
         mended = (changes.mend(at, target, at_sources=at_sources) for target in targets for at_sources in where)
         possible = [mend for mend in dict.fromkeys(mended) if settles(mend)]
-        known = all(mend.size is not None for mend in possible)  # sizes of some say nothing
+        known = all(mend.size is not None for mend in possible)  # sizes of only some can't be compared
         possible = [replace(mend, size=mend.size if known else None, tried=at in tried) for mend in possible]
         return tuple(sorted(possible, key=lambda mend: (mend.changes, -mend.partitions)))
 
@@ -327,7 +322,7 @@ def make_fix_finder(
 
 @dataclass(frozen=True, slots=True)
 class _FixBuilder:
-    """What has to change so that all counts at an operator are equal."""
+    """Builds the fix that makes all counts at an operator equal."""
 
     app: Application
     needs: Requirements
@@ -336,7 +331,7 @@ class _FixBuilder:
     held: _Sizes
 
     def mend(self, at: str, target: int, *, at_sources: bool) -> Fix:
-        """Return what makes all counts at an operator the target: there, or `at_sources` of what is inferred."""
+        """Return the fix that makes all counts at an operator the target; `at_sources` changes origins of counts."""
         moved: list[MovedInput] = []
         datasets: dict[str, int | None] = {}
         given: dict[str, int | None] = {}
@@ -365,7 +360,7 @@ class _FixBuilder:
         return Fix(at, target, tuple(moved), tuple(datasets), tuple(given), size)
 
     def _asked(self, operator: str) -> Iterator[tuple[int, Requirement | None, Flow]]:
-        """Yield the inputs that have to agree at an operator, with their numbers and what is asked of them."""
+        """Yield the number, requirement and flow of each input whose count must be equal at an operator."""
         arriving = self.flows.arriving[operator]
         asked = self.needs.get(operator, (None,) * len(arriving))
         for number, (needed, flow) in enumerate(zip(asked, arriving, strict=True)):
@@ -373,7 +368,7 @@ class _FixBuilder:
                 yield number, needed, flow
 
     def _columns(self, operator: str, needed: Requirement | None, flow: Flow) -> tuple[str, ...]:
-        if needed is None:  # several inputs lie alike, or one moves to where another lies
+        if needed is None:  # a merge: all inputs need the same partitioning
             return next(
                 (one.partitioned_by for one in (flow, *self.flows.arriving[operator]) if one.partitioned_by), ()
             )
@@ -384,7 +379,7 @@ class _FixBuilder:
 
 
 class _Sizes:
-    """How many bytes streams and datasets hold, and which streams have been given a count with partition_by."""
+    """The bytes of streams and datasets, and the intermediate streams with a declared count (`given`)."""
 
     def __init__(self, app: Application, catalog: Catalog) -> None:
         self._app, self._catalog = app, catalog
@@ -402,7 +397,7 @@ class _Sizes:
         return None if stream is None else self._of(stream)
 
     def stream(self, node: str) -> int | None:
-        """Return what the inputs hold that the records here come from, each once."""
+        """Return the bytes of all inputs that the records of a node come from."""
         if not self._read:
             read: dict[str, frozenset[str]] = {}
             for operator in self._app.operators:
@@ -420,7 +415,7 @@ class _Sizes:
 
 
 _MAX_LISTED = 20
-"""How many streams of a conflict are told by name, and how many conflicts of an application in full."""
+"""The maximum of streams of a conflict, and of conflicts of an application, that the error lists."""
 
 
 def check_co_partitioning(
@@ -432,10 +427,10 @@ def check_co_partitioning(
     counts: Counts,
     edges: Mapping[str, StreamEdge],
 ) -> None:
-    """Raise PlanningError for the joins whose streams don't lie as they have to, all of them in one error.
+    """Raise one PlanningError for all joins whose streams are not co-partitioned.
 
-    It is a PartitionCountMismatchError where counts differ. Equal counts are not enough: the same columns have to
-    choose the partition, by the same hash.
+    It is a PartitionCountMismatchError if counts differ. Equal counts are not enough: the partitioning columns and the
+    hash must be the same.
     """
     differing = find_conflicts(needs, groups, counts, tuple(edges))
     elsewhere = _find_mispartitioned(app, needs, flows, edges)
@@ -499,7 +494,7 @@ def _describe_conflict(conflict: Conflict, counts: Counts, edges: Mapping[str, S
 def _group_fixes(
     app: Application, operators: Sequence[str], ways: Callable[[str], Sequence[Fix]], edges: Mapping[str, StreamEdge]
 ) -> list[str]:
-    """Return what to do at these operators, those where it is the same together."""
+    """Return what to do at these operators, grouped where it is the same."""
     together: dict[str, list[str]] = {}
     for at in dict.fromkeys(operators):
         together.setdefault(_describe_fixes(app, ways(at), edges), []).append(at)
@@ -508,10 +503,10 @@ def _group_fixes(
 
 def _describe_fixes(app: Application, ways: Sequence[Fix], edges: Mapping[str, StreamEdge]) -> str:
     if not ways:
-        return "no single change makes them agree; begin with the conflicts before it"
+        return "no single change makes them equal; fix the conflicts before it first"
     first, *others = [_describe_fix(app, mend, edges) for mend in ways]
     remarks = ["the fewest changes" if ways[0].size is None else "the cheapest by bytes"] if others else []
-    remarks += [] if ways[0].tried else ["not tried out, as there are many conflicts"]
+    remarks += [] if ways[0].tried else ["not verified, because there are many conflicts"]
     how = f" ({'; '.join(remarks)})" if remarks else ""
     return f"{first}{how}" + (f"; or {'; or '.join(others[:3])}" if others else "")
 
@@ -534,7 +529,7 @@ def _describe_fix(app: Application, mend: Fix, edges: Mapping[str, StreamEdge]) 
 def _find_mispartitioned(
     app: Application, needs: Requirements, flows: Flows, edges: Mapping[str, StreamEdge]
 ) -> list[tuple[str, str, str]]:
-    """Return the operators whose records don't lie by the columns that they have to, why, and what to write."""
+    """Return the operators whose input is not partitioned by the required columns, why, and what to write."""
     refused = []
     for operator, asked in needs.items():
         for number, (needed, flow) in enumerate(zip(asked, flows.arriving[operator], strict=True)):
@@ -564,24 +559,21 @@ def _find_mispartitioned(
 
 
 def _breaking_inputs(flows: Flows, needed: Requirement, flow: Flow) -> list[tuple[int, Flow, str]]:
-    """Return which inputs of a merge keep its records from lying as they have to, each with why.
-
-    None where it is all of them, or where it is not the merge that breaks it.
-    """
+    """Return the inputs of a merge that break its required partitioning, each with why; [] if all inputs do."""
     arriving = flows.arriving.get(flow.stream, ())
     wrong = [(at, one, why) for at, one in enumerate(arriving) if (why := describe_mismatch(needed, one))]
     return wrong if len(wrong) < len(arriving) else []
 
 
 def _suggest_partition_by(app: Application, operator: str, needed: Requirement, flow: Flow) -> str:
-    """Return what may be said for records that lie by some columns of the key, to an operator that can go by these."""
+    """Return the advice to use partition_by= for records that are partitioned by a subset of the key, or ""."""
     by = flow.partitioned_by
     if not by or flow.partitioner != SPARK or not set(by) < set(needed.columns or ()):
         return ""
     if not app.operator(operator).spec.takes_partition_by:
         return ""
     given = f'"{by[0]}"' if len(by) == 1 else str(list(by)).replace("'", '"')
-    return f" Or give {operator} partition_by={given}, so that all its records may lie as they do."
+    return f" Or give {operator} partition_by={given}, which is how its records are partitioned already."
 
 
 def _describe_mispartitioned(
@@ -590,10 +582,10 @@ def _describe_mispartitioned(
     name = _stream_label(flow.stream, edges)
     what = f"stream {name}" if flow.stream in edges else name
     if needed.dataset is None:
-        return f"input {number + 1} ({name}) does not lie as the operator needs it"
+        return f"input {number + 1} ({name}) is not partitioned as the operator needs"
     dataset = app.dataset(needed.dataset)
     lies = f"which is partitioned by {_by_columns(dataset.partition_by)}"
-    return f"{what} does not lie as dataset {dataset.name} does, {lies}"
+    return f"{what} is not partitioned like dataset {dataset.name}, {lies}"
 
 
 def _by_columns(columns: Iterable[str]) -> str:
@@ -606,7 +598,7 @@ def _abbreviate(names: Sequence[str]) -> str:
 
 
 def _stream_label(node: str, edges: Mapping[str, StreamEdge]) -> str:
-    return edges[node].name if node in edges else f"what {node} brings together"
+    return edges[node].name if node in edges else f"the output of {node}"
 
 
 def _format_bytes(size: int) -> str:

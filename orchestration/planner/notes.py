@@ -1,8 +1,11 @@
-"""What order the records of one key have on their way into a remote table, and what a replay does to it.
+"""The parts of a plan on joins by time, state, and sends to remote tables: order per key, marks and replays.
 
-A stream has an order within a partition. Where the columns that choose the partition of an input are in a table's key,
-unchanged, all records of one key come from one partition and the table gets them in its order, wherever they have to
-move. Else they come from several, between which there is none but time. Sums alone need none.
+A stream is ordered within a partition. If a table's key includes the unchanged partitioning columns of the input, all
+records of one key come from one partition, and the table gets them in that order even after exchanges. Otherwise they
+come from several partitions, between which only event time is an order. Sums need no order.
+
+A local table is written while the batch runs: a join defined after a send sees its records in the same batch, a join
+defined before it in the next one. A dataset with a stream takes its changes between batches.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def plan_joins_by_time(app: Application) -> tuple[JoinByTime, ...]:
-    """Return the joins by time, in the order of their definition."""
+    """Return the joins by time, in order of definition."""
     joins = []
     for operator in app.operators:
         match = operator.spec.match
@@ -42,30 +45,21 @@ def _known_history(dataset: AdjunctDataset) -> str:
     history = dataset.following.history
     if history is None:
         return "its retained versions"
-    return "all that it has had" if history == "all" else f"{_format_span(history)} below its newest change"
+    return "its whole history" if history == "all" else f"{_format_span(history)} before its newest change"
 
 
 def _format_span(span: timedelta) -> str:
     return str(span).removesuffix(", 0:00:00")
 
 
-# What joins meet of the datasets that the application itself writes: what this batch sends, or those before it.
-#
-# A local table is written while the batch runs: a join that is defined after a send meets its records in the same
-# batch,
-# and one that is defined before it, which the send may be made of, meets them in the next. A dataset with a stream
-# takes
-# its changes in between batches.
-
-
 STATE_REPLAY = (
-    "A startpoint that goes back sends its records to it again, on top of what it holds: what counts counts them "
+    "A startpoint that goes back sends its records to it again, on top of its current rows: counters count them "
     "again. A bounded replay (until) sends it nothing."
 )
 
 
 def plan_fed_joins(app: Application) -> tuple[FedJoin, ...]:
-    """Return, for each join with a dataset that the application writes, in which batch it meets what is sent there."""
+    """Return, for each join with a dataset that the application writes, in which batch it sees sent records."""
     first: dict[str, str] = {}
     last: dict[str, str] = {}
     for operator in app.operators:
@@ -89,7 +83,7 @@ def plan_fed_joins(app: Application) -> tuple[FedJoin, ...]:
 
 
 def plan_state(app: Application) -> tuple[PlannedState, ...]:
-    """Return the local tables that the application writes, with where, and what a replay does to each."""
+    """Return the local tables that the application writes, with their sends and the effect of a replay."""
     sends: dict[str, list[str]] = {}
     for operator in app.operators:
         feeds = operator.spec.feeds
@@ -99,7 +93,7 @@ def plan_state(app: Application) -> tuple[PlannedState, ...]:
 
 
 def check_state_names(app: Application) -> None:
-    """Raise PlanningError where an operator would keep its state under the name of a dataset of the application."""
+    """Raise PlanningError if an operator's state table has the name of a dataset of the application."""
     datasets = {dataset.name for dataset in app.datasets}
     for operator in app.operators:
         for state in operator.spec.states:
@@ -108,14 +102,14 @@ def check_state_names(app: Application) -> None:
                 error = PlanningError(
                     f"{operator.id} keeps its state in the table {name!r}, and application {app.name!r} has a dataset "
                     "of that name.",
-                    "Give the operator, or the dataset, another name.",
+                    "Rename the operator or the dataset.",
                     operator=operator.id,
                 )
                 raise add_location(error, operator)
 
 
 def note_state(app: Application) -> Iterator[str]:
-    """Yield a note for each operator that keeps state: under which names, and up to which watermark."""
+    """Yield a note for each stateful operator: the names of its tables, and its watermark."""
     spans = watermark_inputs(app.operators)
     for operator in app.operators:
         name = operator.spec.over_time
@@ -128,22 +122,19 @@ def note_state(app: Application) -> Iterator[str]:
             f"the lowest of all partitions of {sources}."
         )
         for window in _find_updating_windows(app, operator):
-            problem = (
-                f"{operator.id} gets a window of {window} again with each update of it, and takes each for a record of "
-                "its own."
-            )
+            problem = f"{operator.id} gets each update of a window of {window} as a separate record."
             if app.strict:
                 error = PlanningError(
                     f"{problem} The application is strict.",
-                    'Let only what is final through: .filter("final") before it.',
+                    'Keep only final results: .filter("final") before it.',
                     operator=operator.id,
                 )
                 raise add_location(error, operator)
-            yield f'{problem} Let only what is final through: .filter("final").'
+            yield f'{problem} Keep only final results: .filter("final").'
 
 
 def _find_updating_windows(app: Application, operator: Operator) -> list[str]:
-    """Return the windows whose updates reach an operator as they are, with no filter of what is final between."""
+    """Return the windows whose updates reach an operator without a filter on final results."""
     updating, waiting, seen = [], list(operator.inputs), set[str]()
     while waiting:
         before = app.operator(waiting.pop())
@@ -164,11 +155,11 @@ def _describe_source(app: Application, stream: str, span: timedelta) -> str:
 
 
 def name_writers(app: Application, writer: str) -> dict[str, str]:
-    """Return who writes at each send to a remote table, for its marks: `writer`, and which send it is, unless it is
-    the first without a name. A send is called by its `marks_as`, or else by its number among those without.
+    """Return the name in a table's marks for each send to a remote table, by operator.
 
-    Marks are of the store: sends to two tables over one store's table are told apart like sends to one table.
-    PlanningError where two have one name, or the table keeps no marks that could be named.
+    It is `writer`, with a suffix for all but the first unnamed send: its `marks_as`, or its number among unnamed ones.
+    Sends to two tables over one table of a store share its marks. Raises PlanningError for duplicate names, and for
+    `marks_as` on a table without marks.
     """
     names: dict[str, str] = {}
     unnamed: Counter[str] = Counter()
@@ -182,7 +173,7 @@ def name_writers(app: Application, writer: str) -> dict[str, str]:
             unnamed[store] += 1
         elif not has_marks(app.tables[send.table]):
             raise PlanningError(
-                f"{operator.id}: its marks are named {send.marks_as!r}, and table {send.table} keeps none: it is "
+                f"{operator.id}: its marks are named {send.marks_as!r}, but table {send.table} keeps none: it is "
                 "declared without idempotent and newest_by.",
                 "Leave marks_as out, or declare the table with idempotent=True or newest_by.",
                 operator=operator.id,
@@ -193,8 +184,8 @@ def name_writers(app: Application, writer: str) -> dict[str, str]:
         other = taken.setdefault((store, name), operator.id)
         if other != operator.id:
             raise PlanningError(
-                f"{operator.id}: table {send.table} would keep its marks as {name!r}, as it does those of {other}: "
-                "each would skip what the other has had.",
+                f"{operator.id}: table {send.table} would keep its marks under {name!r}, as those of {other}: each "
+                "would skip records that the other has applied.",
                 'Give one of them another name: marks_as="…".',
                 operator=operator.id,
             )
@@ -202,7 +193,7 @@ def name_writers(app: Application, writer: str) -> dict[str, str]:
 
 
 def store_key(app: Application, table: str) -> str:
-    """What two tables have in common that lie in one table of a store: how its function is shown."""
+    """Return a key that is equal for tables over the same table of a store."""
     return repr(getattr(app.tables[table], "write_function", None) or table)
 
 
@@ -211,7 +202,7 @@ def has_marks(table: object) -> bool:
 
 
 def note_marks(app: Application) -> list[str]:
-    """Return a warning for each idempotent table whose marks go by the order of an application's sends."""
+    """Return a warning for each idempotent table whose marks depend on the order of the sends."""
     sends: dict[str, list[str]] = {}
     names: dict[str, str] = {}
     for operator in app.operators:
@@ -221,8 +212,8 @@ def note_marks(app: Application) -> list[str]:
             names.setdefault(store, send.table)
             sends.setdefault(store, []).append(operator.id)
     return [
-        f"Table {names[store]} knows {' and '.join(operators)} apart by their order: where one is added or taken away "
-        'in front, the others get its marks. Name all but the first: marks_as="…".'
+        f"Table {names[store]} tells {' and '.join(operators)} apart by their order: if one is added or removed before "
+        'them, the others get its marks. Name all but the first: marks_as="…".'
         for store, operators in sends.items()
         if len(operators) > 1
     ]
@@ -230,10 +221,11 @@ def note_marks(app: Application) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Of the records after an operator: the columns that choose the partition of their input, as they are called there,
-    and the input streams. `keyed` are the columns as the input calls them, `lost_at` the operator that makes others of
-    them; `why` says why there are none. `renumbered` is the output whose positions they have, where these don't tell
-    those of the inputs."""
+    """The origin of the records after an operator: their flow, partitioned as in the input, and the input streams.
+
+    `keyed` are the input's partitioning columns, `lost_at` the operator that drops or changes them, `why` the reason if
+    there are none. `renumbered` is the output whose positions replaced those of the inputs.
+    """
 
     flow: Flow
     streams: frozenset[str]
@@ -246,9 +238,11 @@ class _Origin:
 
 @dataclass(frozen=True, slots=True)
 class _SendConflicts:
-    """A send to a table: the columns that it changes, None for all; the other `ways` there that change them, too, so
-    that it matters which comes last; and those that are `apart`, which set other columns of the same records. `mixed`:
-    it or one of the ways adds or appends there."""
+    """A send to a table and the other sends to it.
+
+    `changed` are its columns, None for all. `ways` are the sends that change the same columns, so that order matters;
+    `apart` those that set other columns of the same records. `mixed`: this send or one of `ways` adds or appends.
+    """
 
     changed: ChangedColumns | None
     ways: Sequence[str] = ()
@@ -261,10 +255,10 @@ class _SendConflicts:
 
 
 def plan_tables(app: Application, catalog: Catalog, types: Mapping[str, Types]) -> tuple[PlannedTable, ...]:
-    """Return each send to a remote table with the order that it keeps; refuses marks where offsets are no numbers.
+    """Return each send to a remote table with its guaranteed order; `types` are those after each operator.
 
-    `types` are those of the records after each operator. With `strict`, PlanningError for a table whose order holds per
-    source partition only, or that keeps what is newest and so loses what a late record brings.
+    Raises PlanningError for marks over offsets that are not numbers. A strict application raises it also for an order
+    per source partition only, and for a table that keeps the newest record and loses columns of late ones.
     """
     read: dict[str, _Origin] = {}
     tables = []
@@ -291,7 +285,7 @@ def plan_tables(app: Application, catalog: Catalog, types: Mapping[str, Types]) 
 
 
 def _find_send_conflicts(app: Application, types: Mapping[str, Types]) -> dict[str, _SendConflicts]:
-    """Return what each operator that sends to a remote table changes there, and who else does."""
+    """Return the columns that each send to a remote table changes, and the other sends to it."""
     to_tables: dict[str, dict[str, ChangedColumns | None]] = {}
     for operator in app.operators:
         if operator.spec.sends is not None:
@@ -310,12 +304,12 @@ def _find_send_conflicts(app: Application, types: Mapping[str, Types]) -> dict[s
 
 
 def _depends_on_order(one: ChangedColumns | None, other: ChangedColumns | None) -> bool:
-    """Whether it matters which of two sends to a table comes last."""
+    """Whether the order of two sends to a table matters."""
     return one is None or other is None or one.depends_on_order_with(other)
 
 
 def _sets_other_columns(one: ChangedColumns | None, other: ChangedColumns | None) -> bool:
-    """Whether what one of two sends sets would be lost where the other is newer, which sets other columns."""
+    """Whether two sends set different columns, so that a newer record of one would hide the other's."""
     if one is None or other is None:
         return one is not other
     return one.set != other.set and bool(one.set and other.set)
@@ -334,11 +328,11 @@ def _trace_origin(operator: Operator, app: Application, catalog: Catalog, read: 
     streams = frozenset(stream for one in before for stream in one.streams)
     if len(before) > 1:
         flow = spec.flow(context, [one.flow for one in before])
-        several = "the records come from several streams, or by several ways, which "
+        several = "the records come from several streams or branches, which "
         renumbered = next((one.renumbered for one in before if one.renumbered), "")
-        return _Origin(flow, streams, f"{several}{operator.id} brings together", 0, renumbered=renumbered)
+        return _Origin(flow, streams, f"{several}{operator.id} merges", 0, renumbered=renumbered)
     (one,) = before
-    if spec.role is not None:  # other partitions, and the order between those of the input is none still
+    if spec.role is not None:  # new partitions do not order records of different input partitions
         columns = spec.flow(context, [one.flow]).columns
         renumbered = operator.id if spec.role == "output" and len(streams) > 1 else one.renumbered
         return replace(one, flow=replace(one.flow, columns=columns), renumbered=renumbered)
@@ -361,10 +355,10 @@ def _plan_table(
         changed = f", which {lost} drops or changes" if lost else ""
         why = f"its key is ({key}), and {streams} is partitioned by ({', '.join(before.keyed)}){changed}"
     if not why and sent.ways:
-        why = f"{' and '.join(sent.ways)} write to it, too: a batch has all records of one come before those of another"
+        why = f"{' and '.join(sent.ways)} write to it, too: a batch writes all records of one send before the next"
     harm, mends = "", ""
     if newest_by is not None:
-        order, told = "newest", f"the store keeps what is newest by {newest_by}"
+        order, told = "newest", f"the store keeps the newest record by {newest_by}"
         harm, mends = _describe_late_loss(sent)
     elif not why:
         one = before.partitions == 1
@@ -384,18 +378,18 @@ def _plan_table(
 
 def _describe_sums(changed: ChangedColumns | None, why: str) -> str:
     begun = sorted(changed.begun) if changed is not None else []
-    first = f", whose record begins with the {', '.join(begun)} of the one that comes first" if begun else ""
-    return f"it only adds numbers, which come to the same in any order while nothing is deleted{first}: {why}"
+    first = f", and the first one sets {', '.join(begun)}" if begun else ""
+    return f"it only adds numbers, whose sum does not depend on the order while nothing is deleted{first}: {why}"
 
 
 def _describe_harm(changed: ChangedColumns | None) -> str:
     if changed is not None and not changed.set:
-        return "what an older record appends, or adds to JSON, may come last"
+        return "an older record may append, or add to JSON, after a newer one"
     return "an older record may replace a newer one"
 
 
 def _suggest_order(sent: _SendConflicts, *, by_key: bool) -> str:
-    """What gives a table the order that it lacks. `by_key`: the input has an order for each of its keys."""
+    """Return how to give a table the order that it lacks. `by_key`: the input is ordered per key."""
     changed = sent.changed
     adds = changed is not None and changed.adds
     if sent.ways and (sent.mixed or sent.apart):
@@ -417,50 +411,50 @@ def _suggest_order(sent: _SendConflicts, *, by_key: bool) -> str:
         )
     else:
         both = 'newest_by="column" and idempotent=True' if adds else 'newest_by="column"'
-        more = ", and what a late record adds or appends is still applied, once" if adds else ""
-        ways.insert(0, f"declare the table with {both}: its store keeps what is newest then{more}")
+        more = ", and additions of late records are still applied, once" if adds else ""
+        ways.insert(0, f"declare the table with {both}, so that its store keeps the newest record{more}")
     text = "; or ".join(ways)
     return f"{text[0].upper()}{text[1:]}."
 
 
 def _describe_late_loss(sent: _SendConflicts) -> tuple[str, str]:
-    """What a table that keeps the newest loses of this send, and what mends it; nothing where it is safe."""
+    """Return what a table with newest_by loses of this send, and the fix; "" if nothing."""
     if sent.apart:
         return (
-            f"one time stands for a whole record, so what it sets is skipped where {' or '.join(sent.apart)} has "
-            "brought a newer one, with other columns",
+            f"newest_by compares whole records, so this send is skipped if {' or '.join(sent.apart)} has sent a newer "
+            "record, with other columns",
             "Give each a table of its own; or partition the input by the table's key, leave newest_by out, and let "
             "each set columns of its own.",
         )
     if sent.changed is not None and sent.changed.merged:
         merged = ", ".join(sorted(sent.changed.merged))
         return (
-            f"members that a late record adds to {merged} are skipped with what it sets",
+            f"members that a late record adds to {merged} are skipped together with the columns that it sets",
             "Partition the input by the table's key, and leave newest_by out.",
         )
     return "", ""
 
 
 def describe_replay(order: str, newest_by: str | None, idempotent: bool, skips: bool, adds: bool) -> str:
-    """Return in words what a table is after records were read again that it had before. Pure."""
+    """Return the state of a table, in words, after its records were read again."""
     if skips:
         return (
-            "unchanged: of each key, what comes before the last message that was applied is skipped, and a bounded "
-            "replay (until) writes nothing (idempotent, on_replay=skip)"
+            "unchanged: messages up to the last applied one of each key are skipped, and a bounded replay (until) "
+            "writes nothing (idempotent, on_replay=skip)"
         )
     if newest_by is not None and not adds:
-        return f"unchanged: what is older by {newest_by} is skipped, and what is newest is written as it is"
+        return f"unchanged: records that are older by {newest_by} are skipped, and the newest is written again"
     if adds:
-        often = "once, whatever crashes" if idempotent else "once, and once more where a batch is run again"
-        return f"changed: what was added and appended is applied again, {often}"
+        often = "exactly once" if idempotent else "once, and again if a batch is repeated"
+        return f"changed: additions are applied again, {often}"
     if order == "per key":
         return (
             "older while it runs, and as before at its end; a bounded replay (until) leaves it older until the next "
             "record of the key"
         )
     return (
-        "older, and it may stay so: records of one key come from several partitions, and the last that is read again "
-        "wins, newest or not"
+        "older, possibly for good: records of one key come from several partitions, and the last one read wins, newest "
+        "or not"
     )
 
 
@@ -471,28 +465,27 @@ def _check_offsets(planned: PlannedTable, app: Application, catalog: Catalog, be
     for stream in sorted(before.streams):
         if not catalog[stream].numbered:
             raise PlanningError(
-                f"{planned.operator}: table {planned.table} marks what it has had by offsets, and those of {stream} "
-                "are no numbers that could be compared.",
-                "Send the records through a lake stream first; or leave idempotent and newest_by out, and a batch that "
-                "is run again adds again.",
+                f"{planned.operator}: table {planned.table} marks applied records by offset, and offsets of {stream} "
+                "are not numbers that could be compared.",
+                "Send the records through a lake stream first; or leave idempotent and newest_by out: a repeated batch "
+                "then adds again.",
                 operator=planned.operator,
             )
 
 
 def _check_replay_detection(planned: PlannedTable, app: Application, before: _Origin) -> None:
-    """Refuse to skip what is read again where nothing tells that it is."""
+    """Reject on_replay="skip" where a replayed record can't be recognised by its position."""
     if before.renumbered and getattr(app.tables[planned.table], "on_replay", "apply") == "skip":
         raise PlanningError(
-            f'{planned.operator}: table {planned.table} is to skip what a startpoint reads again (on_replay="skip"), '
-            f"and behind {before.renumbered}, where {' and '.join(sorted(before.streams))} are one stream, records "
-            "that are read again have positions of their own.",
+            f'{planned.operator}: table {planned.table} has on_replay="skip", but after {before.renumbered}, which '
+            f"combines {' and '.join(sorted(before.streams))}, replayed records have new positions.",
             f'Send them to the table before {before.renumbered}, or leave on_replay="skip" out.',
             operator=planned.operator,
         )
 
 
 def note_table_order(tables: tuple[PlannedTable, ...]) -> list[str]:
-    """Return what there is to be warned of."""
+    """Return a warning for each table whose order may do harm."""
     return [
         f"Table {table.table}: order holds per source partition only, because {table.why}: {table.harm}. {table.mends}"
         if table.order == "per source partition"

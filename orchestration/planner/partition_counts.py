@@ -1,8 +1,14 @@
-"""Partition counts: what is declared, what follows from joins, and what is left to a default.
+"""Partition counts of streams: declared, inferred from joins (SAMZA-1889), or the default; and the tasks.
 
-The rules are SAMZA-1889's. In every join group all counts must be equal. A stream whose count is open
-and that is joined with one whose count is known gets that count; this may decide another group, so
-it goes on until nothing changes. What is still open then gets the default.
+All members of a join group must have equal counts. A stream with an open count gets the known count of its group, which
+may decide other groups, until nothing changes. Streams that are still open get the default.
+
+An operator's group is the set of its inputs with requirements. A dataset is a member with a count of its own of each
+group that joins it, and a send to it forms a group if some join reads it. So streams that are related through a table
+or another join get equal counts through the member that they share.
+
+Task i owns partition i of all inputs and bucket i of all datasets; with a limit of n tasks, task i owns those whose
+number modulo n is i.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class EqualCounts:
-    """Sets of streams with one count each, which may be open still (None)."""
+    """Disjoint sets of streams with one count each, None while it is open."""
 
     def __init__(self, counts: Mapping[str, int | None]) -> None:
         self._parent = {node: node for node in counts}
@@ -35,34 +41,34 @@ class EqualCounts:
         self._inputs: dict[str, Sequence[str]] = {}
 
     def add(self, node: str, count: int | None) -> None:
-        """Take in another stream."""
+        """Add a stream."""
         self._parent[node], self._count[node] = node, count
 
     def note(self, operator: str, streams: Sequence[str]) -> None:
-        """Take in that an operator has these streams at its inputs, for one that brings them together."""
+        """Record the input streams of an operator that may merge them."""
         self._inputs[operator] = streams
 
     def most(self, nodes: Iterable[str]) -> int | None:
-        """Return the count that most of these have, the earliest on a tie; None where all are open."""
+        """Return the most frequent count, the earliest on a tie; None where all are open."""
         known = Counter(count for node in nodes for count in self._counts(node))
         return known.most_common(1)[0][0] if known else None
 
     def differs(self, node: str, target: int | None) -> str:
-        """Return in words what other count a stream has, "" where it has or can get this one."""
+        """Return the text for a stream whose count differs from the target, "" if it has or can get it."""
         other = sorted(self._counts(node) - {target})
         if target is None or not other:
             return ""
         return f"it has {' and '.join(map(str, other))} partitions"
 
     def join(self, nodes: Sequence[str], count: int | None) -> None:
-        """Hold streams together: whatever one of them gets, the others have."""
+        """Join streams into one set, with this count unless None."""
         roots = list(dict.fromkeys(self._root(leaf) for node in nodes for leaf in self._leaves(node)))
         for root in roots:
             self._parent[root] = roots[0]
         if roots and count is not None:
             self._count[roots[0]] = count
         for node in nodes:
-            if node not in self._parent:  # what brings streams together has their count from here on
+            if node not in self._parent:  # an operator that merges streams has their count from here on
                 self._parent[node] = roots[0]
 
     def _counts(self, node: str) -> set[int]:
@@ -70,7 +76,7 @@ class EqualCounts:
         return {count for count in known if count is not None}
 
     def _leaves(self, node: str) -> list[str]:
-        """Return the streams that are together in `node`, itself where that is one."""
+        """Return the streams that `node` merges, or itself if it is a stream."""
         leaves: dict[str, None] = {}
         waiting, seen = [node], set()
         while waiting:
@@ -89,39 +95,28 @@ class EqualCounts:
         return node
 
 
-# Finds which streams have to have equally many partitions, and because of which operator (SAMZA-1889).
-#
-# Each operator says what it asks of its inputs; a group is what meets there. A sink to a dataset's table makes one,
-# too,
-# where some join reads the dataset (`sends_that_feed_joins.py`). A dataset is a member of each group that it is met in,
-# with a count of its own, since it is bucketed anew whatever its input has. So streams that take part in a join by way
-# of
-# a table, or of another join, are held together by what they have in common, and no group repeats the members of
-# others.
-
-
 Groups = dict[str, tuple[str, ...]]
-"""Ids of what has to have equal counts, streams first, by the operator that makes them meet."""
+"""The ids that need equal counts, streams first, by the operator that requires it."""
 
 
 def dataset_node(name: str) -> str:
-    """Return the id that stands for a dataset among the streams of a join."""
+    """Return the id of a dataset among the streams of a join."""
     return f"dataset:{name}"
 
 
 def exchange_node(operator: str, number: int) -> str:
-    """Return the id of the exchange that the planner inserts before an operator's input of this number."""
+    """Return the id of the exchange that the planner inserts before this input of an operator."""
     return f"exchange:{number}:{operator}"
 
 
 def find_join_groups(app: Application, needs: Requirements, flows: Flows) -> Groups:
-    """Return what has to have equal counts, by the operators that ask for it.
+    """Return the groups that need equal counts, by operator.
 
-    Where such a group has an operator in it that brings streams together (`agreed`), these are a group as well.
+    If a member is an operator that merges streams (`merge_flows`), its inputs are a group, too.
     """
     groups: Groups = {}
     relied_on: set[str] = set()
-    for operator in reversed(app.operators):  # so that what brings streams together comes after what relies on it
+    for operator in reversed(app.operators):  # visits operators that merge streams after those that rely on them
         arriving = flows.arriving[operator.id]
         members: dict[str, None] = {}
         if operator.id in relied_on and flows.merges_streams(operator):
@@ -135,21 +130,15 @@ def find_join_groups(app: Application, needs: Requirements, flows: Flows) -> Gro
     return dict(reversed(groups.items()))
 
 
-# Which task owns which partitions: the unit that requests for startpoints and broadcast inputs are for.
-#
-# By default there is a task for each partition number. An application with `tasks=n` has at most n: partition i is of
-# task i modulo n, and bucket i of every dataset with it, so that what is joined is of one task in either case.
-
-
 def task_count(partitions: int, limit: int | None) -> int:
-    """Return how many tasks own so many partitions; `limit` None gives each its own."""
+    """Return the number of tasks; with `limit` None there is one per partition."""
     return partitions if limit is None else min(partitions, limit)
 
 
 def assign_tasks(streams: tuple[StreamEdge, ...], limit: int | None) -> tuple[Task, ...]:
-    """Return the tasks, at most `limit` of them; each owns its partitions of all inputs and partitioned datasets.
+    """Return at most `limit` tasks, each with its partitions of all inputs and buckets of partitioned datasets.
 
-    Partitions are numbered up to the largest count of those and of the intermediate streams. All tasks read all
+    The number of partitions is the largest count of inputs, datasets and intermediate streams. Every task reads all
     partitions of broadcast inputs.
     """
     inputs = [edge for edge in streams if edge.role == "input"]
@@ -180,7 +169,7 @@ def _partition(edge: StreamEdge, number: int) -> SystemStreamPartition:
 
 
 MAX_DEFAULT_PARTITIONS = 256
-"""What nothing decides gets no more partitions than this, however many its inputs have."""
+"""The largest default count, however many partitions the inputs have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +182,7 @@ class Inference:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The count of every stream; `inferred` says of some where it comes from, `conflicts` are the
-    groups whose members differ."""
+    """The count of every stream; `inferred` has the origin of inferred ones, `conflicts` the groups that differ."""
 
     partitions: dict[str, int]
     inferred: dict[str, Inference]
@@ -202,7 +190,7 @@ class Counts:
 
 
 def declared_counts(app: Application, catalog: Catalog) -> dict[str, int | None]:
-    """Return the count of every stream of an application and of its datasets, None where it is open."""
+    """Return the declared count of every stream and dataset of an application, None where it is open."""
     counts: dict[str, int | None] = {}
     for operator in app.operators:
         if operator.begins_stream:
@@ -215,7 +203,7 @@ def declared_counts(app: Application, catalog: Catalog) -> dict[str, int | None]
 
 
 def default_count(app: Application, catalog: Catalog) -> tuple[int, str]:
-    """Return the count of streams that nothing else decides, and where it comes from."""
+    """Return the count of streams that is neither declared nor inferred, and its origin."""
     if app.intermediate_partitions is not None:
         return app.intermediate_partitions, "intermediate_partitions of the application"
     divided = [name for name, spec in app.inputs.items() if spec.broadcast is None]
@@ -230,10 +218,9 @@ def default_count(app: Application, catalog: Catalog) -> tuple[int, str]:
 
 
 def assign_counts(counts: Mapping[str, int | None], groups: Mapping[str, Sequence[str]], default: int) -> Counts:
-    """Return the count of every stream.
+    """Return the count of every stream: from `counts`, inferred from groups, or the default.
 
-    Members of groups that `counts` does not hold are open. Groups are looked at in their order, so the answer
-    does not depend on chance.
+    Members of groups that are not in `counts` are open. Groups are processed in order, so the result is deterministic.
     """
     counts = dict.fromkeys(member for members in groups.values() for member in members) | dict(counts)
     known = {stream: count for stream, count in counts.items() if count is not None}
@@ -264,17 +251,16 @@ def assign_counts(counts: Mapping[str, int | None], groups: Mapping[str, Sequenc
 
 
 def add_broadcast_counts(app: Application, counts: Counts) -> Counts:
-    """Return the counts with those of what is broadcast: one copy for each task; these are made of the most
-    partitions of an input, a dataset or an intermediate stream (`task_groups.py`)."""
+    """Return the counts with those of broadcast streams, which have one copy per task (`assign_tasks`)."""
     roles = {operator.id: operator.spec.role for operator in app.operators}
     broadcast = [node for node, role in roles.items() if role in BROADCAST]
     if not broadcast:
         return counts
     if all(source.broadcast is not None for source in app.inputs.values()):
         raise PlanningError(
-            f"all inputs of application {app.name!r} are broadcast ({', '.join(app.inputs)}): nothing says how many "
-            "tasks there are.",
-            "Read one without broadcast=: its partitions are shared out among the tasks.",
+            f"all inputs of application {app.name!r} are broadcast ({', '.join(app.inputs)}), so the number of "
+            "tasks is unknown.",
+            "Read one input without broadcast=: its partitions are divided among the tasks.",
             application=app.name,
         )
     others = [node for node in counts.partitions if roles.get(node) != "output"]
@@ -283,8 +269,7 @@ def add_broadcast_counts(app: Application, counts: Counts) -> Counts:
 
 
 def add_merged_counts(app: Application, flows: Flows, counts: Counts) -> Counts:
-    """Return the counts with those of operators that bring streams together and whose count no join needs to know: the
-    most of their inputs."""
+    """Return the counts with those of merging operators that no join relies on: the largest count of their inputs."""
     partitions = dict(counts.partitions)
     for operator in app.operators:
         if flows.merges_streams(operator) and operator.id not in partitions:
@@ -292,19 +277,12 @@ def add_merged_counts(app: Application, flows: Flows, counts: Counts) -> Counts:
     return replace(counts, partitions=partitions)
 
 
-# The connections between sends to a dataset's table and the joins that read it, which no graph of operators has.
-#
-# A send ends its branch, and a join names its dataset. What both ask of their streams is looked at together: a send to
-# a
-# dataset that nothing joins asks nothing.
-
-
 Requirements = Mapping[str, tuple["Requirement | None", ...]]
-"""What each operator that asks for anything asks of each of its inputs."""
+"""The requirements of each operator that has any, one per input."""
 
 
 def collect_requirements(app: Application) -> Requirements:
-    """Return what operators ask; a sink to a dataset that nothing joins asks nothing, its own exchange suffices."""
+    """Return the requirements of operators; a send to a dataset that nothing joins has none."""
     asked = {operator.id: operator.spec.requirements(app) for operator in app.operators}
     joined = {need.dataset for needs in asked.values() for need in needs if need is not None and not need.feeds}
     kept = {
@@ -322,7 +300,7 @@ def build_stream_edges(
     inserted: Insertions,
     default_from: str,
 ) -> dict[str, StreamEdge]:
-    """Return the edges by the ids that counts and groups use: streams as defined, then side inputs."""
+    """Return the stream edges by node id: streams in order of definition, then side inputs."""
     edges: dict[str, StreamEdge] = {}
     for operator in app.operators:
         for number in range(len(operator.inputs)):
@@ -358,7 +336,7 @@ def _resolve_count_source(
     inference = counts.inferred.get(node)
     if inference is not None:
         at = inference.source
-        while at not in edges:  # where streams are brought together, the count comes from one of them
+        while at not in edges:  # the count of merged streams comes from one of them
             at = counts.inferred[at].source
         source = edges[at]
         named = f"dataset {source.dataset}" if source.dataset else source.name

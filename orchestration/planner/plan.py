@@ -1,4 +1,8 @@
-"""The plan: what the planner proved and decided, as plain immutable data."""
+"""`ExecutionPlan`: the result of planning, as immutable data, and its JSON format.
+
+A plan's JSON is one object: `format`, the number of the format, and a member for each field of `ExecutionPlan`. Readers
+ignore unknown members; a change of meaning increases the number.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,6 @@ from dagster_adjunct.orchestration.planner.render import describe_differences, r
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, PlanningError
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
-# A plan as JSON.
-#
-# The document is one object: `format`, the number of its format, and a member for each field of `ExecutionPlan`, whose
-# items have members for their fields. A reader ignores members that it doesn't know. Whatever changes the meaning of
-# what
-# is there gets the next number.
-
-
 FORMAT = 1
 P = TypeVar("P")
 _HOW_TO_WRITE = "Write it with adjunct plan MODULE:APP --format json."
@@ -31,26 +27,26 @@ def plan_to_json(plan: Any) -> dict[str, Any]:
 
 
 def plan_from_json(kind: type[P], document: object) -> P:
-    """Return the plan that a document describes.
+    """Return the plan of a JSON document.
 
-    Raises MalformedDocumentError for one of a later format, and for what is no plan, with the member that is wrong.
+    Raises MalformedDocumentError for a later format, and for an invalid document, naming the wrong member.
     """
     from pydantic import TypeAdapter, ValidationError
 
     from dagster_adjunct.resources.common import first_validation_problem
 
     if not isinstance(document, dict):
-        raise _malformed(f"it is {type(document).__name__}, and a plan is an object", _HOW_TO_WRITE)
+        raise _malformed(f"it is {type(document).__name__}: expected an object", _HOW_TO_WRITE)
     stored_format = document.get("format")
     if isinstance(stored_format, bool) or not isinstance(stored_format, int) or stored_format < 1:
-        raise _malformed(f"its format is {stored_format!r}, and a plan has a number there", _HOW_TO_WRITE)
+        raise _malformed(f"its format is {stored_format!r}: expected a whole number from 1", _HOW_TO_WRITE)
     if stored_format > FORMAT:
         raise _malformed(
             f"it has format {stored_format}, and this version of dagster-adjunct reads formats up to {FORMAT}",
             f"Read it with the version that wrote it, or a later one, or write it again: {_HOW_TO_WRITE}",
         )
     try:
-        # As text, for only there a tuple may be written as a list while a number may not be written as text.
+        # Strict validation of JSON text accepts a list for a tuple, but no string for a number.
         return TypeAdapter(kind).validate_json(json.dumps(_parse_task_partitions(document)), strict=True)
     except ValidationError as error:
         raise _malformed(first_validation_problem(error), _HOW_TO_WRITE) from error
@@ -59,7 +55,7 @@ def plan_from_json(kind: type[P], document: object) -> P:
 
 
 def _parse_task_partitions(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with the partitions of its tasks, which are written `system.stream.3`, member by member."""
+    """Return the document with the partitions of its tasks ("system.stream.3") parsed into objects."""
     tasks = document.get("tasks")
     if not isinstance(tasks, list):
         return document
@@ -84,17 +80,16 @@ def _to_plain(value: Any) -> Any:
 
 
 def _malformed(what: str, next_step: str) -> MalformedDocumentError:
-    return MalformedDocumentError(f"the document of a plan can't be read: {what}.", next_step, document="plan")
+    return MalformedDocumentError(f"the plan document can't be read: {what}.", next_step, document="plan")
 
 
 @dataclass(frozen=True, slots=True)
 class JoinGroup:
-    """What meets in an operator that needs its inputs co-partitioned; all of it has `partitions` partitions.
+    """The streams that an operator needs co-partitioned; all of them have `partitions` partitions.
 
-    `streams` are the names of what arrives there (of an operator that brings streams together: its id), and of the
-    input of the `dataset`, where one is joined; `partitioned_by` the columns of the first input that choose the
-    partition. What takes part by way of a table is in `FedDataset`, once for all joins; `ExecutionPlan.taking_part`
-    has it all.
+    `streams` are the names of its inputs (for merged streams, the id of the operator that merges them) and of the
+    source of the joined `dataset`, if any; `partitioned_by` are the partitioning columns of the first input. Streams
+    that take part through a table are in `FedDataset`; `ExecutionPlan.taking_part` returns all of them.
     """
 
     join: str
@@ -106,7 +101,7 @@ class JoinGroup:
 
 @dataclass(frozen=True, slots=True)
 class FedDataset:
-    """A joined dataset that the application itself feeds, with as many partitions: by which streams, at which sinks."""
+    """A joined dataset that the application feeds: by which streams, at which operators (`sinks`)."""
 
     dataset: str
     streams: tuple[str, ...]
@@ -116,10 +111,9 @@ class FedDataset:
 
 @dataclass(frozen=True, slots=True)
 class PlannedOperator:
-    """What is known of the records that leave an operator. `columns` None: not known before it runs.
+    """An operator and the records that leave it; `columns` is None where they are unknown before it runs.
 
-    `reads` is the stream whose records enter here, `looks_up` what they are joined with, `writes` what they are sent
-    to, by name.
+    `reads` names the stream that it reads, `looks_up` the table that it joins, `writes` the target that it writes.
     """
 
     id: str
@@ -136,10 +130,13 @@ class PlannedOperator:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTable:
-    """A send to a remote table. `order` of the records of one key: "newest" (the store keeps it), "per key" (as their
-    stream has them), "any" (it comes to the same), or "per source partition" only; `why` it is so, the `harm` that it
-    may do, and what `mends` that. `replay` says what reading the `streams` again that its records are made of does to
-    it. `marks` is the name by which it knows again what it has had; None where it does not."""
+    """A send to a remote table.
+
+    `order` is the guaranteed order of records of one key: "newest" (the store keeps the newest), "per key" (stream
+    order), "any" (order does not matter), or "per source partition" only. `why` explains it, `harm` says what may go
+    wrong, and `mends` how to fix that. `replay` describes the effect of reading `streams` again. `marks` is the name of
+    the writer in the table's marks of applied records; None for a table without marks.
+    """
 
     operator: str
     table: str
@@ -156,9 +153,8 @@ class PlannedTable:
 class FedJoin:
     """A join with a dataset that the application itself writes.
 
-    It `meets` what is sent there in "this batch", on top of the version that the batch was begun with, or in the "next
-    batch". With "both", in this batch what is sent up to `last_send`, of the local table's sends in their order, and
-    in the next what is sent after it.
+    It sees sent records in "this batch" or in the "next batch" (`meets`). With "both", it sees records of the sends up
+    to `last_send` in this batch, and those of later sends in the next.
     """
 
     join: str
@@ -169,11 +165,11 @@ class FedJoin:
 
 @dataclass(frozen=True, slots=True)
 class JoinByTime:
-    """A join whose records meet the entry that was valid at their own time, in their column `as_of`.
+    """A join with the entry that was valid at the record's own time, in its column `as_of`.
 
-    `before_history` says what a record from before the history of its key meets, "null", "oldest" or "error" (it fails
-    the batch); `on_null_time`, whether one without a time meets "null" or is to "fail" it. `known` says how far back
-    the dataset tells what was valid.
+    `before_history` is the result for a record from before the history of its key: "null", "oldest" or "error" (the
+    batch fails). `on_null_time` is the result for a record without a time: "null" or "fail". `known` says how far back
+    the dataset's history goes.
     """
 
     join: str
@@ -186,8 +182,10 @@ class JoinByTime:
 
 @dataclass(frozen=True, slots=True)
 class PlannedState:
-    """A local table that the application writes, by the operators `sends` in their order: of two records of one key
-    the later send's wins. `replay` says what reading its input again does to it."""
+    """A local table that the application writes by the operators `sends`; for one key, the later send wins.
+
+    `replay` describes the effect of reading its input again.
+    """
 
     table: str
     sends: tuple[str, ...]
@@ -196,9 +194,9 @@ class PlannedState:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """What an operator asks of somebody outside of a batch: a "lookup" in a table, or a "sink", a user's function.
+    """A call outside the batch: a "lookup" in a table, or a "sink", a user's function.
 
-    `guarantee` says how often. What is `recorded` is the same when a batch is run again.
+    `guarantee` says how often it is called. `recorded` results are the same when a batch is repeated.
     """
 
     operator: str
@@ -210,8 +208,10 @@ class PlannedCall:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """`Partition n`: the input partitions and dataset buckets ("planes.3") that it
-    owns, and the datasets and input streams that it reads whole (`ssps` has all partitions of these)."""
+    """A task ("Partition 3"): the input partitions (`ssps`) and dataset buckets ("planes.3") that it owns.
+
+    `broadcast` names the datasets and input streams that it reads completely; `ssps` has all partitions of these.
+    """
 
     name: str
     ssps: tuple[SystemStreamPartition, ...]
@@ -223,10 +223,9 @@ V = TypeVar("V", bound=Hashable)
 
 
 def traverse(roots: Iterable[V], next_vertices: Callable[[V], Iterable[V]], visit: Callable[[V], object]) -> None:
-    """Visit every vertex that can be reached from `roots`, once each, parents first.
+    """Visit every vertex reachable from `roots` once, depth first, parents before children.
 
-    It is depth first and in the order given by `next_vertices`, which may add connections that the
-    graph itself lacks. Cycles end where they meet themselves; depth is not limited by Python's stack.
+    Cycles are allowed, and the depth is not limited by Python's stack.
     """
     seen: set[V] = set()
     for root in roots:
@@ -276,11 +275,11 @@ class ExecutionPlan:
         return {task.name: frozenset(task.ssps) for task in self.tasks}
 
     def tables_met_after_sends(self) -> frozenset[str]:
-        """Return the local tables that a join meets with what the same batch has sent to them before it."""
+        """Return the local tables that a join reads together with records sent in the same batch."""
         return frozenset(join.dataset for join in self.fed_joins if join.last_send is not None)
 
     def operator(self, operator_id: str) -> PlannedOperator:
-        """Return what is planned for an operator."""
+        """Return the planned operator of this id."""
         for operator in self.operators:
             if operator.id == operator_id:
                 return operator
@@ -292,7 +291,7 @@ class ExecutionPlan:
         )
 
     def task(self, name: str) -> Task:
-        """Return the task of this name, as in "Partition 3", or "Task 3" where tasks own several partitions."""
+        """Return the task of this name: "Partition 3", or "Task 3" where tasks own several partitions."""
         for task in self.tasks:
             if task.name == name:
                 return task
@@ -308,8 +307,10 @@ class ExecutionPlan:
         return self.operator(operator_id).partitions
 
     def taking_part(self, join: str) -> tuple[str, ...]:
-        """Return the names of all streams whose records reach a join, in the order of the plan's streams: by way of
-        other joins and of tables, too, until they enter another stream; then the input of the join's dataset."""
+        """Return the names of all streams whose records reach a join, in the order of the plan's streams.
+
+        Records may pass other joins and tables, but enter no other stream. The source of the joined dataset is last.
+        """
         operators = {operator.id: operator for operator in self.operators}
         begins = {edge.operator for edge in self.streams if edge.operator and edge.count_from != "auto_repartition"}
         moved = {
@@ -339,27 +340,27 @@ class ExecutionPlan:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain JSON values, with the number of their format."""
+        """Return the plan as plain JSON values, with the format's number."""
         return plan_to_json(self)
 
     @classmethod
     def from_json(cls, document: object) -> ExecutionPlan:
-        """Return the plan that `to_json` gave.
+        """Return the plan of a document written by `to_json`.
 
-        Raises MalformedDocumentError for what is none, and for a format of a later version.
+        Raises MalformedDocumentError for an invalid document, and for a later format.
         """
         return plan_from_json(cls, document)
 
     def differences_from(self, older: ExecutionPlan) -> tuple[str, ...]:
-        """Return in words, a line each, what is other than in an older plan; operators may have other numbers."""
+        """Return the differences from an older plan, one line each; renumbered operators are matched."""
         return describe_differences(older.to_json(), self.to_json())
 
     def to_mermaid(self) -> str:
-        """Return the plan as a flowchart of Mermaid."""
+        """Return the plan as a Mermaid flowchart."""
         return render_mermaid(self.operators, self.streams, self.exchanges, self.tables, self.calls)
 
     def render(self) -> str:
-        """Return the plan as plain text for people."""
+        """Return the plan as readable text."""
         return render_text(
             self.application,
             self.operators,

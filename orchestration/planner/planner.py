@@ -1,9 +1,8 @@
-"""Plans an application: proves that its joins need no shuffle, finds the counts that are open, and says
-which task owns what.
+"""Plans an application: proves that joins need no shuffle, infers partition counts, and assigns partitions to tasks.
 
-    what operators ask -> flows (columns, and where records lie) -> join groups -> counts -> proof -> plan
+    requirements -> flows (columns and partitioning) -> join groups -> counts -> proof -> plan
 
-It is pure: an application, facts and settings in, a plan or an error out. After SAMZA-1889.
+Planning is pure: an application and the facts of its streams in, a plan or an error out. After SAMZA-1889.
 """
 
 from __future__ import annotations
@@ -71,9 +70,9 @@ if TYPE_CHECKING:
 def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
     """Return the plan of an application; `catalog` has the facts of the streams that exist.
 
-    Inputs and the inputs of datasets have to be in the catalog; outputs may be.
-    Raises PartitionCountMismatchError when counts can't agree, and PlanningError for anything else that
-    can't work: a stream that is not there, a missing or double column, a join that is not co-partitioned.
+    Inputs and source streams of datasets must be in the catalog; outputs may be. Raises PartitionCountMismatchError if
+    partition counts can't agree, and PlanningError for anything else that can't work: a missing stream, a missing or
+    duplicate column, a join that is not co-partitioned.
     """
     if not app.inputs:
         raise PlanningError(
@@ -96,7 +95,7 @@ def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
     edges = build_stream_edges(app, catalog, flows, counts, inserted, default_from)
     check_co_partitioning(app, catalog, needs, flows, groups, counts, edges)
     if any(flows.merges_streams(operator) for operator in app.operators):
-        # Whether what is brought together lies in equally many partitions is known only now.
+        # Only now is it known whether the inputs of merged streams have equal counts.
         flows = trace_flows(app, catalog, apply_insertions(inserted), counts.partitions)
     exchanges = _plan_exchanges(app, catalog, flows, counts.partitions, edges, inserted)
     streams = tuple(edges.values())
@@ -201,7 +200,7 @@ def _plan_join_groups(
 def _plan_fed_datasets(
     app: Application, needs: Requirements, flows: Flows, edges: Mapping[str, StreamEdge]
 ) -> tuple[FedDataset, ...]:
-    """Return the joined datasets that are fed, in the order of their declaration."""
+    """Return the joined datasets that the application feeds, in order of declaration."""
     sinks: dict[str, list[str]] = {}
     streams: dict[str, dict[str, None]] = {}
     for operator, asked in needs.items():
@@ -217,7 +216,7 @@ def _plan_fed_datasets(
 
 
 def _stream_label(node: str, edges: Mapping[str, StreamEdge]) -> str:
-    """Return the name of a stream, or the id of the operator that brings several together."""
+    """Return the name of a stream, or the id of the operator that merges several."""
     return edges[node].name if node in edges else node
 
 

@@ -1,8 +1,8 @@
-"""What changed between two plans, in words.
+"""Plans for people: as text, as a Mermaid flowchart, and the differences between two plans.
 
-Operators are numbered in the order of their definition, so one that is added in front renumbers the rest. They are
-therefore paired by what they are, and the older plan is told in the numbers of the newer one. Members that only one of
-two versions writes are not compared.
+Operators are numbered in order of definition, so inserting one renumbers those after it. Differences therefore pair
+operators by kind, name and summary, and use the numbers of the newer plan. Members that only one of the two documents
+has are not compared.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _CHANGE_TEXTS = {
     "partitioner": "is partitioned with {new}, was with {old}",
     "count_from": "has its count from {new}, had it from {old}",
     "order": "keeps the order {new}, kept {old}",
-    "marks": "marks what it has had as {new}, did as {old}: what a crash left half-way is applied again, and "
-    "what {new} has had is skipped; name it by marks_as",
+    "marks": "marks applied records as {new}, did as {old}: records of an interrupted batch are applied again, and "
+    "those that {new} has applied are skipped; name it by marks_as",
     "streams": "has the streams {new}, had {old}",
 }
 
 
 def describe_differences(older: Item, newer: Item) -> tuple[str, ...]:
-    """Return what is other in the newer of two documents of plans (`ExecutionPlan.to_json`), a line each."""
+    """Return the differences between two plan documents (`ExecutionPlan.to_json`), one line each."""
     pairs = _pair_operators(older.get("operators", ()), newer.get("operators", ()))
     renamed = {old["id"]: new["id"] for old, new in pairs if old is not None and new is not None}
     before = _renumber(older, renamed, older.get("application", ""))
@@ -70,7 +70,7 @@ def describe_differences(older: Item, newer: Item) -> tuple[str, ...]:
 
 
 def _pair_operators(older: Sequence[Item], newer: Sequence[Item]) -> list[tuple[Item | None, Item | None]]:
-    """Operators of both plans: pairs that do the same, pairs of one kind and name, and what is only in one."""
+    """Return pairs (old, new) of operators with the same id apart from its number, and None for unpaired ones."""
     paired: dict[int, Item] = {}
     left = {item["id"]: item for item in older}
     for signature in (_same_work, _same_kind):
@@ -94,7 +94,7 @@ def _same_kind(item: Item) -> object:
 
 
 def _renumber(value: Any, renamed: Mapping[str, str], application: str) -> Any:
-    """A document in which operators have the ids of the other plan, also within texts and names of streams."""
+    """Return a document with operator ids replaced by those of the other plan, also within texts and stream names."""
 
     def token(match: re.Match[str]) -> str:
         for prefix in ("", f"{application}-", f"{application}-before-"):
@@ -136,7 +136,7 @@ def _items(part: str, older: Sequence[Item], newer: Sequence[Item], named: Any) 
 
 def _singular(part: str, item: Item) -> str:
     if part == "join_groups":
-        return "proven join" if item.get("dataset") is not None else "what is kept at"
+        return "proven join" if item.get("dataset") is not None else "state at"
     return _SINGULAR[part]
 
 
@@ -198,7 +198,7 @@ def _describe_partitions(item: Item) -> str:
 
 
 def _describe_changes(what: str, old: Item, new: Item, without: Sequence[str]) -> Iterator[str]:
-    """The members that both have and that differ."""
+    """Yield a line for each member that both have and that differs."""
     for name in (name for name in new if name in old and name not in without):
         before, after = _plain(old[name]), _plain(new[name])
         if before == after:
@@ -290,7 +290,7 @@ def render_mermaid(
     tables: Sequence[PlannedTable],
     calls: Sequence[PlannedCall],
 ) -> str:
-    """Return a flowchart from top to bottom; all texts are escaped, and links on which records move are marked."""
+    """Return a Mermaid flowchart from top to bottom; links with an exchange are marked."""
     counts = {edge.name: edge for edge in streams if edge.dataset is None}
     datasets = {edge.dataset: edge for edge in streams if edge.dataset is not None}
     remote = {table.table for table in tables}
@@ -380,16 +380,16 @@ def _truncate_label(line: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """Anything that could mean something to Mermaid, Markdown or HTML becomes a numbered entity."""
+    """Replace characters with a meaning in Mermaid, Markdown or HTML by numbered entities."""
     return "".join(c if (c.isalnum() or c in _PLAIN) else f"#{ord(c)};" for c in text)
 
 
 AS_OF_NOTE = (
-    "A record that is later than anything its dataset has heard of its key meets the last entry known. What is written "
-    "stays as it is when the dataset learns of an earlier change later; a replay writes it anew."
+    "A record later than the dataset's last change of its key is joined with the last known entry. Output that is "
+    "written does not change when the dataset learns of an earlier change later; a replay rewrites it."
 )
 _MAX_DEPTH = 20
-"""How many branches of branches are drawn with an indentation of their own."""
+"""The maximum depth of nested branches that are indented."""
 
 
 def render_text(
@@ -407,7 +407,7 @@ def render_text(
     tasks: Sequence[Task],
     notes: Sequence[str],
 ) -> str:
-    """Return a plan as lines: the graph, streams, joins and what feeds them, exchanges, tables, state, tasks, notes."""
+    """Return a plan as text: operators, streams, joins, exchanges, tables, calls, state, tasks and notes."""
     lines = [f"Application {application}", "", "Operators", *_graph_lines(operators), "", "Streams"]
     rows = [("name", "role", "partitions", "by", "partitioner", "count from")]
     for edge in streams:
@@ -425,7 +425,7 @@ def render_text(
             )
     with_state = [group for group in join_groups if group.dataset is None]
     if with_state:
-        lines += ["", "Streams that meet and windows, whose state needs no exchange", *_join_rows("at", with_state)]
+        lines += ["", "Stream joins and windows, whose state needs no exchange", *_join_rows("at", with_state)]
     if exchanges:
         lines += ["", "Exchanges"]
         lines += _aligned_rows(
@@ -484,8 +484,9 @@ def _join_rows(named: str, groups: Sequence[JoinGroup]) -> list[str]:
 
 
 def _graph_lines(operators: Sequence[PlannedOperator]) -> list[str]:
-    """Chains go straight down; a branch is drawn deeper, and begins with +. What has several inputs is drawn behind the
-    last of them.
+    """Return the graph as lines: chains go down, branches are indented and begin with "+".
+
+    An operator with several inputs is drawn after the last of them.
     """
     following: dict[str, list[PlannedOperator]] = {}
     for operator in operators:
@@ -514,10 +515,10 @@ def _graph_lines(operators: Sequence[PlannedOperator]) -> list[str]:
 
 
 def _task_lines(tasks: Sequence[Task]) -> list[str]:
-    """Tasks that own partitions of the same streams are shown as one line."""
+    """Return the tasks as lines, one for consecutive tasks that own partitions of the same streams."""
     lines: list[str] = []
     if tasks and tasks[0].name.startswith("Task"):
-        lines.append(f"  partition i, and bucket i of a dataset, is of task i modulo {len(tasks)}")
+        lines.append(f"  task i modulo {len(tasks)} owns partition i, and bucket i of each dataset")
     start = 0
     for end in range(1, len(tasks) + 1):
         if end < len(tasks) and _owned(tasks[end]) == _owned(tasks[start]):
@@ -544,7 +545,7 @@ def _owned(task: Task) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _format_meets(item: FedJoin) -> str:
     if item.meets == "both":
-        return f"this batch, up to {item.last_send}; what is sent after it in the next batch"
+        return f"this batch, up to {item.last_send}; later sends in the next batch"
     return item.meets
 
 

@@ -1,4 +1,4 @@
-"""The SQL of an application, held against the grammar of Spark's own parser."""
+"""Checks the syntax of an application's SQL with Spark's own parser."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def check_syntax(app: Application) -> None:
-    """Raise PlanningError for the first SQL of an application that Spark can't read.
+    """Raise PlanningError for the first SQL of an application that Spark can't parse.
 
-    The parser runs in a JVM without a session, once there is more than names of columns. Without a Java nothing is
-    asked.
+    The parser runs in a JVM without a session, and only if there is more to parse than column names. Without Java
+    nothing is checked.
     """
     asked = [one for one in _collect_sql(app) if one[1] or not _is_plain_column(one[0])]
     if not asked:
@@ -36,8 +36,8 @@ def check_syntax(app: Application) -> None:
     for mistake, (text, whole, what, facts) in zip(mistakes, asked, strict=False):
         if mistake:
             raise PlanningError(
-                f"{what}: {text!r} is no {'query' if whole else 'expression'} of Spark SQL: {mistake}.",
-                "Correct it.",
+                f"{what}: {text!r} is not a valid Spark SQL {'query' if whole else 'expression'}: {mistake}.",
+                "Correct the SQL; Spark's parser reports the position.",
                 application=app.name,
                 **facts,
             )
@@ -49,7 +49,7 @@ def _is_plain_column(text: str) -> bool:
 
 
 def _collect_sql(app: Application) -> Iterator[tuple[str, bool, str, dict[str, str | None]]]:
-    """Yield each text of SQL, whether it is a query, whose it is, and the facts of an error about that."""
+    """Yield each SQL text, whether it is a whole query, its owner, and the fields for an error."""
     for operator in app.operators:
         place = None if operator.declared_at is None else format_place(operator.declared_at)
         for text in operator.spec.sql:

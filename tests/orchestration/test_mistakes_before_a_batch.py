@@ -66,7 +66,7 @@ STREAMS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda stream: stream.map(lambda frame: frame.drop("k")), "send-to-3: .*no column 'k'"),
     (
         lambda stream: stream.map("k", "array(v) as v"),
-        "send-to-3: stream lake.out can't take what .* column 'v' has type 'array<int>'",
+        "send-to-3: stream lake.out can't store .* column 'v' has type 'array<int>'",
     ),
 ]
 

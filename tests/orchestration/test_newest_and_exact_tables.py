@@ -83,7 +83,7 @@ def test_last_seen_is_wrong_without_newest_by_as_the_plan_says_and_right_with_it
     assert wrong(store.times(), scans) == 0
     assert counters["skipped"] > 0
     previewed = Startpoints(app, lake=step_world.lake).preview("lake.scans", StartpointOldest())
-    assert previewed.tables["tags"].startswith("unchanged: what is older by at is skipped")
+    assert previewed.tables["tags"].startswith("unchanged: records that are older by at are skipped")
     read_again(step_world, app, offset="8")
     step_world.run(app, run="run-2")
     assert wrong(store.times(), scans) == 0

@@ -81,7 +81,7 @@ def test_a_key_that_a_function_widens_is_refused_before_a_batch_and_the_dataset_
         return app
 
     wider = feeding(lambda frame: frame.withColumn("v", frame["v"].cast("bigint")))
-    with pytest.raises(PlanningError, match=r"dataset 'ref' can't take .*: v is bigint, was int, .* of the key"):
+    with pytest.raises(PlanningError, match=r"dataset 'ref' would not accept .*: v is bigint, was int, .* of the key"):
         step_world.run(wider)
     assert step_world.state(wider).open is None
     step_world.run(feeding(lambda frame: frame))

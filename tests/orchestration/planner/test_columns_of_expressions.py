@@ -157,10 +157,9 @@ def test_what_is_left_to_spark_is_one_note() -> None:
 
     (note,) = (note for note in planned(describe).notes if "Unproven" in note)
     assert note == (
-        'Unproven, asked of Spark over no records before a batch begins: filter-2: "spent > 0 and shop in (select '
+        'Unproven; Spark checks it in a dry run before a batch: filter-2: "spent > 0 and shop in (select '
         "'a')\" (a subquery is not understood without Spark); the columns after map-3 ('upper(shop)' has "
-        "no name that can be read off); the columns after map-5 (tidy()); map-8: uper() is none "
-        "of Spark's functions (upper?)."
+        "no name); the columns after map-5 (tidy()); map-8: uper() is not a Spark function (upper?)."
     )
     proven = planned(lambda app, visits: visits.filter("spent > 0").map("visitor"))
     assert not any("Unproven" in note for note in proven.notes)
@@ -298,14 +297,14 @@ def test_validators_that_may_hold_are_planned(validator) -> None:
         ({"validators": [sql_check("rows", "SELECT city, max(size) FROM version")]},
          "validator 'rows' of dataset 'shops': 'SELECT city, max(size) FROM version' (a SELECT is left to Spark)"),
         ({"validators": [sql_check("rows", "SELECT * FROM version WHERE uper(city) = 'A'")]},
-         "validator 'rows' of dataset 'shops': uper() is none of Spark's functions (upper?)"),
+         "validator 'rows' of dataset 'shops': uper() is not a Spark function (upper?)"),
         ({"validators": [sql_check("rows", "SELEC *")]},
          "validator 'rows' of dataset 'shops': 'SELEC *' (it can't be read without Spark (ParseError))"),
         ({"validators": [sql_check("ours", "uper(city) = 'A'")]},
-         "validator 'ours' of dataset 'shops': uper() is none of Spark's functions (upper?)"),
+         "validator 'ours' of dataset 'shops': uper() is not a Spark function (upper?)"),
         ({"extractor": Projection("shop string, city string", {"city": "uper(city)"}, where="exists (select 1)")},
          "the projection of dataset 'shops': 'exists (select 1)' (a subquery is not understood without Spark); "
-         "the projection of dataset 'shops': uper() is none of Spark's functions (upper?)"),
+         "the projection of dataset 'shops': uper() is not a Spark function (upper?)"),
     ],
 )  # fmt: skip
 def test_what_of_a_dataset_is_left_to_spark_is_noted(declared: dict[str, Any], unproven: str) -> None:
@@ -313,7 +312,7 @@ def test_what_of_a_dataset_is_left_to_spark_is_noted(declared: dict[str, Any], u
         app.table(bounded_dataset("shops", input="lake.shops", key="shop", broadcast=True, **declared))
 
     notes = [note for note in planned(describe, SHOPS).notes if "Unproven" in note]
-    assert notes == [f"Unproven, asked of Spark when the dataset is advanced: {unproven}."]
+    assert notes == [f"Unproven; Spark checks it when the dataset advances: {unproven}."]
 
 
 def test_a_select_of_which_all_is_known_is_no_note() -> None:
@@ -334,7 +333,10 @@ def test_a_select_of_which_all_is_known_is_no_note() -> None:
     ("projection", "problem"),
     [
         (Projection("shop string, city string", {"city": "upper(citty)"}), "the record has no column 'citty'"),
-        (Projection("shop string, city int", {"city": "upper(city)"}), "city as int, and 'upper(city)' gives string"),
+        (
+            Projection("shop string, city int", {"city": "upper(city)"}),
+            "city as int, but 'upper(city)' has the type string",
+        ),
         (Projection("shop string, city string", where="sise > 0"), "the record has no column 'sise' ('sise > 0')"),
         (Projection("shop string, city string", {"city": "upper(city"}), "'(' is not closed"),
         (Projection("shop string, city string", where="size"), "where=: the condition 'size' is int: expected boolean"),

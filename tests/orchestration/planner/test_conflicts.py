@@ -243,7 +243,7 @@ def test_records_that_lie_by_other_columns_are_told_beside_counts():
     app.input_stream("lake.s").join(app.table(dataset("b", 4)), on="k", select=[])
     error = refused(app, catalog(by_x, s=8, a=1, b=1))
     assert "join-4-b needs equal partition counts" in error.problem
-    assert "join-2-a: stream lake.x does not lie as dataset a does" in error.problem
+    assert "join-2-a: stream lake.x is not partitioned like dataset a" in error.problem
     assert 'Write .partition_by("k") before join-2-a.' in error.next_step
 
 
@@ -255,8 +255,8 @@ def test_where_only_the_columns_differ_both_joins_are_told():
     with pytest.raises(PlanningError) as caught:
         build_plan(app, catalog(*facts, **{"of-x": 1, "of-y": 1}))
     assert not isinstance(caught.value, PartitionCountMismatchError)
-    assert "lake.x does not lie" in caught.value.problem
-    assert "lake.y does not lie" in caught.value.problem
+    assert "lake.x is not partitioned" in caught.value.problem
+    assert "lake.y is not partitioned" in caught.value.problem
 
 
 def test_hundreds_of_conflicts_are_counted_beyond_the_first():
@@ -290,7 +290,7 @@ def test_the_same_change_is_told_once_and_one_join_is_counted_as_one():
     assert tried.startswith("At join-3-t, join-5-t, ")
     assert "not tried out" not in tried
     assert others.startswith("join-23-t, join-25-t: move lake.s")
-    assert "(the fewest changes; not tried out, as there are many conflicts)" in others
+    assert "(the fewest changes; not verified, because there are many conflicts)" in others
 
     app = application()
     app.input_stream("lake.s").join(app.table(dataset("t", 4)), on={"other": "k"}, select=[])
@@ -301,5 +301,5 @@ def test_what_a_merge_brings_together_is_no_stream():
     app = application()
     merged = app.input_stream("lake.s").merge(app.input_stream("lake.r"))
     merged.join(app.table(dataset("t", 4)), on="k", select=[])
-    with pytest.raises(PlanningError, match=r": what merge-3 brings together does not lie as dataset t does"):
+    with pytest.raises(PlanningError, match=r": the output of merge-3 is not partitioned like dataset t"):
         build_plan(app, catalog(StreamFacts("lake.r", 4, ("k",), "kafka-murmur2"), s=4, t=4))

@@ -85,9 +85,9 @@ def test_the_order_of_a_table_and_columns_are_told() -> None:
 
 def test_a_send_whose_marks_are_others_is_told() -> None:
     told = planned(counts(None, None)).differences_from(planned(counts(None)))
-    assert any("marks what it has had as counts#2, did as counts" in line for line in told)
+    assert any("marks applied records as counts#2, did as counts" in line for line in told)
     named = planned(counts("late", None)).differences_from(planned(counts(None)))
-    assert not any("marks what it has had" in line for line in named)
+    assert not any("marks applied records" in line for line in named)
 
 
 def test_whatever_member_changes_is_told() -> None:

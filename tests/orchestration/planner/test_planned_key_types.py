@@ -46,7 +46,7 @@ def test_what_is_cast_is_of_its_new_type_and_has_to_move() -> None:
     stays = application()
     cast = stays.input_stream("lake.s").map("cast(k as int) as k", "v as text")
     cast.join(stays.table(entries()), on="k", select=[])
-    with pytest.raises(PlanningError, match="map-2 leaves open how it is partitioned"):
+    with pytest.raises(PlanningError, match="its partitioning is unknown after map-2"):
         build_plan(stays, catalog(keyed("s", BIGINT), keyed("d", INT)))
 
 

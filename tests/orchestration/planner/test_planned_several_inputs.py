@@ -52,7 +52,7 @@ def test_each_input_lies_by_its_own_columns() -> None:
     assert build_plan(app, catalog(s1=4, s2=7)).join_groups[0].partitions == 4
     wrong = application()
     wrong.input_stream("lake.s1").apply(StreamJoin((("k",), ("id",))), wrong.input_stream("lake.s2"))
-    with pytest.raises(PlanningError, match=r"input 2 \(lake\.s2\) does not lie as .* \(k\) .* needed is \(id\)"):
+    with pytest.raises(PlanningError, match=r"input 2 \(lake\.s2\) is not partitioned as .* \(k\) .* needed is \(id\)"):
         build_plan(wrong, catalog(s1=4, s2=4))
 
 

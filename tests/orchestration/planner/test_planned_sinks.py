@@ -128,7 +128,7 @@ def test_what_is_declared_and_not_used_is_noted():
     app.output_stream("lake.out", partitions=4)
     app.table(FakeTable("state", "k"))
     notes = build_plan(app, catalog(s=8, t=1)).notes
-    assert [note.split()[0] for note in notes] == ["Nothing", "Output", "Dataset", "Table", "Unproven,"]
+    assert [note.split()[0] for note in notes] == ["Nothing", "Output", "Dataset", "Table", "Unproven;"]
 
 
 def test_asking_a_plan_for_what_it_has_not_is_refused():

@@ -109,7 +109,7 @@ def test_a_join_meets_what_is_sent_before_it_in_this_batch_and_what_is_sent_afte
     assert [(item.table, item.sends) for item in planned.state] == [("counts", (first, second))]
     text = planned.render()
     assert "join-3-first   counts   next batch\n" in text
-    assert f"join-5-second  counts   this batch, up to {first}; what is sent after it in the next batch\n" in text
+    assert f"join-5-second  counts   this batch, up to {first}; later sends in the next batch\n" in text
     assert "join-7-third   counts   this batch\n" in text
     assert f"local table counts, written at {first}, {second}. A startpoint that goes back" in text
     assert ExecutionPlan.from_json(planned.to_json()) == planned

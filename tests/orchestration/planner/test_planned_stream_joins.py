@@ -50,7 +50,7 @@ def test_streams_that_lie_by_a_part_of_the_key_meet_where_they_are_where_the_joi
     assert not plan.exchanges
     with pytest.raises(PlanningError, match=r"needed is \(k, n\)") as caught:
         assert_plannable(joining(**two), given())
-    assert 'Or give stream-join-3-met partition_by="k", so that all its records' in caught.value.next_step
+    assert 'Or give stream-join-3-met partition_by="k", which is how its records' in caught.value.next_step
     with pytest.raises(PlanningError, match=r"needed is \(k, n\)") as caught:
         assert_plannable(joining(**two), given(key="other"))  # of which only the left one lies so
     assert 'partition_by("k", "n")' in caught.value.next_step
@@ -69,7 +69,7 @@ def test_a_window_of_records_that_lie_by_a_part_of_its_key_is_told_how_to_take_t
 
     with pytest.raises(PlanningError, match=r"needed is \(n, k\)") as caught:
         assert_plannable(counting(), given())
-    assert 'Or give window-2-c partition_by="k", so that all its records' in caught.value.next_step
+    assert 'Or give window-2-c partition_by="k", which is how its records' in caught.value.next_step
     assert not assert_plannable(counting(partition_by="k"), given()).exchanges
 
 
@@ -91,11 +91,11 @@ def test_streams_that_meet_and_windows_are_listed_apart_from_joins_with_datasets
     assert [line.split()[0] for line in kept] == ["stream-join-3-met", "window-6-sums"]
     assert _JOINS not in assert_plannable(joining(), given()).render(), "nothing is joined with a dataset"
     told = assert_plannable(with_all("n"), streams).differences_from(plan)
-    assert any(line.startswith("what is kept at window-6-sums is partitioned by n, was by k") for line in told), told
+    assert any(line.startswith("state at window-6-sums is partitioned by n, was by k") for line in told), told
 
 
 _JOINS = "Joins that need no exchange on the dataset's side"
-_KEPT = "Streams that meet and windows, whose state needs no exchange"
+_KEPT = "Stream joins and windows, whose state needs no exchange"
 
 
 def test_names_that_differ_on_both_sides_are_the_left_ones_after_it() -> None:
@@ -204,7 +204,7 @@ def test_state_keeps_no_key_that_can_not_be_compared_and_no_column_that_the_lake
     app = Application("app")
     flagged = app.input_stream("lake.left", event_time="at").with_columns(even="n % 2 = 0").partition_by("even")
     flagged.window(Tumbling(MINUTE), by="even", name="w", aggregates={"n": Count()})
-    with pytest.raises(PlanningError, match=r"window-4-w keeps records .* key column 'even' is boolean"):
+    with pytest.raises(PlanningError, match=r"window-4-w can't store .* key column 'even' is boolean"):
         assert_plannable(app, given())
 
 
@@ -219,8 +219,8 @@ def test_updates_of_a_window_that_count_again_are_told() -> None:
 
     told = [note for note in assert_plannable(counted("n > 0"), given()).notes if "each update" in note]
     assert told == [
-        "window-4-h gets a window of window-2-m again with each update of it, and takes each for a record of its own. "
-        'Let only what is final through: .filter("final").'
+        "window-4-h gets each update of a window of window-2-m as a separate record. "
+        'Keep only final results: .filter("final").'
     ]
     app = Application("app")
     minutes = app.input_stream("lake.left", event_time="at").window(
@@ -229,7 +229,7 @@ def test_updates_of_a_window_that_count_again_are_told() -> None:
     shown = minutes.with_columns(shown="if(final, 1, 0)")
     shown.window(Tumbling(60 * MINUTE), by="k", name="h", aggregates={"n": Count()})
     assert [note for note in assert_plannable(app, given()).notes if "each update" in note], "it lets all through"
-    with pytest.raises(PlanningError, match=r"window-3-h gets a window of window-2-m again .* strict"):
+    with pytest.raises(PlanningError, match=r"window-3-h gets each update of a window of window-2-m .* strict"):
         assert_plannable(counted(None, strict=True), given())
     assert not [note for note in assert_plannable(counted("final and n > 0"), given()).notes if "each update" in note]
 

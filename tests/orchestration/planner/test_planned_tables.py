@@ -61,7 +61,7 @@ def test_a_table_by_another_key_than_its_streams_has_order_per_source_partition_
     assert "its key is (tag), and lake.scans is partitioned by (gate)" in table.why
     assert any("order holds per source partition only" in note and "newest_by" in note for note in execution_plan.notes)
     assert "per source partition" in execution_plan.render()
-    assert "may stay so" in table.replay
+    assert "possibly for good" in table.replay
     (document,) = execution_plan.to_json()["tables"]
     assert document["order"] == "per source partition"
 
@@ -175,9 +175,9 @@ def test_what_only_adds_numbers_needs_no_order_and_no_newest_by() -> None:
     assert table.order == "any"
     assert "its key is (tag), and lake.scans is partitioned by (gate)" in table.why
     assert not any("newest_by" in note or "per source partition" in note for note in execution_plan.notes)
-    assert "changed: what was added" in table.replay
+    assert "changed: additions" in table.replay
     begun = planned(sums(if_missing={"place": "place", "tag": "tag"})).tables[0].why
-    assert "whose record begins with the place of the one that comes first" in begun
+    assert "and the first one sets place" in begun
 
 
 def test_a_number_is_known_by_the_tables_column_or_by_its_own_type() -> None:
@@ -200,8 +200,12 @@ def test_a_number_is_known_by_the_tables_column_or_by_its_own_type() -> None:
             "an older record may replace a newer one",
             'Declare the table with newest_by="column" and idempotent=True',
         ),
-        ({"append": {"seen": "place"}, "add": {"n": "n"}}, "may come last", "sort by a time in the values"),
-        ({"add": {"facts": "named_struct('n', n)"}}, "may come last", "Partition the input by the table's key, and"),
+        ({"append": {"seen": "place"}, "add": {"n": "n"}}, "after a newer one", "sort by a time in the values"),
+        (
+            {"add": {"facts": "named_struct('n', n)"}},
+            "after a newer one",
+            "Partition the input by the table's key, and",
+        ),
     ],
 )
 def test_the_advice_for_a_table_is_one_that_loses_nothing(update: dict[str, Any], harm: str, mends: str) -> None:
@@ -217,7 +221,10 @@ def test_the_advice_for_a_table_is_one_that_loses_nothing(update: dict[str, Any]
 @pytest.mark.parametrize(
     ("updates", "mends"),
     [
-        (({"set": ["place"]}, {"set": ["place"]}), 'Declare the table with newest_by="column": its store keeps'),
+        (
+            ({"set": ["place"]}, {"set": ["place"]}),
+            'Declare the table with newest_by="column", so that its store keeps',
+        ),
         ((None, {"set": ["place"]}), "columns or tables of their own"),
         (({"add": {"n": "1"}}, {"set": {"n": "cast(n as bigint)"}}), "columns or tables of their own"),
     ],
@@ -292,11 +299,11 @@ def test_a_partition_column_that_was_computed_is_another_and_a_repartitioning_br
 @pytest.mark.parametrize(
     ("declared", "adds", "says"),
     [
-        ({"newest_by": "at"}, False, "unchanged: what is older by at is skipped"),
-        ({"idempotent": True, "on_replay": "skip"}, True, "unchanged: of each key, what comes before the last"),
-        ({"idempotent": True}, True, "applied again, once, whatever crashes"),
-        ({}, True, "applied again, once, and once more where a batch is run again"),
-        ({}, False, "older, and it may stay so"),
+        ({"newest_by": "at"}, False, "unchanged: records that are older by at are skipped"),
+        ({"idempotent": True, "on_replay": "skip"}, True, "unchanged: messages up to the last applied one"),
+        ({"idempotent": True}, True, "applied again, exactly once"),
+        ({}, True, "applied again, once, and again if a batch is repeated"),
+        ({}, False, "older, possibly for good"),
     ],
 )
 def test_the_plan_says_what_a_replay_does(declared: dict[str, Any], adds: bool, says: str) -> None:
@@ -307,7 +314,7 @@ def test_the_plan_says_what_a_replay_does(declared: dict[str, Any], adds: bool, 
 
 
 def test_marks_need_offsets_that_are_numbers() -> None:
-    with pytest.raises(PlanningError, match=r"those of lake.scans are no numbers"):
+    with pytest.raises(PlanningError, match=r"offsets of lake.scans are not numbers"):
         planned(last_seen(tags(newest_by="at")), scans(numbered=False))
     planned(last_seen(tags()), scans(numbered=False))
 
@@ -323,7 +330,7 @@ def test_what_is_read_again_can_not_be_skipped_behind_an_output_of_several_strea
         return app
 
     skipping = tags(idempotent=True, on_replay="skip")
-    with pytest.raises(PlanningError, match=r"behind .*, where lake.more and lake.scans are one stream"):
+    with pytest.raises(PlanningError, match=r"after .*, which combines lake.more and lake.scans"):
         build_plan(merged(skipping, before=False), facts)
     build_plan(merged(skipping, before=True), facts)
     build_plan(merged(tags(idempotent=True), before=False), facts)
@@ -491,7 +498,7 @@ def test_the_plan_warns_of_marks_that_go_by_the_order_of_sends() -> None:
 @pytest.mark.parametrize(
     ("app", "says"),
     [
-        (lambda: counts("late", "late"), "as it does those of"),
+        (lambda: counts("late", "late"), "as those of"),
         (lambda: counts("2", None, None), "'counts#2'"),
         (lambda: counts("late", idempotent=False), "keeps none"),
     ],

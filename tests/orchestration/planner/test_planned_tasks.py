@@ -50,7 +50,7 @@ def test_a_task_owns_several_partitions_and_the_buckets_that_go_with_them(count)
 def test_the_plan_says_which_task_owns_what():
     rendered = planned(4).render().split("Tasks\n")[1]
     assert rendered.splitlines()[:2] == [
-        "  partition i, and bucket i of a dataset, is of task i modulo 4",
+        "  task i modulo 4 owns partition i, and bucket i of each dataset",
         "  Task 0 to 3: input lake.s; input lake.r; dataset d; dataset small; all of lake.rules",
     ]
     with pytest.raises(PlanningError, match="has no task 'Partition 0'; it has 4, from 'Task 0' on"):

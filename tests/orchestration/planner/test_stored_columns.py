@@ -88,7 +88,7 @@ def test_columns_of_unknown_types_that_a_stream_has_are_unproven() -> None:
 
 def test_columns_of_unknown_types_of_a_new_stream_are_unproven() -> None:
     (note, *_) = [note for note in notes_of(sending("k", "nth_of(k) as v"), {"lake.s": INPUT}) if "can hold" in note]
-    assert note == "send-to-3: whether stream lake.out can hold 'v' is unproven: no type is known of it yet."
+    assert note == "send-to-3: whether stream lake.out can hold 'v' is unproven: the type is not known yet."
 
 
 def test_columns_of_unknown_types_that_a_table_declares_are_unproven() -> None:
@@ -123,9 +123,9 @@ def test_columns_of_unknown_types_that_a_table_declares_are_unproven() -> None:
 
 @pytest.mark.parametrize(("made", "kind"), [("array(v)", "array<int>"), ("struct(v)", "struct"), ("map(k, v)", "map")])
 def test_what_is_nested_is_refused_by_streams_and_tables(made: str, kind: str) -> None:
-    with pytest.raises(PlanningError, match=f"lake.out can't take .* has type '{kind}"):
+    with pytest.raises(PlanningError, match=f"lake.out can't store .* has type '{kind}"):
         build_plan(sending("k", f"{made} as v"), {"lake.s": INPUT})
-    with pytest.raises(PlanningError, match=f"lake.out can't take .* has type '{kind}"):
+    with pytest.raises(PlanningError, match=f"lake.out can't store .* has type '{kind}"):
         build_plan(sending("k", f"{made} as v"), world(k="string", v="int"))
     store = SqliteTable("never.sqlite", "t", key="k", columns={"k": "string", "n": "int", "more": "json"})
     app = Application("app")

@@ -55,7 +55,7 @@ def test_columns_are_refused_where_the_system_says_which_there_are(streams: Lake
     app = Application("app")
     app.input_stream("lake.s").map("k", "array(v) as vs").send_to(app.output_stream("fake.out", partitions=1))
     planned(streams, saying(None), app)
-    with pytest.raises(PlanningError, match=r"fake\.out can't take .* has type 'array<int>"):
+    with pytest.raises(PlanningError, match=r"fake\.out can't store .* has type 'array<int>"):
         planned(streams, saying(NewStreams(typed=True)), app)
 
 

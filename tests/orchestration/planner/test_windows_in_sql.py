@@ -26,12 +26,20 @@ def described(*expressions: str, of: str = "lake.s", **options: object) -> Appli
 @pytest.mark.parametrize(
     ("expression", "problem", "mended"),
     [
-        ("sum(n) over (partition by n) as t", "the records of one (n) together, and they lie by (k)", '("n") before'),
+        (
+            "sum(n) over (partition by n) as t",
+            "the records of one (n) in one partition, but they are partitioned by (k)",
+            '("n") before',
+        ),
         ("1 + max(n) over (partition by n, day) as t", "the records of one (n, day)", '("n", "day") before'),
         ("count(*) filter (where n > 1) over (partition by `day` order by n) as t", "of one (", '("day") before'),
         ("row_number() over (partition by upper(k) order by n) as t", "of one (UPPER(k))", "Partition the window by"),
-        ("sum(n) over () as t", "takes all records together, and they lie by (k) with spark-murmur3", "Partition the"),
-        ("lag(n) over (order by day) as t", "takes all records together", "Partition the window by columns"),
+        (
+            "sum(n) over () as t",
+            "needs all records in one partition, but they are partitioned by (k) with spark-murmur3",
+            "Partition the",
+        ),
+        ("lag(n) over (order by day) as t", "needs all records in one partition", "Partition the window by columns"),
     ],
 )
 def test_a_window_over_records_that_lie_apart_is_refused(expression: str, problem: str, mended: str):
@@ -49,7 +57,7 @@ def test_a_window_over_records_that_lie_together_is_planned_with_a_note_and_refu
     expression = f"sum(n) over (partition by {columns}) as t"
     execution_plan = build_plan(described(expression), FACTS)
     (note,) = (note for note in execution_plan.notes if "one batch" in note)
-    assert note.startswith("map-2: sum() over (…) is over the records of one batch: how the input is cut into batches")
+    assert note.startswith("map-2: sum() over (…) sees the records of one batch only: its result depends")
     assert execution_plan.operators[-1].partitioned_by == ("k",)
     with pytest.raises(PlanningError, match=r"map-2: sum\(\) over .* The application is strict\."):
         build_plan(described(expression, strict=True), FACTS)
@@ -62,11 +70,11 @@ def test_the_mend_of_the_message_is_one():
 
 
 def test_where_records_lie_by_another_hash_or_nobody_knows_a_window_is_refused():
-    with pytest.raises(PlanningError, match=r"lie by \(k\) with kafka-murmur2: Spark would move them"):
+    with pytest.raises(PlanningError, match=r"are partitioned by \(k\) with kafka-murmur2: Spark would add"):
         build_plan(described("sum(n) over (partition by k) as t", of="lake.m"), FACTS)
     app = application()
     app.input_stream("lake.s").map(lambda frame: frame).with_columns(t="sum(n) over (partition by k)")
-    with pytest.raises(PlanningError, match=r"with-columns-3: .* they lie as map-2 leaves them"):
+    with pytest.raises(PlanningError, match=r"with-columns-3: .* they have no known partitioning after map-2"):
         build_plan(app, FACTS)
 
 
@@ -76,7 +84,7 @@ def test_behind_a_merge_of_different_counts_records_lie_apart():
     merged.with_columns(t="sum(n) over (partition by k)")
     kinds = StreamFacts("lake.r", 4, ("k",), SPARK, KINDS)
     build_plan(app, FACTS | catalog(kinds))
-    with pytest.raises(PlanningError, match="they lie as merge-3 leaves them"):
+    with pytest.raises(PlanningError, match="they have no known partitioning after merge-3"):
         build_plan(app, FACTS | catalog(StreamFacts("lake.r", 8, ("k",), SPARK, KINDS)))
 
 
