@@ -214,15 +214,15 @@ class CommitLog:
 
     def current(self) -> Commit | None:
         """Return the current commit, or None when nothing was committed. Two GETs."""
-        standing = self._pointer()
-        return None if standing is None else self._at(*standing)
+        standing = self._read_pointer()
+        return None if standing is None else self._read_current(*standing)
 
     def head(self) -> Commit | None:
         """Return where the pointer stands, without looking at the manifest: for who commits after one that is damaged.
 
         Body, parent, time and author are not known. Raises MalformedDocumentError for a pointer that can't be read.
         """
-        standing = self._pointer()
+        standing = self._read_pointer()
         if standing is None:
             return None
         pointer, etag = standing
@@ -371,30 +371,30 @@ class CommitLog:
                 # Even a refusal may be our own success: something between us and the store may have
                 # repeated the request.
                 problem = error
-            won, etag = self._settle(expected, pointer, problem)
+            won, etag = self._resolve_outcome(expected, pointer, problem)
             if won:
                 return etag
             _back_off(attempt)  # the pointer still is our parent's: the identical request again
-        raise self._unknown(pointer, problem)
+        raise self._unknown_error(pointer, problem)
 
-    def _settle(self, expected: str | None, pointer: Pointer, problem: Exception) -> tuple[bool, str | None]:
+    def _resolve_outcome(self, expected: str | None, pointer: Pointer, problem: Exception) -> tuple[bool, str | None]:
         """Look whether our commit is part of history: (True, ETag if known), (False, None) to repeat, or raise."""
         try:
-            standing = self._pointer()
+            standing = self._read_pointer()
             if standing is None:
                 if expected is None:
                     return False, None
-                raise self._conflict(pointer, "nothing")
+                raise self._conflict_error(pointer, "nothing")
             now, etag = standing
             if now.commit == pointer.commit and now.number == pointer.number:
                 return True, etag
             if etag == expected:
                 return False, None
-            if now.number > pointer.number and self._descends_from(self._at(now, etag), pointer):
+            if now.number > pointer.number and self._descends_from(self._read_current(now, etag), pointer):
                 return True, None
         except (TransientError, ObjectNotFoundError, MalformedDocumentError) as error:
-            raise self._unknown(pointer, error) from problem
-        raise self._conflict(pointer, f"number {now.number} ({now.commit})")
+            raise self._unknown_error(pointer, error) from problem
+        raise self._conflict_error(pointer, f"number {now.number} ({now.commit})")
 
     def _descends_from(self, commit: Commit, pointer: Pointer) -> bool:
         while commit.number > pointer.number:
@@ -406,7 +406,7 @@ class CommitLog:
             commit = parent
         return commit.id == pointer.commit
 
-    def _conflict(self, pointer: Pointer, standing: str) -> CommitConflictError:
+    def _conflict_error(self, pointer: Pointer, standing: str) -> CommitConflictError:
         return CommitConflictError(
             f"commit {pointer.number} of {self.prefix} lost a race: CURRENT is at {standing}, expected at "
             f"number {pointer.number - 1}.",
@@ -414,7 +414,7 @@ class CommitLog:
             prefix=self.prefix,
         )
 
-    def _unknown(self, pointer: Pointer, error: Exception | None) -> CommitStateUnknownError:
+    def _unknown_error(self, pointer: Pointer, error: Exception | None) -> CommitStateUnknownError:
         return CommitStateUnknownError(
             f"commit {pointer.number} of {self.prefix} may or may not have happened: {self.store.url} did not "
             f"say ({error}).",
@@ -424,7 +424,7 @@ class CommitLog:
 
     # -- documents
 
-    def _pointer(self) -> tuple[Pointer, str] | None:
+    def _read_pointer(self) -> tuple[Pointer, str] | None:
         try:
             stored = self.store.get(self.pointer_key)
         except ObjectNotFoundError:
@@ -445,13 +445,13 @@ class CommitLog:
             )
         return pointer, stored.etag
 
-    def _at(self, pointer: Pointer, etag: str) -> Commit:
+    def _read_current(self, pointer: Pointer, etag: str) -> Commit:
         try:
             manifest = self.read(pointer.manifest)
         except ObjectNotFoundError:
-            now = self._pointer()
+            now = self._read_pointer()
             if now is not None and now[0] != pointer:
-                return self._at(*now)  # what it named was collected when others had committed
+                return self._read_current(*now)  # what it named was collected when others had committed
             raise MalformedDocumentError(
                 f"pointer {self.pointer_key!r} in {self.store.url} names {pointer.manifest!r}, which is missing.",
                 "Restore that object from a backup or an older object version; older commits under "
@@ -481,7 +481,7 @@ class CommitLog:
         """Return the pointer's ETag while it stands at `parent`; a commit from history has to look it up."""
         if parent is None or parent.etag is not None:
             return None if parent is None else parent.etag
-        standing = self._pointer()
+        standing = self._read_pointer()
         if standing is None or standing[0].commit != parent.id or standing[0].number != parent.number:
             raise CommitConflictError(
                 f"commit {parent.number} ({parent.id}) of {self.prefix} is not the current one any more.",

@@ -57,13 +57,13 @@ class Heartbeat:
 
     def start(self) -> None:
         """Renew it from now on."""
-        self._thread = threading.Thread(target=self._keep, name="adjunct-lease", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="adjunct-lease", daemon=True)
         self._thread.start()
 
     @property
     def problem(self) -> str:
         """Why it can't be relied on any more; "" as long as it can."""
-        if not self._failure and self._overdue():
+        if not self._failure and self._is_overdue():
             self._failure = f"it lives for {self._ttl} and was not renewed in time"
         return self._failure
 
@@ -117,12 +117,12 @@ class Heartbeat:
             return self._not_ours(stored.data) or self._rewrite(stored.etag)
         return ""
 
-    def _overdue(self) -> bool:
+    def _is_overdue(self) -> bool:
         """Whether it may have expired, with a margin: stores round the times that they tell to seconds."""
         passed = max(now - then for now, then in zip(_clock(), self._written, strict=True))
         return passed >= _TRUSTED_SHARE * self._ttl.total_seconds()
 
-    def _keep(self) -> None:
+    def _run(self) -> None:
         while True:
             try:
                 remove = self._last.get(timeout=self._ttl.total_seconds() / 4)

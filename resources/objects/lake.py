@@ -228,9 +228,9 @@ class LazyLakeStore:
 
     def __init__(self, inner: ObjectStore, make: Callable[[ObjectStore], None]) -> None:
         self._inner = inner
-        self._make = make
+        self._create = make
         self._lock = threading.Lock()
-        self._made = False
+        self._exists = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_inner"], name)
@@ -242,19 +242,19 @@ class LazyLakeStore:
         return (StoreDescriptor.open, (self._inner.descriptor,))
 
     def put(self, key: str, data: bytes) -> str:
-        return self._writing().put(key, data)
+        return self._existing_lake().put(key, data)
 
     def put_if_absent(self, key: str, data: bytes) -> str:
-        return self._writing().put_if_absent(key, data)
+        return self._existing_lake().put_if_absent(key, data)
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> str:
-        return self._writing().put_if_match(key, data, etag)
+        return self._existing_lake().put_if_match(key, data, etag)
 
     def upload(self, path: Path, key: str) -> str:
-        return self._writing().upload(path, key)
+        return self._existing_lake().upload(path, key)
 
     def staging_dir(self) -> Path:
-        return self._writing().staging_dir()
+        return self._existing_lake().staging_dir()
 
     def delete(self, key: str) -> None:
         self._inner.delete(key)
@@ -262,12 +262,12 @@ class LazyLakeStore:
     def delete_many(self, keys: Iterable[str]) -> None:
         self._inner.delete_many(keys)
 
-    def _writing(self) -> ObjectStore:
-        if not self._made:
+    def _existing_lake(self) -> ObjectStore:
+        if not self._exists:
             with self._lock:
-                if not self._made:
-                    self._make(self._inner)
-                    self._made = True
+                if not self._exists:
+                    self._create(self._inner)
+                    self._exists = True
         return self._inner
 
 

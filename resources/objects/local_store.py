@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.resources.objects.store import ObjectStore
 
-_HIDDEN = ".adjunct-store"
+_INTERNAL = ".adjunct-store"
 _LOCKS = 64
 _HASHED_SIZE = 1024 * 1024
 _STALE_SECONDS = 24 * 3600
@@ -61,7 +61,7 @@ def _translates_os_errors(request: Callable[Concatenate[LocalStore, P], T]) -> C
             return request(self, *args, **kwargs)
         except OSError as error:
             key = next((given for given in args if isinstance(given, str)), "")
-            raise self._failed(error, f"object {key!r}") from error
+            raise self._translate_os_error(error, f"object {key!r}") from error
 
     return asked
 
@@ -81,8 +81,8 @@ class LocalStore:
 
     def __init__(self, root: str | Path) -> None:
         self._root = Path(root).expanduser().absolute()
-        self._hidden = self._root / _HIDDEN
-        self._staging = self._hidden / "staging"
+        self._internal = self._root / _INTERNAL
+        self._staging = self._internal / "staging"
         self._ready = False
 
     @property
@@ -130,7 +130,7 @@ class LocalStore:
     def _keys(self, prefix: str) -> tuple[str, ...]:
         folder = self._root / prefix.rpartition("/")[0]
         keys = []
-        for parent, folders, files in os.walk(folder, onerror=self._unreadable):
+        for parent, folders, files in os.walk(folder, onerror=self._raise_unless_missing):
             # The hidden folder, and whatever else begins with a dot, is never an object.
             folders[:] = [name for name in folders if not name.startswith(".")]
             base = Path(parent).relative_to(self._root)
@@ -152,19 +152,19 @@ class LocalStore:
     @_translates_os_errors
     def put(self, key: str, data: bytes) -> str:
         path = self._path(key)
-        with self._temporary(key, data) as temporary, self._lock(key):
+        with self._temporary_file(key, data) as temporary, self._lock(key):
             return self._replace(temporary, path, key)
 
     @_translates_os_errors
     def put_if_absent(self, key: str, data: bytes) -> str:
         path = self._path(key)
-        with self._temporary(key, data) as temporary:
+        with self._temporary_file(key, data) as temporary:
             return self._create(temporary, path, key)
 
     @_translates_os_errors
     def put_if_match(self, key: str, data: bytes, etag: str) -> str:
         path = self._path(key)
-        with self._temporary(key, data) as temporary, self._lock(key):
+        with self._temporary_file(key, data) as temporary, self._lock(key):
             there = _object_info(key, path)
             if there is None or there.etag != etag:
                 raise PreconditionFailedError(
@@ -233,13 +233,13 @@ class LocalStore:
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)
 
-    def _unreadable(self, error: OSError) -> None:
+    def _raise_unless_missing(self, error: OSError) -> None:
         """Raise for a folder that can't be listed: what is in it would be left out in silence."""
         gone = isinstance(error, FileNotFoundError | NotADirectoryError) and not self._root.is_file()
         if not gone:
-            raise self._failed(error, "what is below it") from error
+            raise self._translate_os_error(error, "what is below it") from error
 
-    def _failed(self, error: OSError, what: str) -> AdjunctError:
+    def _translate_os_error(self, error: OSError, what: str) -> AdjunctError:
         reason = error.strerror or str(error)
         if self._root.exists() and not self._root.is_dir():
             return ConfigurationError(
@@ -278,13 +278,13 @@ class LocalStore:
             )
         try:
             self._staging.mkdir(parents=True, exist_ok=True)
-            (self._hidden / "locks").mkdir(exist_ok=True)
+            (self._internal / "locks").mkdir(exist_ok=True)
         except OSError as error:
-            raise self._failed(error, "making it") from error
-        self._sweep()
+            raise self._translate_os_error(error, "making it") from error
+        self._delete_stale_files()
         self._ready = True
 
-    def _sweep(self) -> None:
+    def _delete_stale_files(self) -> None:
         """Remove what killed processes left behind; a file still being written is younger than a day."""
         oldest = time.time() - _STALE_SECONDS
         for path in self._staging.iterdir():
@@ -297,7 +297,7 @@ class LocalStore:
         return self._staging / f"{uuid.uuid4().hex}.tmp"
 
     @contextlib.contextmanager
-    def _temporary(self, key: str, data: bytes) -> Iterator[Path]:
+    def _temporary_file(self, key: str, data: bytes) -> Iterator[Path]:
         path = self._new_temporary(key)
         try:
             with path.open("xb") as file:
@@ -312,7 +312,7 @@ class LocalStore:
     def _lock(self, key: str) -> Iterator[None]:
         """Hold the key's OS lock, against other threads and processes; the kernel frees it if we are killed."""
         name = f"{zlib.crc32(key.encode()) % _LOCKS:02d}"
-        with (self._hidden / "locks" / name).open("ab") as file:
+        with (self._internal / "locks" / name).open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             try:
                 yield
@@ -329,7 +329,7 @@ class LocalStore:
                     raise
                 continue  # a delete removed the empty folder that we had just made
             except FileExistsError:
-                self._refuse_folder(path, key)
+                self._raise_if_folder(path, key)
                 raise ObjectExistsError(
                     f"object {key!r} is already in {self.url}.", "Read it, or choose another key.", key=key
                 ) from None
@@ -341,19 +341,19 @@ class LocalStore:
                     "Put the lake on a local disk, NFSv4 or s3://.",
                     url=self.url,
                 ) from error
-            return self._settled(path)
+            return self._sync_folder(path)
 
     def _replace(self, temporary: Path, path: Path, key: str) -> str:
         while True:
             self._make_folder(path, key)
-            self._refuse_folder(path, key)
+            self._raise_if_folder(path, key)
             try:
                 temporary.replace(path)
             except FileNotFoundError:
                 if not temporary.exists():
                     raise
                 continue
-            return self._settled(path)
+            return self._sync_folder(path)
 
     def _make_folder(self, path: Path, key: str) -> None:
         try:
@@ -366,7 +366,7 @@ class LocalStore:
                 key=key,
             ) from None
 
-    def _refuse_folder(self, path: Path, key: str) -> None:
+    def _raise_if_folder(self, path: Path, key: str) -> None:
         if path.is_dir():
             raise ConfigurationError(
                 f"object {key!r} can't be stored in {self.url}: other objects have it as their folder.",
@@ -375,7 +375,7 @@ class LocalStore:
                 key=key,
             )
 
-    def _settled(self, path: Path) -> str:
+    def _sync_folder(self, path: Path) -> str:
         """Sync the folder, so that the name survives a power cut, and return the ETag."""
         folder = os.open(path.parent, os.O_RDONLY)
         try:

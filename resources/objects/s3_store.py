@@ -276,7 +276,7 @@ class S3Store:
             answer = self._client().get_object(**self._at(key))
             return StoredObject(answer["Body"].read(), answer["ETag"])
 
-        return self._repeated("GET", key, request)
+        return self._send("GET", key, request)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         def request() -> bytes:
@@ -290,7 +290,7 @@ class S3Store:
 
         if length <= 0:
             return self.get(key).data[:0]
-        return self._repeated("GET of a range", key, request)
+        return self._send("GET of a range", key, request)
 
     def head(self, key: str) -> ObjectInfo | None:
         answer = self._head(key)
@@ -302,7 +302,7 @@ class S3Store:
         check_prefix(prefix)
         more: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._prefix + prefix}
         while True:
-            page = self._repeated("LIST", prefix, partial(self._client().list_objects_v2, **more))
+            page = self._send("LIST", prefix, partial(self._client().list_objects_v2, **more))
             for entry in page.get("Contents", []):
                 key = entry["Key"].removeprefix(self._prefix)
                 yield ObjectInfo(key, entry["Size"], entry["ETag"], entry["LastModified"])
@@ -321,7 +321,7 @@ class S3Store:
 
         with translate_file_errors(path.parent, f"a copy of object {key!r} in {self.url}"):
             try:
-                self._repeated("GET", key, request)
+                self._send("GET", key, request)
                 temporary.replace(path)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -329,14 +329,14 @@ class S3Store:
     # -- writing
 
     def put(self, key: str, data: bytes) -> str:
-        return self._repeated("PUT", key, partial(self._put, key, data))
+        return self._send("PUT", key, partial(self._put, key, data))
 
     def put_if_absent(self, key: str, data: bytes) -> str:
         token = uuid.uuid4().hex
         return self._create(key, token, lambda: self._put(key, data, IfNoneMatch="*", Metadata={_TOKEN: token}))
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> str:
-        what = self._what("PUT with If-Match", key)
+        what = self._request_name("PUT with If-Match", key)
         try:
             return retry_request(
                 lambda: send_request(what, lambda: self._put(key, data, IfMatch=etag)),
@@ -361,25 +361,25 @@ class S3Store:
 
             return self._create(key, token, send)
         if self.head(key) is not None:  # before gigabytes are sent in vain; the race is decided at the end
-            raise self._exists(key)
+            raise self._exists_error(key)
 
         def send_parts() -> str:
             extra = {**self._encryption(), "Metadata": {_TOKEN: token}}
             return upload_multipart(
-                self._client(), path, self._at(key), extra, self._options, self._what("upload", key)
+                self._client(), path, self._at(key), extra, self._options, self._request_name("upload", key)
             )
 
         return self._create(key, token, send_parts)
 
     def delete(self, key: str) -> None:
-        self._repeated("DELETE", key, lambda: self._client().delete_object(**self._at(key)))
+        self._send("DELETE", key, lambda: self._client().delete_object(**self._at(key)))
 
     def delete_many(self, keys: Iterable[str]) -> None:
         all_of_them = [*keys]
         for start in range(0, len(all_of_them), 1000):
             some = all_of_them[start : start + 1000]
             objects = [{"Key": self._at(key)["Key"]} for key in some]
-            what = replace(self._what("DELETE", some[0]), more=len(some) - 1)
+            what = replace(self._request_name("DELETE", some[0]), more=len(some) - 1)
             retry_request(partial(self._delete_objects, what, objects), self._options.attempts)
 
     # -- for Spark and writers
@@ -401,7 +401,7 @@ class S3Store:
 
     def _create(self, key: str, token: str, send: Callable[[], str]) -> str:
         """Send a create until its outcome is known; our token on the object says that it was us who won."""
-        what = self._what("PUT with If-None-Match", key)
+        what = self._request_name("PUT with If-None-Match", key)
 
         def attempt() -> str:
             try:
@@ -413,7 +413,7 @@ class S3Store:
                 if head is not None:
                     if head["Metadata"].get(_TOKEN) == token:
                         return str(head["ETag"])
-                    raise self._exists(key) from None
+                    raise self._exists_error(key) from None
                 if isinstance(error, PreconditionFailedError):  # deleted between the two requests
                     raise StoreBusyError(error.problem, error.next_step, url=self.url, key=key) from error
                 raise
@@ -424,7 +424,7 @@ class S3Store:
         return self._client().put_object(**self._at(key), Body=data, **self._encryption(), **conditions)["ETag"]
 
     def _head(self, key: str, attempts: int | None = None) -> Any | None:
-        what = self._what("HEAD", key)
+        what = self._request_name("HEAD", key)
         try:
             return retry_request(
                 lambda: send_request(what, lambda: self._client().head_object(**self._at(key))),
@@ -454,16 +454,16 @@ class S3Store:
     def _at(self, key: str) -> Any:
         return {"Bucket": self._bucket, "Key": self._prefix + check_key(key)}
 
-    def _what(self, request: str, key: str) -> S3Request:
+    def _request_name(self, request: str, key: str) -> S3Request:
         return S3Request(request, self.url, key)
 
-    def _exists(self, key: str) -> ObjectExistsError:
+    def _exists_error(self, key: str) -> ObjectExistsError:
         return ObjectExistsError(
             f"object {key!r} is already in {self.url}.", "Read it, or choose another key.", key=key
         )
 
-    def _repeated(self, request: str, key: str, send: Callable[[], T]) -> T:
-        what = self._what(request, key)
+    def _send(self, request: str, key: str, send: Callable[[], T]) -> T:
+        what = self._request_name(request, key)
         return retry_request(lambda: send_request(what, send), self._options.attempts)
 
     def _client(self) -> S3Client:

@@ -278,7 +278,7 @@ class InMemoryStore:
     def named(cls, url: str) -> InMemoryStore:
         """Return the living store of this `memory://` URL, or a new one."""
         with cls._naming:
-            return cls._alive.get(url) or cls()._called(url.removeprefix("memory://"))
+            return cls._alive.get(url) or cls()._set_name(url.removeprefix("memory://"))
 
     @property
     def url(self) -> str:
@@ -364,7 +364,7 @@ class InMemoryStore:
             self._staging = tempfile.TemporaryDirectory(prefix="adjunct-memory-")
         return Path(self._staging.name)
 
-    def _called(self, name: str) -> Self:
+    def _set_name(self, name: str) -> Self:
         del InMemoryStore._alive[self.url]
         self._name = name or self._name
         InMemoryStore._alive[self.url] = self

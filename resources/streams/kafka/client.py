@@ -145,17 +145,17 @@ class BrokerRefusals:
     def __init__(self, settings: ClientSettings) -> None:
         self._system = settings.name
         self._who = f"Kafka system {settings.name!r} ({settings.bootstrap_servers})"
-        self._heard: Any = None
+        self._refusal: Any = None
 
     def __call__(self, error: Any) -> None:
         if error.name() in _REFUSED_CODES:
-            self._heard = error
+            self._refusal = error
 
     def check(self) -> None:
         """Raise ConfigurationError where a broker refused us, StreamUnavailableError where no token was to be had."""
-        if self._heard is None:
+        if self._refusal is None:
             return
-        reason = str(self._heard.str())
+        reason = str(self._refusal.str())
         if reason.startswith(_NO_TOKEN):
             raise StreamUnavailableError(
                 f"{self._who}: {reason[:300]}.",
@@ -163,7 +163,7 @@ class BrokerRefusals:
                 system=self._system,
             )
         raise ConfigurationError(
-            f"{self._who} refused the connection: {self._heard.name().lstrip('_')}: {reason[:300]}.",
+            f"{self._who} refused the connection: {self._refusal.name().lstrip('_')}: {reason[:300]}.",
             "Check security.protocol, the SASL mechanism and credentials, and the certificates; repeating won't help.",
             system=self._system,
         )
@@ -330,7 +330,7 @@ class KafkaAdmin:
             try:
                 return sorted(self._connected().list_topics(timeout=min(left, part)).topics)
             except KafkaException as error:
-                explained = self._explained(error.args[0], "its topics")
+                explained = self._translate_error(error.args[0], "its topics")
                 if left <= part or not isinstance(explained, StreamUnavailableError):
                     raise explained from error
             part *= 2
@@ -345,7 +345,7 @@ class KafkaAdmin:
         except KafkaException as error:
             if error.args[0].code() == error.args[0].UNKNOWN_TOPIC_OR_PART:
                 return None
-            raise self._explained(error.args[0], f"topic {topic!r}") from error
+            raise self._translate_error(error.args[0], f"topic {topic!r}") from error
         return TopicDescription(topic, str(description.topic_id), len(description.partitions))
 
     def config(self, topic: str) -> Mapping[str, str]:
@@ -359,7 +359,7 @@ class KafkaAdmin:
         except KafkaException as error:
             if error.args[0].code() in (error.args[0].TOPIC_AUTHORIZATION_FAILED, error.args[0].UNKNOWN_TOPIC_OR_PART):
                 return {}
-            raise self._explained(error.args[0], f"the settings of topic {topic!r}") from error
+            raise self._translate_error(error.args[0], f"the settings of topic {topic!r}") from error
         return {name: entry.value for name, entry in settings.items() if entry.value is not None}
 
     def create(self, topic: str, partitions: int) -> None:
@@ -373,7 +373,7 @@ class KafkaAdmin:
             self._answers(asked, f"topic {topic!r}")
         except KafkaException as error:
             if error.args[0].code() != error.args[0].TOPIC_ALREADY_EXISTS:
-                raise self._explained(error.args[0], f"topic {topic!r}, which was to be created") from error
+                raise self._translate_error(error.args[0], f"topic {topic!r}, which was to be created") from error
         deadline = time.monotonic() + _PROPAGATION_SECONDS
         while self.describe(topic) is None:
             if time.monotonic() > deadline:
@@ -416,7 +416,7 @@ class KafkaAdmin:
             except KafkaException as error:
                 # While a partition gets another leader, the client does not ask again by itself.
                 if error.args[0].code() not in _leader_change_codes(error.args[0]) or time.monotonic() > deadline:
-                    raise self._explained(error.args[0], what) from error
+                    raise self._translate_error(error.args[0], what) from error
                 time.sleep(_LEADER_SECONDS)
 
     def _connected(self) -> AdminClient:
@@ -448,7 +448,7 @@ class KafkaAdmin:
                 self._client, self._refusals = None, BrokerRefusals(self.settings)
             raise
 
-    def _explained(self, error: KafkaError, what: str) -> AdjunctError:
+    def _translate_error(self, error: KafkaError, what: str) -> AdjunctError:
         self._connected().poll(0)
         try:
             self._check()

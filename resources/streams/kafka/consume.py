@@ -105,7 +105,7 @@ def read_ranges(settings: KafkaSettings, ranges: Sequence[TopicRange]) -> Iterat
     StreamUnavailableError where nothing comes for so long that the brokers must be in trouble.
     """
     if any(wanted.start < wanted.end for wanted in ranges):
-        yield from _RangeConsumer(settings, ranges).shares()
+        yield from _RangeConsumer(settings, ranges).messages()
         check_topic_identity(settings, ranges[0])
 
 
@@ -129,11 +129,11 @@ def find_offsets_at_time(settings: KafkaSettings, ranges: Sequence[TopicRange], 
     if not ranges:
         return offsets
     reader = _RangeConsumer(settings, ranges, _SMALL_FETCH)
-    for wanted, got in reader.shares():
+    for wanted, got in reader.messages():
         at = next((message.offset() for message in got if message.timestamp()[1] >= timestamp_ms), None)
         if at is not None:
             offsets[wanted.partition] = at
-            reader.leave(wanted.partition)
+            reader.stop_partition(wanted.partition)
     return offsets
 
 
@@ -163,7 +163,7 @@ class _RangeConsumer:
         self._left = {wanted.partition: wanted for wanted in ranges if wanted.start < wanted.end}
         self._positions = {partition: wanted.start for partition, wanted in self._left.items()}
 
-    def shares(self) -> Iterator[PartitionMessages]:
+    def messages(self) -> Iterator[PartitionMessages]:
         from confluent_kafka import TopicPartition
 
         limit = response_timeout(self._settings)
@@ -175,18 +175,18 @@ class _RangeConsumer:
                 width = sum(wanted.end - self._positions[partition] for partition, wanted in self._left.items())
                 got, ended = self._consumer.consume(min(MAX_MESSAGES, width), _POLL_SECONDS), list[int]()
                 if any(message.error() for message in got):
-                    got, ended = self._sorted_out(got)
-                for share in self._shared(got):
+                    got, ended = self._handle_errors(got)
+                for share in self._group_by_partition(got):
                     yield share
                     heard = time.monotonic()
                 for partition in ended:
-                    self.leave(partition)
+                    self.stop_partition(partition)
                 if not got:
                     self._refusals.check()
                     if time.monotonic() - heard > limit:
-                        raise self._silence(limit)
+                        raise self._timeout_error(limit)
 
-    def leave(self, partition: int) -> None:
+    def stop_partition(self, partition: int) -> None:
         """Read no more of a partition."""
         from confluent_kafka import TopicPartition
 
@@ -194,7 +194,7 @@ class _RangeConsumer:
         if left is not None and self._left:
             self._consumer.pause([TopicPartition(left.topic, partition)])
 
-    def _shared(self, got: list[Message]) -> Iterator[PartitionMessages]:
+    def _group_by_partition(self, got: list[Message]) -> Iterator[PartitionMessages]:
         """Yield what came by partition, within the ranges, and move the positions."""
         by_partition: dict[Any, list[Message]] = {}
         if len(self._positions) == 1:
@@ -210,11 +210,11 @@ class _RangeConsumer:
             self._positions[partition] = position + 1
             inside = given if position < wanted.end else [m for m in given if m.offset() < wanted.end]  # type: ignore[operator]
             if position + 1 >= wanted.end:
-                self.leave(partition)
+                self.stop_partition(partition)
             if inside:
                 yield wanted, inside
 
-    def _sorted_out(self, got: list[Message]) -> tuple[list[Message], list[int]]:
+    def _handle_errors(self, got: list[Message]) -> tuple[list[Message], list[int]]:
         """Return the messages among what came, and the partitions that have ended; raise what else it means."""
         ended = []
         for message in got:
@@ -224,7 +224,7 @@ class _RangeConsumer:
             if wanted is None and message.partition() in self._positions:  # read already
                 continue
             if error.code() != error._PARTITION_EOF:
-                raise self._refused(error, wanted)
+                raise self._read_error(error, wanted)
             if wanted is not None and message.offset() >= wanted.end:  # type: ignore[operator]
                 ended.append(wanted.partition)
             elif wanted is not None:
@@ -232,7 +232,7 @@ class _RangeConsumer:
                 check_topic_identity(self._settings, wanted)
         return [message for message in got if message.error() is None], ended
 
-    def _refused(self, error: KafkaError, wanted: TopicRange | None) -> AdjunctError:
+    def _read_error(self, error: KafkaError, wanted: TopicRange | None) -> AdjunctError:
         from confluent_kafka import TopicPartition
 
         if wanted is None or error.code() not in (error._AUTO_OFFSET_RESET, error.OFFSET_OUT_OF_RANGE):
@@ -245,7 +245,7 @@ class _RangeConsumer:
             SystemStreamPartition.parse(wanted.ssp), self._positions[wanted.partition], oldest
         )
 
-    def _silence(self, seconds: float) -> AdjunctError:
+    def _timeout_error(self, seconds: float) -> AdjunctError:
         partition, wanted = next(iter(self._left.items()))
         what = f"the records of {wanted.ssp} from offset {self._positions[partition]}"
         return no_answer_error(self._settings, what, f"none in {seconds:.0f} s")

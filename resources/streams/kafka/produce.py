@@ -113,7 +113,7 @@ def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -
     sender.producer.begin_transaction()
     try:
         for batch in batches:
-            sender.send(digest.passed(records_from_batch(batch, append)))
+            sender.send(digest.count_through(records_from_batch(batch, append)))
         sender.mark(append)
         spans = sender.finish()
         mark = TransactionMark(topic=append.target.identity, sequence=append.sequence, digest=digest.of(append))
@@ -225,7 +225,7 @@ def _retry_step(sender: Sender, step: Callable[[float], object]) -> None:
             return
         except KafkaException as error:
             if not error.args[0].retriable() or time.monotonic() > deadline:
-                raise sender.explained(error.args[0]) from error
+                raise sender.translate_error(error.args[0]) from error
             time.sleep(_PAUSE_SECONDS)
 
 
@@ -236,7 +236,7 @@ class _Digest:
         self._sum = 0
         self._count = 0
 
-    def passed(self, records: Iterable[OutgoingRecord]) -> Iterator[OutgoingRecord]:
+    def count_through(self, records: Iterable[OutgoingRecord]) -> Iterator[OutgoingRecord]:
         """Yield the records, counted in."""
         for record in records:
             digest = hashlib.blake2b(repr(record).encode(), digest_size=_BITS // 8).digest()
@@ -245,7 +245,7 @@ class _Digest:
             yield record
 
     def add_all(self, records: Iterable[OutgoingRecord]) -> None:
-        for _ in self.passed(records):
+        for _ in self.count_through(records):
             pass
 
     def of(self, append: TaskAppend) -> str:

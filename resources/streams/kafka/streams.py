@@ -211,12 +211,14 @@ class DeclaredTopics:
         topic = self._settings.topics.get(stream)
         if topic is not None:
             return ResolvedTopic(topic.topic or stream, topic, () if topic.key is None else topic.key.columns().names)
-        created = self._created.get(stream) or self._read(self._namespace.read(), stream)
+        created = self._created.get(stream) or self._find_created(self._namespace.read(), stream)
         return ResolvedTopic(stream, _RAW, ()) if created is None else created.known()
 
     def topics(self) -> dict[str, str]:
         """Return the topic of each stream that was declared or created."""
-        created = {stream: self._parsed(stream, stored).topic for stream, stored in self._namespace.read().items()}
+        created = {
+            stream: self._parse_created(stream, stored).topic for stream, stored in self._namespace.read().items()
+        }
         return created | {stream: topic.topic or stream for stream, topic in self._settings.topics.items()}
 
     def check(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> ResolvedTopic:
@@ -224,10 +226,10 @@ class DeclaredTopics:
         wanted = self._declared(stream, schema, key, partitions)
         topic = self._settings.topics.get(stream)
         if topic is None:
-            created = self._read(self._namespace.read(), stream)
+            created = self._find_created(self._namespace.read(), stream)
             if created is not None:
                 check_same_declaration(self._qualified(stream), created.declaration, wanted)
-            return self._new(stream, wanted).known()
+            return self._build_created(stream, wanted).known()
         known = self.of(stream)
         there = _Declaration(columns=topic_schema(topic), key=known.key, partitions=partitions)
         check_same_declaration(self._qualified(stream), there, wanted)
@@ -237,10 +239,10 @@ class DeclaredTopics:
         """Keep how a stream was created, for other processes; the settings' own need no remembering."""
         if stream in self._settings.topics:
             return
-        made = self._new(stream, self._declared(stream, schema, key, partitions))
+        made = self._build_created(stream, self._declared(stream, schema, key, partitions))
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
-            there = self._read(snapshot, stream)
+            there = self._find_created(snapshot, stream)
             if there is None:
                 return {stream: made.model_dump(mode="json")}, None
             check_same_declaration(self._qualified(stream), there.declaration, made.declaration)
@@ -255,7 +257,7 @@ class DeclaredTopics:
     def _qualified(self, stream: str) -> str:
         return f"{self._settings.name}.{stream}"
 
-    def _new(self, stream: str, declaration: _Declaration) -> _CreatedStream:
+    def _build_created(self, stream: str, declaration: _Declaration) -> _CreatedStream:
         topic = check_topic_name(self._settings.prefix + stream)
         others = self._settings.topics.items()
         other = next((name for name, known in others if (known.topic or name) == topic), None)
@@ -269,14 +271,14 @@ class DeclaredTopics:
             )
         return _CreatedStream(topic=topic, declaration=declaration)
 
-    def _read(self, snapshot: NamespaceSnapshot, stream: str) -> _CreatedStream | None:
+    def _find_created(self, snapshot: NamespaceSnapshot, stream: str) -> _CreatedStream | None:
         stored = snapshot.get(stream)
         if stored is None:
             return None
         # What was created never changes.
-        return self._created.setdefault(stream, self._parsed(stream, stored))
+        return self._created.setdefault(stream, self._parse_created(stream, stored))
 
-    def _parsed(self, stream: str, stored: Any) -> _CreatedStream:
+    def _parse_created(self, stream: str, stored: Any) -> _CreatedStream:
         try:
             return _CreatedStream.model_validate(stored)
         except ValidationError as error:
@@ -340,14 +342,14 @@ class KafkaStreams(NumberedOffsets):
         its columns and key for other processes. Replication and all else is the cluster's default.
         Raises StreamExistsError with the differences, and ConfigurationError or SchemaMismatchError.
         """
-        known, topic = self._checked(name, schema, key, partitions)
+        known, topic = self._validate_creation(name, schema, key, partitions)
         self._declarations.remember(name, schema, key, partitions)
         if topic is None:
             self.admin.create(known.topic, partitions)
         return self.info(name)
 
     def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
-        self._checked(name, schema, key, partitions)
+        self._validate_creation(name, schema, key, partitions)
 
     def info(self, stream: str) -> StreamInfo:
         facts = self.topic(stream)
@@ -369,11 +371,11 @@ class KafkaStreams(NumberedOffsets):
 
     def topic(self, stream: str) -> TopicFacts:
         """Return the stream's topic, with its settings. Raises StreamNotFoundError."""
-        facts = self._located(stream)
+        facts = self._describe_topic(stream)
         return replace(facts, config=self._config_of(facts))
 
     def partitions(self, stream: str) -> list[SystemStreamPartition]:
-        return [SystemStreamPartition(self.name, stream, p) for p in range(self._located(stream).partitions)]
+        return [SystemStreamPartition(self.name, stream, p) for p in range(self._describe_topic(stream).partitions)]
 
     # -- offsets
 
@@ -386,8 +388,8 @@ class KafkaStreams(NumberedOffsets):
     def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
         """Return the offset of the first record that readers see, in offset order, at or after this time."""
         check_timestamp_ms("timestamp_ms", timestamp_ms, str(ssp))
-        facts = self._topic_with([ssp])
-        return str(self._first_at(facts, [ssp.partition], timestamp_ms)[ssp.partition])
+        facts = self._describe_topic_of([ssp])
+        return str(self._offsets_at_time(facts, [ssp.partition], timestamp_ms)[ssp.partition])
 
     def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
         """Return how many records the ranges hold, by reading them all: `distance` is an upper bound, at no cost."""
@@ -505,7 +507,7 @@ class KafkaStreams(NumberedOffsets):
 
     # -- inside
 
-    def _checked(
+    def _validate_creation(
         self, name: str, schema: Schema, key: Sequence[str], partitions: int
     ) -> tuple[ResolvedTopic, TopicDescription | None]:
         """Return what a stream would be if it were created so, and its topic, None where there is none yet."""
@@ -516,7 +518,7 @@ class KafkaStreams(NumberedOffsets):
             raise _partition_count_error(self.settings, name, known.topic, topic.partitions, partitions)
         return known, topic
 
-    def _located(self, stream: str) -> TopicFacts:
+    def _describe_topic(self, stream: str) -> TopicFacts:
         """Return the stream's topic, without its settings."""
         known = self._declarations.of(stream)
         topic = self.admin.describe(known.topic)
@@ -537,10 +539,10 @@ class KafkaStreams(NumberedOffsets):
             stream=f"{self.name}.{stream}",
         )
 
-    def _topic_with(self, ssps: Iterable[SystemStreamPartition]) -> TopicFacts:
+    def _describe_topic_of(self, ssps: Iterable[SystemStreamPartition]) -> TopicFacts:
         """Return the topic of the one stream of these partitions, which all exist."""
         wanted = list(ssps)
-        facts = self._located(require_one_stream(self.name, wanted))
+        facts = self._describe_topic(require_one_stream(self.name, wanted))
         for ssp in wanted:
             if ssp.partition >= facts.partitions:
                 raise missing_partition_error(ssp, facts.partitions)
@@ -554,7 +556,7 @@ class KafkaStreams(NumberedOffsets):
             by_stream.setdefault(ssp.qualified_stream, []).append(ssp)
         edges: dict[SystemStreamPartition, str] = {}
         for wanted in by_stream.values():
-            offsets = edge(self._offsets(self._topic_with(wanted), [ssp.partition for ssp in wanted]))
+            offsets = edge(self._offsets(self._describe_topic_of(wanted), [ssp.partition for ssp in wanted]))
             edges |= {ssp: str(offsets[ssp.partition]) for ssp in wanted}
         return edges
 
@@ -562,26 +564,26 @@ class KafkaStreams(NumberedOffsets):
         """Return the oldest and the upcoming offset of each partition, asked for in this order."""
         return self.admin.oldest(facts.topic, partitions), self.admin.upcoming(facts.topic, partitions)
 
-    def _first_at(self, facts: TopicFacts, partitions: Sequence[int], timestamp_ms: int) -> dict[int, int]:
+    def _offsets_at_time(self, facts: TopicFacts, partitions: Sequence[int], timestamp_ms: int) -> dict[int, int]:
         # The ends first: a record that arrives meanwhile is then not skipped.
         ends = self._offsets(facts, partitions)[1]
         since = self.admin.since(facts.topic, partitions, timestamp_ms)
         starts = {p: offset for p, offset in since.items() if 0 <= offset < ends[p]}
-        ranges = [self._range(facts, p, start, ends[p]) for p, start in starts.items()]
+        ranges = [self._topic_range(facts, p, start, ends[p]) for p, start in starts.items()]
         return ends | find_offsets_at_time(self.settings, ranges, timestamp_ms)
 
-    def _range(self, facts: TopicFacts, partition: int, start: int, end: int) -> TopicRange:
+    def _topic_range(self, facts: TopicFacts, partition: int, start: int, end: int) -> TopicRange:
         return TopicRange(facts.topic, facts.identity, partition, start, end, f"{self.name}.{facts.stream}")
 
     def _ranges(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> tuple[TopicFacts, list[TopicRange]]:
         """Return the ranges of one stream, checked against what the topic holds now."""
-        facts = self._topic_with(ranges)
+        facts = self._describe_topic_of(ranges)
         oldest, upcoming = self._offsets(facts, [ssp.partition for ssp in ranges])
         wanted = []
         for ssp, given in ranges.items():
             start, end = parse_offset(given.start, str(ssp)), parse_offset(given.end, str(ssp))
             TOPIC_RANGES.check(ssp, start, end, oldest[ssp.partition], upcoming[ssp.partition])
-            wanted.append(self._range(facts, ssp.partition, start, end))
+            wanted.append(self._topic_range(facts, ssp.partition, start, end))
         return facts, wanted
 
 
@@ -654,11 +656,11 @@ class KafkaSnapshot(KafkaStreams):
         self._edges_seen: OffsetBounds | None = None
         self._times: dict[int, dict[int, int]] = {}
 
-    def _located(self, stream: str) -> TopicFacts:
+    def _describe_topic(self, stream: str) -> TopicFacts:
         if stream != self._stream:
-            return super()._located(stream)
+            return super()._describe_topic(stream)
         if self._facts is None:
-            self._facts = super()._located(stream)
+            self._facts = super()._describe_topic(stream)
         return self._facts
 
     def _config_of(self, facts: TopicFacts) -> Mapping[str, str]:
@@ -675,9 +677,9 @@ class KafkaSnapshot(KafkaStreams):
             self._edges_seen = super()._offsets(facts, range(facts.partitions))
         return self._edges_seen
 
-    def _first_at(self, facts: TopicFacts, partitions: Sequence[int], timestamp_ms: int) -> dict[int, int]:
+    def _offsets_at_time(self, facts: TopicFacts, partitions: Sequence[int], timestamp_ms: int) -> dict[int, int]:
         if facts.stream != self._stream:
-            return super()._first_at(facts, partitions, timestamp_ms)
+            return super()._offsets_at_time(facts, partitions, timestamp_ms)
         if timestamp_ms not in self._times:
-            self._times[timestamp_ms] = super()._first_at(facts, range(facts.partitions), timestamp_ms)
+            self._times[timestamp_ms] = super()._offsets_at_time(facts, range(facts.partitions), timestamp_ms)
         return self._times[timestamp_ms]

@@ -168,9 +168,9 @@ class Sender:
         self._last: dict[int, int | None] = {}
         self._rows: dict[int, int] = {}
         self._failure: AdjunctError | None = None
-        self._heard = BrokerRefusals(target.settings)
+        self._refusals = BrokerRefusals(target.settings)
         self.producer: Producer = new_client(
-            "producer", target.settings, {**own, "on_delivery": self._delivered}, self._heard
+            "producer", target.settings, {**own, "on_delivery": self._delivered}, self._refusals
         )
 
     def send(self, records: Iterable[OutgoingRecord], partition: int = -1) -> None:
@@ -187,11 +187,11 @@ class Sender:
                     produce(topic, value, key, partition=partition, timestamp=timestamp, headers=headers)
                     break
                 except BufferError:
-                    self._serve(lambda: self.producer.poll(0.05))
+                    self._poll(lambda: self.producer.poll(0.05))
                 except KafkaException as error:
                     size = len(key or b"") + len(value or b"")
-                    raise self.explained(error.args[0], key, size) from error
-        self._serve(lambda: self.producer.poll(0))
+                    raise self.translate_error(error.args[0], key, size) from error
+        self._poll(lambda: self.producer.poll(0))
 
     def mark(self, append: TaskAppend) -> None:
         """Queue the append's markers; they do not count as records."""
@@ -202,7 +202,7 @@ class Sender:
     def finish(self) -> list[SentSpan]:
         """Wait until the broker has every record; return where they lie. Raises for the first that it refused."""
         deadline = time.monotonic() + self._seconds + _GRACE
-        while (left := self._serve(lambda: self.producer.flush(1.0))) and time.monotonic() < deadline:
+        while (left := self._poll(lambda: self.producer.flush(1.0))) and time.monotonic() < deadline:
             pass
         if left:
             raise StreamUnavailableError(
@@ -221,38 +221,38 @@ class Sender:
         self.producer.purge()
         self.producer.flush(1)
 
-    def explained(self, error: KafkaError, key: bytes | None = None, size: int | None = None) -> AdjunctError:
+    def translate_error(self, error: KafkaError, key: bytes | None = None, size: int | None = None) -> AdjunctError:
         """Return what this error of the client means for the append."""
         try:
-            self._heard.check()
+            self._refusals.check()
         except AdjunctError as login:
             return login
         if error.code() == error._FATAL:
-            return self._ended()
+            return self._fatal_error()
         return translate_produce_error(error, self._target, key, size)
 
-    def _serve(self, wait: Callable[[], int]) -> int:
+    def _poll(self, wait: Callable[[], int]) -> int:
         """Let the client tell what it has to; raise the first thing that failed."""
         from confluent_kafka import KafkaException
 
         try:
             left = wait()
         except KafkaException as error:
-            raise self.explained(error.args[0]) from error
+            raise self.translate_error(error.args[0]) from error
         except SystemError as error:
             # The client can do no more, and raised so while it called `_delivered`: the reason is lost there.
-            raise self._ended() from error
+            raise self._fatal_error() from error
         except:  # noqa: E722
             # A client with a logger that can do no more raises its KafkaError bare, which is no exception to Python.
             if isinstance(sys.exc_info()[1], BaseException):
                 raise
-            raise self._ended() from None
-        self._heard.check()
+            raise self._fatal_error() from None
+        self._refusals.check()
         if self._failure is not None:
             raise self._failure
         return left
 
-    def _ended(self) -> AdjunctError:
+    def _fatal_error(self) -> AdjunctError:
         """Return why the client can do no more."""
         from confluent_kafka import KafkaException
 
@@ -271,7 +271,7 @@ class Sender:
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
             if self._failure is None:
-                self._failure = self.explained(error, message.key())
+                self._failure = self.translate_error(error, message.key())
             return
         partition, offset = message.partition(), message.offset()
         # A broker that had a batch already, from a try whose answer was lost, does not tell its offsets.

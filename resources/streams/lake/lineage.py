@@ -60,7 +60,7 @@ class Lineage:
         rewritings = (*state.rewritten_before, *((state.rewritten,) if state.rewritten else ()))
         return cls((*(rewriting.id for rewriting in rewritings), state.id), rewritings)
 
-    def place(self, identity: str) -> int | None:
+    def index_of(self, identity: str) -> int | None:
         """Return which of the stream's identities this is; None for that of another stream."""
         return self.ids.index(identity) if identity in self.ids else None
 
@@ -90,7 +90,7 @@ def find_replaced_by_repartition(read: ReadCoverage, lineage_of: LineageOf) -> R
         application, _, identity = reader.partition("@")
         for stream in sorted({_stream(source) for source in partitions}):
             lineage = lineage_of(stream)
-            at = lineage.place(identity) if lineage is not None else None
+            at = lineage.index_of(identity) if lineage is not None else None
             if lineage is None or at is None or at + 1 == len(lineage.ids):
                 continue
             for later in range(len(lineage.ids) - 1, at, -1):
@@ -119,7 +119,7 @@ def translate_coverage(before: ReadCoverage, now: ReadCoverage, lineage_of: Line
         for source in partitions:
             ssp = SystemStreamPartition.parse(source)
             lineage = lineage_of(ssp.qualified_stream)
-            at = lineage.place(identity) if lineage is not None else None
+            at = lineage.index_of(identity) if lineage is not None else None
             if (
                 lineage is None
                 or not at
@@ -217,7 +217,7 @@ def _find_upstream_replacements(
             except StreamNotFoundError:
                 above = None
             identity = reader.partition("@")[2]
-            if above is None or Lineage.of(above).place(identity) is None:
+            if above is None or Lineage.of(above).index_of(identity) is None:
                 unknown.add(name)
             elif above.id != identity:
                 if _is_replayed(streams, upstream, above, set()):

@@ -671,7 +671,7 @@ class StreamStates:
 
     def list_streams(self) -> list[str]:
         names = [item.key.rsplit("/", 1)[-1] for item in self.lake.store.list(f"{NAMES_PREFIX}/")]
-        return sorted(name for name in names if self._is_there(name))
+        return sorted(name for name in names if self._exists(name))
 
     def log(self, stream: str) -> CommitLog:
         """Internal: the stream's commit log."""
@@ -679,17 +679,17 @@ class StreamStates:
 
     def state(self, stream: str) -> tuple[Commit, StreamState]:
         """Internal: the current commit and what its manifest says."""
-        commit = self._there(stream, self.log(stream).current())
+        commit = self._require_commit(stream, self.log(stream).current())
         return commit, self._parse(commit)
 
-    def _is_there(self, stream: str) -> bool:
+    def _exists(self, stream: str) -> bool:
         try:
             commit = self.log(stream).current()
         except MalformedDocumentError:
             return True  # and says so when it is opened
         return commit is not None and not is_deletion_commit(commit)
 
-    def _there(self, stream: str, commit: Commit | None) -> Commit:
+    def _require_commit(self, stream: str, commit: Commit | None) -> Commit:
         if commit is None or is_deletion_commit(commit):
             there = ", ".join(self.list_streams()) or "none"
             raise StreamNotFoundError(

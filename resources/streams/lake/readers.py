@@ -272,7 +272,7 @@ def _follow_repartitions(position: ReaderPosition, state: StreamState) -> Reader
 
 def _find_problem(position: ReaderPosition, state: StreamState) -> str:
     if position.stream != state.id:
-        if Lineage.of(state).place(position.stream) is not None:
+        if Lineage.of(state).index_of(position.stream) is not None:
             return "the stream was repartitioned before it had read all of it"
         return f"the stream was deleted and made anew (it is {state.id}, and was {position.stream})"
     if len(position.offsets) != len(state.next):

@@ -148,7 +148,7 @@ class LakeReads(StreamStates, NumberedOffsets):
 
         spark = resolve_session(spark)
         latest = wants_latest_epochs(epochs)
-        stream, state, segments, spans = self._found(ranges)
+        stream, state, segments, spans = self._locate(ranges)
         prefix = self.lake.stream_prefix(stream)
         replaced = find_replaced_results(self, stream, state, segments, without_position) if latest else []
         frame = read_frame(
@@ -186,7 +186,7 @@ class LakeReads(StreamStates, NumberedOffsets):
     ) -> Iterator[pa.Table]:
         """Yield what `read_arrow` returns in parts of at most 65,536 records; one is in memory. The first is empty."""
         latest = wants_latest_epochs(epochs)
-        stream, state, segments, spans = self._found(ranges)
+        stream, state, segments, spans = self._locate(ranges)
         schema = state.declaration.schema_ if columns is None else state.declaration.schema_.select(columns)
         replaced = find_replaced_results(self, stream, state, segments, without_position) if latest else []
         yield with_meta_columns(schema.to_arrow(), positions=positions).empty_table()
@@ -201,11 +201,11 @@ class LakeReads(StreamStates, NumberedOffsets):
         ranges: Mapping[SystemStreamPartition, OffsetRange],
         columns: Sequence[str],
     ) -> TaskReader:
-        stream, state, segments, spans = self._found(ranges)
+        stream, state, segments, spans = self._locate(ranges)
         schema, prefix = state.declaration.schema_.select(columns), self.lake.stream_prefix(stream)
         return TaskReader(self.lake.store.descriptor, prefix, schema, segments, spans)
 
-    def _found(
+    def _locate(
         self, ranges: Mapping[SystemStreamPartition, OffsetRange]
     ) -> tuple[str, StreamState, list[Segment], dict[int, Span]]:
         """Return the stream of these ranges, its state, the segments that they touch, and the ranges by partition."""
@@ -564,7 +564,7 @@ class LakeStreams(LakeReads):
         update = {"retention": retention, "compaction": compaction}
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
-            state = self._parse(self._there(stream, commit))
+            state = self._parse(self._require_commit(stream, commit))
             declaration = state.declaration.model_copy(update=update)
             if declaration == state.declaration:
                 return None
@@ -590,10 +590,10 @@ class LakeStreams(LakeReads):
 
     def _commit(self, seen: StreamState, append: Append) -> AppendResult:
         result: list[AppendResult] = []
-        append = replace(append, fold=self._fold(append.stream, seen))
+        append = replace(append, fold=self._write_fold(append.stream, seen))
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
-            state = self._parse(self._there(append.stream, commit))
+            state = self._parse(self._require_commit(append.stream, commit))
             after, decided = decide_append(state, append, self.now_ms())
             result[:] = [decided]
             return None if after is None else after.body()
@@ -601,7 +601,7 @@ class LakeStreams(LakeReads):
         self.log(append.stream).transact(decide, by=append.producer, attempts=_COMMIT_ATTEMPTS)
         return result[0]
 
-    def _fold(self, stream: str, state: StreamState) -> Fold | None:
+    def _write_fold(self, stream: str, state: StreamState) -> Fold | None:
         """Write the page that the index needs next, if any, so that the decision itself does no I/O."""
         full = find_full_level(state)
         if full is None:

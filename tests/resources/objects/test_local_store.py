@@ -68,7 +68,7 @@ _HOLD = """
 import sys, time
 from dagster_adjunct.resources.objects.local_store import LocalStore
 store = LocalStore(sys.argv[1])
-with store._temporary("x", b"half") as temporary, store._lock("CURRENT"):
+with store._temporary_file("x", b"half") as temporary, store._lock("CURRENT"):
     print("held", flush=True)
     time.sleep(60)
 """
