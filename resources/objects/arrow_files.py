@@ -1,4 +1,4 @@
-"""The same store as Arrow's own file systems reach it, for engines that read files by themselves."""
+"""Objects of a store for Arrow and for engines that read files by themselves."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def arrow_filesystem(store: ObjectStore) -> Any:
-    """Return the `pyarrow.fs.FileSystem` that a store's objects are in: paths in it are `location`s without `s3://`.
+    """Return the `pyarrow.fs.FileSystem` that holds a store's objects; paths are `object_location`s without `s3://`.
 
-    For S3, endpoint and region are the store's, and the credentials those that boto3's standard chain gives now:
-    temporary ones are not renewed, so make it anew for each piece of work.
+    For S3 it has the store's endpoint and region, and the credentials that boto3's standard chain gives now. Temporary
+    credentials are not renewed, so create a new one for each piece of work.
     """
     from pyarrow import fs
 
@@ -31,13 +31,13 @@ def arrow_filesystem(store: ObjectStore) -> Any:
 
 
 def object_location(store: ObjectStore, key: str) -> str:
-    """Return where other engines find an object: a path, or an s3:// address.
+    """Return the path or s3:// URL under which other engines find an object.
 
     Raises ConfigurationError for a lake in memory.
     """
     if store.url.startswith("memory://"):
         raise ConfigurationError(
-            f"the lake {store.url} is in this process's memory, where no other engine reads.",
+            f"the lake {store.url} is in this process's memory, which other engines can't read.",
             "Use a lake in a folder or on S3.",
             url=store.url,
         )
@@ -72,7 +72,7 @@ def _s3_arguments(options: S3Options) -> dict[str, Any]:
 
 
 def _is_ip_or_localhost(host: str) -> bool:
-    """Whether a host is an IP address or localhost, below which no bucket has a name of its own."""
+    """Return whether a host is an IP address or localhost, which can't have buckets as subdomains."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -80,17 +80,13 @@ def _is_ip_or_localhost(host: str) -> bool:
     return True
 
 
-if TYPE_CHECKING:
-    Buffer = bytes | memoryview
-
-
 _MAX_IN_MEMORY = 4 * 1024 * 1024
 
 
 class RangedFile(io.RawIOBase):
-    """A file of `size` bytes of which only what is asked for is fetched: `read` gives so many bytes from a place on."""
+    """A file of `size` bytes that fetches only the ranges it is asked for, by `read(offset, length)`."""
 
-    def __init__(self, size: int, read: Callable[[int, int], Buffer]) -> None:
+    def __init__(self, size: int, read: Callable[[int, int], bytes | memoryview]) -> None:
         self._size, self._read = size, read
         self._at = 0
 
@@ -119,7 +115,7 @@ class RangedFile(io.RawIOBase):
 
 
 def open_object(store: ObjectStore, key: str, size: int) -> Any:
-    """Return what pyarrow opens to read this object: its bytes while it is small, else a file of ranges."""
+    """Return a pyarrow input for this object: all its bytes if it is small, else a file that reads ranges."""
     import pyarrow as pa
 
     if size <= _MAX_IN_MEMORY:

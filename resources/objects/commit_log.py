@@ -1,10 +1,15 @@
-"""The one commit protocol: immutable manifests, and a pointer that is swapped by compare-and-swap.
+"""The commit protocol: immutable manifests, and a pointer that is replaced by compare-and-swap.
 
     {prefix}/CURRENT                              pointer: number, commit id, manifest key, nonce
-    {prefix}/manifests/{number:012d}-{id}.json    manifest: the same, parent's id, time, by whom, body
+    {prefix}/manifests/{number:012d}-{id}.json    manifest: number, id, parent's id, time, author, body
+    {prefix}/pages/{uuid}.json                    page: part of a long list, shared by the manifests that refer to it
 
-The swap of `CURRENT` is the commit. A process that dies before it leaves an unreachable manifest and
-nothing else. Reading costs two GETs, committing two PUTs, however long the history is.
+Replacing `CURRENT` is the commit. A process that dies before leaves an unreachable manifest and nothing else. Reading
+costs two GETs and committing two PUTs, however long the history is. Long lists go to pages, so that a commit does not
+write the whole history again.
+
+A deletion is a last commit that says so; then the objects are deleted. That commit and its pointer stay, so that a
+concurrent writer loses its race. An interrupted deletion is repeated.
 """
 
 from __future__ import annotations
@@ -46,13 +51,13 @@ NonEmptyText = Annotated[str, Field(min_length=1)]
 
 
 class VersionedDocument(StoredDocument):
-    """A document of a format that is stored with it: `format` changes whenever the fields do."""
+    """A document that stores its format version; `format` changes whenever the fields do."""
 
     format: Literal[1] = 1
 
 
 class Pointer(VersionedDocument):
-    """`CURRENT`: which commit is current. `nonce` keeps two pointers from ever having equal bytes."""
+    """The content of `CURRENT`: the current commit. `nonce` makes the bytes of every pointer unique."""
 
     kind: NonEmptyText
     number: int = Field(ge=1)
@@ -62,7 +67,7 @@ class Pointer(VersionedDocument):
 
 
 class Manifest(VersionedDocument):
-    """One commit: who, when, after which commit (`parent` is its id), and the body, which `kind` defines."""
+    """A stored commit: author, time, id of its parent, and the body, whose form depends on `kind`."""
 
     kind: NonEmptyText
     number: int = Field(ge=1)
@@ -74,7 +79,7 @@ class Manifest(VersionedDocument):
 
 
 class LakeDocument(VersionedDocument):
-    """`_adjunct/lake.json`: that this is a lake, and when its store passed the probe."""
+    """The content of `_adjunct/lake.json`: the lake's id, and when its store passed the probe."""
 
     kind: Literal["lake"] = "lake"
     id: NonEmptyText
@@ -85,7 +90,7 @@ D = TypeVar("D", bound=StoredDocument)
 
 
 def encode_document(document: VersionedDocument) -> bytes:
-    """Return the document's bytes. A body that JSON can't hold exactly is a `ConfigurationError`."""
+    """Return the document as JSON. Raises `ConfigurationError` for a body that JSON can't hold exactly."""
     fields = {name: v.isoformat() if isinstance(v, datetime) else v for name, v in document}
     try:
         text = json.dumps(fields, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -99,7 +104,7 @@ def encode_document(document: VersionedDocument) -> bytes:
 
 
 def decode_document(cls: type[D], data: bytes, where: str, next_step: str) -> D:
-    """Return the document in `data`, or raise `MalformedDocumentError` saying what is wrong `where`."""
+    """Return the document in `data`. Raises `MalformedDocumentError`, which names `where` it was read."""
     try:
         return cls.model_validate_json(data)
     except ValidationError as error:
@@ -107,7 +112,7 @@ def decode_document(cls: type[D], data: bytes, where: str, next_step: str) -> D:
         if isinstance(format_found, int) and format_found > FORMAT:
             raise _newer_format_error(where, format_found) from None
         raise MalformedDocumentError(
-            f"{where} is no {cls.__name__.lower()} of format {FORMAT}: {first_validation_problem(error)} "
+            f"{where} is not a valid {cls.__name__.lower()} of format {FORMAT}: {first_validation_problem(error)} "
             f"({len(data)} bytes found).",
             next_step,
             document=where,
@@ -115,7 +120,7 @@ def decode_document(cls: type[D], data: bytes, where: str, next_step: str) -> D:
 
 
 def decode_body(cls: type[D], body: object, where: str, problem: str, next_step: str) -> D:
-    """Return the document that a commit holds as `body`, or raise `MalformedDocumentError`: it `problem`, and why."""
+    """Return the document in a commit's body. Raises `MalformedDocumentError`: `where`, `problem`, reason."""
     stored_format = body.get("format") if isinstance(body, Mapping) else None
     if isinstance(stored_format, int) and stored_format > FORMAT:
         raise _newer_format_error(where, stored_format)
@@ -153,9 +158,9 @@ _UNKNOWN_TIME = datetime.fromtimestamp(0, UTC)
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One commit. `number` counts from 1 without holes; `parent` is the id of the commit before, or None.
+    """A commit. `number` counts from 1 without gaps; `parent` is the id of the previous commit, or None.
 
-    `etag` is the pointer's, known only where this commit was read as the current one or just made.
+    `etag` is that of the pointer. It is only known for a commit that was read as the current one or was just made.
     """
 
     number: int
@@ -169,19 +174,19 @@ class Commit:
 
 
 def retry_conflicts(decide: Callable[[], Callable[[], T]], *, attempts: int) -> T:
-    """Return what the commit that `decide()` returns gives, decided again after every conflict, after a longer pause.
+    """Return the result of the commit that `decide()` returns; after a conflict, pause and decide again.
 
-    `decide` reads what is current, and does nothing that may not happen twice. What it raises passes at once, a
-    `CommitConflictError` too: deciding again would not help. Raises the commit's after so many attempts (one at least).
+    `decide` reads the current state and must be safe to repeat. Its own errors are raised at once, including a
+    `CommitConflictError`. The commit's `CommitConflictError` is raised after `attempts` (at least one).
     """
     return commit_with_rebase(decide(), lambda commit: commit(), lambda _: decide(), attempts=attempts)
 
 
 def commit_with_rebase(seen: S, commit: Callable[[S], T], catch_up: Callable[[S], S | None], *, attempts: int) -> T:
-    """Return what `commit(seen)` gives; after a conflict, and a longer pause each time, upon what `catch_up` reads.
+    """Return the result of `commit(seen)`; after a conflict, pause and repeat it on the state that `catch_up` returns.
 
-    `catch_up(seen)` gives None where what others committed leaves nothing to commit: the conflict passes then, as it
-    does after so many attempts (one at least). What `catch_up` raises passes at once.
+    If `catch_up(seen)` returns None, or after `attempts` (at least one), the conflict is raised. Errors of `catch_up`
+    are raised at once.
     """
     for attempt in range(attempts - 1):
         try:
@@ -196,10 +201,9 @@ def commit_with_rebase(seen: S, commit: Callable[[S], T], catch_up: Callable[[S]
 
 
 class CommitLog:
-    """The history of one committed thing (a stream, a dataset, a batch log) below `prefix`.
+    """The commits of one stream, dataset or batch log below `prefix`.
 
-    `kind` ("stream", "dataset", …) is stored and checked, so that one thing is never read as another.
-    Safe to use from threads; holds no state but the store.
+    `kind` ("stream", "dataset", …) is stored and checked on reading. Thread-safe; has no state but the store.
     """
 
     def __init__(self, store: ObjectStore, prefix: str, kind: str, *, clock: Callable[[], datetime] = utc_now) -> None:
@@ -213,14 +217,14 @@ class CommitLog:
         return f"{self.prefix}/CURRENT"
 
     def current(self) -> Commit | None:
-        """Return the current commit, or None when nothing was committed. Two GETs."""
+        """Return the current commit, or None if there is none. Two GETs."""
         standing = self._read_pointer()
         return None if standing is None else self._read_current(*standing)
 
     def head(self) -> Commit | None:
-        """Return where the pointer stands, without looking at the manifest: for who commits after one that is damaged.
+        """Return the current commit from the pointer alone, for committing after a damaged manifest.
 
-        Body, parent, time and author are not known. Raises MalformedDocumentError for a pointer that can't be read.
+        Its body, parent, time and author are empty. Raises MalformedDocumentError for a pointer that can't be read.
         """
         standing = self._read_pointer()
         if standing is None:
@@ -229,10 +233,10 @@ class CommitLog:
         return Commit(pointer.number, pointer.commit, None, pointer.manifest, _UNKNOWN_TIME, "", {}, etag)
 
     def commits_before(self, number: int) -> Iterator[Commit]:
-        """Yield what can be read of the commits before this number, newest first, found by listing the manifests.
+        """Yield the readable commits before this number, newest first, by listing the manifests.
 
-        Where several manifests have one number, all but one lost a race, and nothing says which without the commit
-        after them: these numbers are left out, and so are manifests that can't be read.
+        Leaves out manifests that can't be read, and numbers with several manifests: only one of these won the race,
+        and only its successor tells which.
         """
         numbered: dict[int, list[str]] = {}
         for item in self.store.list(f"{self.prefix}/manifests/"):
@@ -245,7 +249,7 @@ class CommitLog:
                     yield self.read(keys[0])
 
     def read(self, manifest_key: str) -> Commit:
-        """Return the commit of this manifest, whatever `CURRENT` says (also when it can't be read).
+        """Return the commit of this manifest, whatever `CURRENT` contains.
 
         Raises `ObjectNotFoundError` and `MalformedDocumentError`.
         """
@@ -262,7 +266,7 @@ class CommitLog:
             raise MalformedDocumentError(
                 f"manifest {manifest_key!r} in {self.store.url} is of kind {manifest.kind!r} and belongs at "
                 f"{expected!r}; expected kind {self.kind!r} here.",
-                "It was copied or renamed: restore the original object.",
+                "It may have been copied or renamed: restore the original object.",
                 document=manifest_key,
             )
         return Commit(
@@ -276,7 +280,7 @@ class CommitLog:
         )
 
     def history(self, limit: int | None = None) -> Iterator[Commit]:
-        """Yield the current commit, its parent and so on; ends early where the manifests were collected."""
+        """Yield the current commit, its parent and so on, until a manifest has been deleted by maintenance."""
         commit = self.current()
         count = 0
         while commit is not None and (limit is None or count < limit):
@@ -285,19 +289,19 @@ class CommitLog:
             commit = self._parent_of(commit)
 
     def commit(self, parent: Commit | None, body: dict[str, Any], *, by: str, commit_id: str | None = None) -> Commit:
-        """Make `body` the next commit after `parent` (None: the first one) and return it.
+        """Commit `body` after `parent` (None: as the first commit) and return the commit.
 
-        Raises `CommitConflictError` when somebody else committed after `parent`: nothing of this is visible.
-        Raises `CommitStateUnknownError` when the store never said whether it happened, and `StoreUnavailableError`
-        when it failed before the swap, so that it certainly did not. `commit_id` must be new for each attempt.
+        Raises `CommitConflictError` if another commit followed `parent`; nothing of this one is visible then.
+        Raises `CommitStateUnknownError` if the store did not tell whether the commit happened, and
+        `StoreUnavailableError` if it failed before the swap and so did not. `commit_id` must be new for each attempt.
         """
         return self._commit(parent, self._etag_of(parent), body, by, commit_id)
 
     def continue_from(self, other: CommitLog, body: dict[str, Any], *, by: str) -> Commit:
-        """Begin this log with the history of another one, and make `body` the next commit after it; return that.
+        """Copy the history of another log into this one, commit `body` after it, and return the commit.
 
-        The other log stays as it is. Safe to repeat until it has returned. Raises CommitConflictError where this log
-        was begun.
+        The other log does not change. Safe to repeat until it returns. Raises CommitConflictError if this log has
+        commits already.
         """
         newest = other.current()
         for commit in other.history() if newest is not None else ():
@@ -313,9 +317,7 @@ class CommitLog:
         new_id = check_name("commit", commit_id or uuid.uuid4().hex)
         key = self.manifest_key(number, new_id)
         if not by:
-            raise ConfigurationError(
-                f"a commit to {self.prefix} does not say who commits.", "Pass by=….", argument="by"
-            )
+            raise ConfigurationError(f"a commit to {self.prefix} has no author.", "Pass by=….", argument="by")
         manifest = Manifest(
             kind=self.kind,
             number=number,
@@ -330,11 +332,11 @@ class CommitLog:
         try:
             self.store.put_if_absent(key, data)
         except ObjectExistsError:
-            # Our own bytes, times and all, got there by a request that was repeated on the way.
+            # Equal bytes, including the time, are our own: the request was repeated on the way.
             if self.store.get(key).data != data:
                 raise ConfigurationError(
                     f"commit id {new_id!r} was used before in {self.prefix}, at number {number}.",
-                    "Give every attempt an id of its own.",
+                    "Use a new id for each attempt.",
                     argument="commit_id",
                 ) from None
         etag = self._swap(expected, pointer)
@@ -343,10 +345,10 @@ class CommitLog:
     def transact(
         self, decide: Callable[[Commit | None], dict[str, Any] | None], *, by: str, attempts: int = 20
     ) -> Commit | None:
-        """Commit what `decide(current)` returns, deciding again after every conflict; return what is current.
+        """Commit the body that `decide(current)` returns and return the commit; after a conflict, decide again.
 
-        `decide` may be called several times, so it must have no side effects; its None means that there is
-        nothing to do. Raises `CommitConflictError` after `attempts`, and what `commit` raises.
+        `decide` may be called several times, so it must have no side effects. If it returns None nothing is committed,
+        and the current commit is returned. Raises `CommitConflictError` after `attempts`, and what `commit` raises.
         """
 
         def decided() -> Callable[[], Commit | None]:
@@ -356,10 +358,8 @@ class CommitLog:
 
         return retry_conflicts(decided, attempts=attempts)
 
-    # -- the swap
-
     def _swap(self, expected: str | None, pointer: Pointer) -> str | None:
-        """Swap the pointer and return its new ETag (None if the winning reply was lost and history went on)."""
+        """Replace the pointer and return its new ETag; None if we won but others have committed since."""
         data = encode_document(pointer)
         problem: Exception | None = None
         for attempt in range(_SWAP_ATTEMPTS):
@@ -368,17 +368,16 @@ class CommitLog:
                     return self.store.put_if_absent(self.pointer_key, data)
                 return self.store.put_if_match(self.pointer_key, data, expected)
             except (ObjectExistsError, PreconditionFailedError, TransientError) as error:
-                # Even a refusal may be our own success: something between us and the store may have
-                # repeated the request.
+                # Even a failed condition may be our own success, if the request was repeated on the way.
                 problem = error
             won, etag = self._resolve_outcome(expected, pointer, problem)
             if won:
                 return etag
-            _back_off(attempt)  # the pointer still is our parent's: the identical request again
+            _back_off(attempt)  # the pointer is still our parent's: repeat the same request
         raise self._unknown_error(pointer, problem)
 
     def _resolve_outcome(self, expected: str | None, pointer: Pointer, problem: Exception) -> tuple[bool, str | None]:
-        """Look whether our commit is part of history: (True, ETag if known), (False, None) to repeat, or raise."""
+        """Return (True, ETag if known) if our commit is in the history, (False, None) to retry; or raise."""
         try:
             standing = self._read_pointer()
             if standing is None:
@@ -401,28 +400,26 @@ class CommitLog:
             parent = self._parent_of(commit)
             if parent is None:
                 raise ObjectNotFoundError(
-                    f"commits before {commit.manifest_key!r} were collected.", key=commit.manifest_key
+                    f"the commits before {commit.manifest_key!r} were deleted.", key=commit.manifest_key
                 )
             commit = parent
         return commit.id == pointer.commit
 
     def _conflict_error(self, pointer: Pointer, standing: str) -> CommitConflictError:
         return CommitConflictError(
-            f"commit {pointer.number} of {self.prefix} lost a race: CURRENT is at {standing}, expected at "
+            f"commit {pointer.number} of {self.prefix} lost a race: CURRENT is at {standing}, expected "
             f"number {pointer.number - 1}.",
-            "Read the current commit and decide again.",
+            "Read the current commit and try again.",
             prefix=self.prefix,
         )
 
     def _unknown_error(self, pointer: Pointer, error: Exception | None) -> CommitStateUnknownError:
         return CommitStateUnknownError(
             f"commit {pointer.number} of {self.prefix} may or may not have happened: {self.store.url} did not "
-            f"say ({error}).",
-            f"Look whether {pointer.commit!r} is in the history before acting again.",
+            f"confirm it ({error}).",
+            f"Check whether {pointer.commit!r} is in the history before you retry.",
             prefix=self.prefix,
         )
-
-    # -- documents
 
     def _read_pointer(self) -> tuple[Pointer, str] | None:
         try:
@@ -451,7 +448,7 @@ class CommitLog:
         except ObjectNotFoundError:
             now = self._read_pointer()
             if now is not None and now[0] != pointer:
-                return self._read_current(*now)  # what it named was collected when others had committed
+                return self._read_current(*now)  # others have committed, and the old manifest was deleted
             raise MalformedDocumentError(
                 f"pointer {self.pointer_key!r} in {self.store.url} names {pointer.manifest!r}, which is missing.",
                 "Restore that object from a backup or an older object version; older commits under "
@@ -478,37 +475,31 @@ class CommitLog:
             return None
 
     def _etag_of(self, parent: Commit | None) -> str | None:
-        """Return the pointer's ETag while it stands at `parent`; a commit from history has to look it up."""
+        """Return the pointer's ETag if it still points to `parent`; read it for a commit without an ETag."""
         if parent is None or parent.etag is not None:
             return None if parent is None else parent.etag
         standing = self._read_pointer()
         if standing is None or standing[0].commit != parent.id or standing[0].number != parent.number:
             raise CommitConflictError(
-                f"commit {parent.number} ({parent.id}) of {self.prefix} is not the current one any more.",
-                "Read the current commit and decide again.",
+                f"commit {parent.number} ({parent.id}) of {self.prefix} is no longer the current one.",
+                "Read the current commit and try again.",
                 prefix=self.prefix,
             )
         return standing[1]
 
     def manifest_key(self, number: int, commit_id: str) -> str:
-        """Return where the manifest of this commit is."""
+        """Return the key of this commit's manifest."""
         return f"{self.prefix}/manifests/{number:012d}-{commit_id}.json"
 
 
 def _back_off(attempt: int) -> None:
-    # Jitter, so that writers who met once do not meet again.
+    # With jitter, so that the same writers do not collide again.
     time.sleep(random.uniform(0.5, 1.0) * min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempt))
-
-
-# Pages: parts of long lists, stored once and shared by all manifests that list them.
-#
-# A manifest that held a whole history would make each commit dearer than the one before. It holds
-# references to pages instead; the next manifest repeats the references and adds a page.
 
 
 @dataclass(frozen=True, slots=True)
 class PageRef:
-    """Where a page is, how many items it has, and the SHA-256 of its bytes."""
+    """A reference to a page: its key, number of items, and the SHA-256 of its bytes."""
 
     key: str
     count: int
@@ -530,21 +521,21 @@ class PageRef:
 
 
 def write_page(store: ObjectStore, prefix: str, items: Iterable[Any]) -> PageRef:
-    """Store JSON-able items as one new page below `{prefix}/pages/` and return its reference."""
+    """Store items as a new page below `{prefix}/pages/` and return its reference."""
     page = list(items)
     data = json.dumps(page, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    # The key is new even for equal contents: an equal page may be about to be collected.
+    # Equal contents get a new key too: the equal page may be about to be deleted.
     key = f"{prefix}/pages/{uuid.uuid4().hex}.json"
     store.put_if_absent(key, data)
     return PageRef(key, len(page), hashlib.sha256(data).hexdigest())
 
 
 def read_page(store: ObjectStore, ref: PageRef) -> list[Any]:
-    """Return the page's items. Raises `ObjectNotFoundError`, or `ManifestMismatchError` if it was changed."""
+    """Return the page's items. Raises `ObjectNotFoundError`, and `ManifestMismatchError` if it was changed."""
     data = store.get(ref.key).data
     if hashlib.sha256(data).hexdigest() != ref.sha256:
         raise ManifestMismatchError(
-            f"page {ref.key!r} in {store.url} is not what its manifest lists: found {len(data)} bytes with SHA-256 "
+            f"page {ref.key!r} in {store.url} differs from its manifest: found {len(data)} bytes with SHA-256 "
             f"{hashlib.sha256(data).hexdigest()}, expected {ref.sha256} with {ref.count} items.",
             "Restore the object from a backup or an older object version.",
             key=ref.key,
@@ -554,18 +545,12 @@ def read_page(store: ObjectStore, ref: PageRef) -> list[Any]:
     return items
 
 
-# Deletes what a commit log holds: first the pointer, by a last commit that says so, then the objects.
-#
-# The last commit and its pointer stay, so that a writer who read the log before loses its race, and that what is made
-# anew under the name is told from what was there. Whoever is killed half-way is repeated.
-
-
 _DELETED = "deleted"
 
 
 @dataclass(frozen=True, slots=True)
 class DeletedObjects:
-    """What was deleted: objects, and their size in bytes. `left`: what is left lies beside something made anew."""
+    """The number and total bytes of deleted objects. `left`: some remain, next to a recreated log."""
 
     objects: int
     size: int
@@ -573,29 +558,29 @@ class DeletedObjects:
 
 
 def is_deletion_commit(commit: Commit | None) -> bool:
-    """Whether the last thing that was committed is that all of it is deleted."""
+    """Return whether this commit records that the log was deleted."""
     return commit is not None and _DELETED in commit.body
 
 
 def deletion_record(commit: Commit) -> dict[str, Any]:
-    """Return what was said when it was deleted: when, by whom, why, and what the caller added."""
+    """Return the record of a deletion: time, author, reason, and what the caller added."""
     return dict(commit.body[_DELETED])
 
 
 def commit_deletion(log: CommitLog, parent: Commit, *, reason: str, by: str, **more: Any) -> Commit:
-    """Make the deletion the last commit. Raises CommitConflictError where somebody committed after `parent`."""
+    """Commit the deletion as the last commit. Raises CommitConflictError if another commit followed `parent`."""
     record = {"at": log.now().isoformat(), "by": by, "reason": reason, **more}
     return log.commit(parent, {_DELETED: record}, by=by)
 
 
 def list_log_objects(log: CommitLog, spared: Collection[str] = ()) -> dict[str, int]:
-    """Return the objects below the log's prefix and their sizes, without its pointer, and without those spared."""
+    """Return the sizes of the objects below the log's prefix by key, without its pointer and those `spared`."""
     sizes = {item.key: item.size for item in log.store.list(f"{log.prefix}/")}
     return {key: size for key, size in sizes.items() if key != log.pointer_key and key not in spared}
 
 
 def exclude_newer_manifests(log: CommitLog, commit: Commit, keys: Collection[str]) -> list[str]:
-    """Return the keys without the manifests of this commit and of later ones, which may be about to be current."""
+    """Return the keys without the manifests of this commit and of later ones, which may become current."""
     manifests = f"{log.prefix}/manifests/"
 
     def stays(key: str) -> bool:

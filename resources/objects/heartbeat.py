@@ -24,9 +24,10 @@ _TRUSTED_SHARE = 0.9
 
 
 class Heartbeat:
-    """Rewrites `key` with `body()`, by a thread of its own, from `start` to `end`.
+    """Rewrites the object `key` with `body()` in a background thread, from `start` to `end`.
 
-    `not_ours(data)` says of what was found there instead whose it is, and "" of a write of ours whose reply was lost.
+    `not_ours(data)` describes the owner of an object found there instead, and returns "" if it is our own write whose
+    reply was lost.
     """
 
     def __init__(
@@ -44,31 +45,30 @@ class Heartbeat:
         self._etag: str | None = None
         self._written = _clock()
         self._failure = ""
-        # What its thread is to do before it ends. Unlike an event it may be told so at any point of another thread's
-        # work, the collection of garbage included.
+        # The thread's last task. A SimpleQueue, because `put` is reentrant: it may be called by a garbage collection.
         self._last: SimpleQueue[Callable[[str], object] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def write(self, write: Callable[[bytes], str]) -> None:
-        """Write the object a first time, by `write`, which gives its ETag."""
+        """Create the object by `write`, which returns its ETag."""
         self._written = _clock()
         self._etag = write(self._body())
 
     def start(self) -> None:
-        """Renew it from now on."""
+        """Start renewing the object in the background."""
         self._thread = threading.Thread(target=self._run, name="adjunct-lease", daemon=True)
         self._thread.start()
 
     @property
     def problem(self) -> str:
-        """Why it can't be relied on any more; "" as long as it can."""
+        """The reason why the heartbeat is lost; "" while it is valid."""
         if not self._failure and self._is_overdue():
             self._failure = f"it lives for {self._ttl} and was not renewed in time"
         return self._failure
 
     def check(self) -> None:
-        """Notice now, not with the next renewal, that somebody else has it; a store that can't tell changes nothing."""
+        """Check now whether somebody else has taken the object over. Ignores transient errors of the store."""
         with self._lock, suppress(TransientError):
             if self._etag is None or self._failure:
                 return
@@ -81,17 +81,17 @@ class Heartbeat:
                 self._failure = self._not_ours(stored.data)
 
     def renew(self) -> None:
-        """Write it anew, which moves its expiry. One that was removed or taken meanwhile is lost, not made again."""
+        """Rewrite the object, which extends its life. One that was removed or taken over is lost, not recreated."""
         with self._lock:
             if self._etag is None or self._failure:
                 return
             began = _clock()
             self._failure = self._rewrite(self._etag)
-            if not self.problem:  # else it was written too late: somebody may have seen it expired
+            if not self.problem:  # else the write came too late: others may have seen it expire
                 self._written = began
 
     def end(self, remove: Callable[[str], object]) -> None:
-        """Stop renewing and `remove` the object, given its ETag; what can't be removed now expires. Safe to repeat."""
+        """Stop renewing and call `remove(etag)`; an object that can't be removed expires. Safe to repeat."""
         self._last.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -101,7 +101,7 @@ class Heartbeat:
                 remove(etag)
 
     def end_in_background(self, remove: Callable[[str], object]) -> None:
-        """Let its own thread end it, waiting for nothing: for what runs where an object is collected."""
+        """Let the background thread end it, without waiting: for use in finalizers."""
         self._last.put(remove)
 
     def _rewrite(self, etag: str) -> str:
@@ -118,7 +118,7 @@ class Heartbeat:
         return ""
 
     def _is_overdue(self) -> bool:
-        """Whether it may have expired, with a margin: stores round the times that they tell to seconds."""
+        """Return whether it may have expired, with a margin, since stores round times to seconds."""
         passed = max(now - then for now, then in zip(_clock(), self._written, strict=True))
         return passed >= _TRUSTED_SHARE * self._ttl.total_seconds()
 
@@ -143,5 +143,5 @@ class Heartbeat:
 
 
 def _clock() -> tuple[float, float]:
-    """Return two clocks: one that nobody sets, and one that goes on while the machine sleeps."""
+    """Return two clocks: one that is never set, and one that keeps running while the machine sleeps."""
     return time.monotonic(), time.time()

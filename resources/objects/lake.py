@@ -1,4 +1,4 @@
-"""A lake: one root in an object store, below which streams, datasets and applications live."""
+"""A lake: one root in an object store that contains streams, datasets and applications."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _INSTEAD = (
 
 
 def probe_conditional_writes(store: ObjectStore) -> None:
-    """Return if the store refuses what it must, else raise `ConditionalWritesUnsupportedError`.
+    """Raise `ConditionalWritesUnsupportedError` unless the store honours conditional writes.
 
-    Nobody else writes to the probe's key. So what it holds says which writes were done, also where a reply was lost, or
-    the store repeated a write by itself and answered the repeat. Leaves no object behind.
+    Nobody else writes to the probe's key. So its content tells which writes were done, even if a reply was lost or the
+    store repeated a write and answered the repeat. Leaves no object behind.
     """
     key = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
     try:
@@ -62,9 +62,9 @@ def probe_conditional_writes(store: ObjectStore) -> None:
 
 
 def _write_and_verify(store: ObjectStore, key: str, data: bytes, write: Callable[[], str]) -> str | None:
-    """Return the ETag that this write left, None where the store has refused it.
+    """Return the ETag of this write, or None if the store rejected it.
 
-    Where the store does not say (StoreUnavailableError), and has not done it, it is asked once more.
+    A write with an unknown outcome (StoreUnavailableError) that did not happen is tried once more.
     """
     for last in (False, True):
         try:
@@ -98,8 +98,8 @@ _FORMS = {"s3": "s3://BUCKET/PREFIX", "file": "file:///FOLDER"}
 class LakeSettings(BaseSettings):
     """How to reach the lake's store, from ADJUNCT_S3_… variables; credentials come from boto3's own chain.
 
-    boto3's variables (AWS_ENDPOINT_URL_S3, AWS_REGION, AWS_PROFILE, …) hold where these are not set.
-    Sizes in bytes, time-outs in seconds. `shared` (ADJUNCT_LAKE_SHARED) says that all machines see a local
+    Where these are not set, boto3's variables (AWS_ENDPOINT_URL_S3, AWS_REGION, AWS_PROFILE, …) apply.
+    Sizes in bytes, time-outs in seconds. `shared` (ADJUNCT_LAKE_SHARED) states that all machines mount a local
     lake under the same path.
     """
 
@@ -126,12 +126,12 @@ class LakeSettings(BaseSettings):
         return self
 
     def s3_options(self) -> S3Options:
-        """Return the part that a store needs, as a plain value."""
+        """Return the options of the store."""
         return S3Options(**self.model_dump(exclude={"shared"}))
 
 
 def open_store(url: str | os.PathLike[str] | None, settings: LakeSettings) -> ObjectStore:
-    """Return the store at a lake's URL; without one at that of ADJUNCT_LAKE, else in `.adjunct/lake`."""
+    """Return the store at a lake's URL (default: ADJUNCT_LAKE, else `.adjunct/lake`)."""
     named = os.fspath(url) if url is not None else os.environ.get("ADJUNCT_LAKE") or DEFAULT_LAKE
     return StoreDescriptor(*_parse_lake_url(named, settings)).open()
 
@@ -139,8 +139,8 @@ def open_store(url: str | os.PathLike[str] | None, settings: LakeSettings) -> Ob
 def _parse_lake_url(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:
     if not isinstance(url, str) or not url.strip():
         raise ConfigurationError(
-            f"lake {url!r} is no address: expected s3://BUCKET/PREFIX, a folder or file:///FOLDER.",
-            "Leave it out for ADJUNCT_LAKE, else .adjunct/lake.",
+            f"lake {url!r} is not a URL: expected s3://BUCKET/PREFIX, a folder or file:///FOLDER.",
+            "Leave it out to use ADJUNCT_LAKE, or .adjunct/lake if that is not set.",
             argument="url",
         )
     check_store_url(url, "lake")
@@ -148,9 +148,9 @@ def _parse_lake_url(url: str, settings: LakeSettings) -> tuple[str, S3Options | 
     if scheme in ("s3", "s3a"):
         if set(url.partition("://")[2].partition("/")[0]) & set("@:"):
             raise ConfigurationError(
-                "the lake's URL holds a login, or something else beside a bucket, which is not shown here: expected "
+                "the lake's URL has a login or something else before the bucket, which is not shown here: expected "
                 "s3://BUCKET/PREFIX.",
-                "Leave credentials to boto3's own chain (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, …).",
+                "Give credentials by boto3's own chain (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, …).",
                 argument="url",
             )
         return f"s3://{url.partition('://')[2].rstrip('/')}", settings.s3_options()
@@ -162,9 +162,9 @@ def _parse_lake_url(url: str, settings: LakeSettings) -> tuple[str, S3Options | 
 
 
 def check_store_url(url: str, what: str, schemes: Sequence[str] = _SCHEMES) -> None:
-    """Refuse what is neither a URL of these schemes nor plainly a folder; `what` says in the error what is there.
+    """Raise ConfigurationError unless `url` has one of these schemes or is clearly a folder; `what` names it in errors.
 
-    A folder of any name can be written as ./NAME. Raises ConfigurationError.
+    A folder of any name can be written as ./NAME.
     """
     named = _URL.match(url)
     scheme, slashes = (named["scheme"], named["slashes"]) if named else ("", "")
@@ -172,7 +172,7 @@ def check_store_url(url: str, what: str, schemes: Sequence[str] = _SCHEMES) -> N
     if url != url.strip() or url[:1] in ("'", '"'):
         problem, right = "begins or ends with a space or a quotation mark", url.strip(" \t\n\r'\"")
     elif _WINDOWS.match(url):
-        problem, right = "is a path of Windows", "the folder as this machine names it, with slashes"
+        problem, right = "is a Windows path", "the folder as this machine names it, with slashes"
     elif _NO_COLON.match(url):
         problem, (scheme, _, rest) = "has no colon after its scheme", url.partition("//")
         if scheme.lower() in schemes and scheme.lower() != "file":
@@ -180,7 +180,7 @@ def check_store_url(url: str, what: str, schemes: Sequence[str] = _SCHEMES) -> N
     elif named and scheme not in schemes and (slashes or scheme.lower() in schemes):
         problem = f"has the unknown scheme {scheme!r}"
     elif named and scheme == "file" and (not slashes or urlsplit(url).netloc not in ("", "localhost")):
-        problem, right = "names a host, or no folder from the root on", _FORMS["file"]
+        problem, right = "names a host, or not an absolute folder", _FORMS["file"]
     elif named and scheme in schemes and scheme != "file" and len(slashes) < 2:
         problem = f"has {'one slash' if slashes else 'no slashes'} after its scheme: expected two"
         right = f"{scheme}://{url[named.end() :]}"
@@ -188,8 +188,8 @@ def check_store_url(url: str, what: str, schemes: Sequence[str] = _SCHEMES) -> N
         return
     if "@" in url:
         raise ConfigurationError(
-            f"the URL of the {what}, which is not shown as it may hold a login, {problem}.",
-            f"Write it as in {_FORMS['s3']}, and leave credentials to boto3's own chain.",
+            f"the URL of the {what}, which is not shown as it may contain a login, {problem}.",
+            f"Write it as in {_FORMS['s3']}, and give credentials by boto3's own chain.",
             argument="url",
         )
     or_folder = "" if url != url.strip() else f", or ./{url} for a folder of this very name"
@@ -202,7 +202,7 @@ def new_lake_document() -> LakeDocument:
 
 
 def read_lake_document(store: ObjectStore) -> LakeDocument | None:
-    """Return the document of the lake at a store's root; None where no lake is. Raises MalformedDocumentError."""
+    """Return the document of the lake at a store's root, or None without a lake. Raises MalformedDocumentError."""
     try:
         data = store.get(LAKE_DOCUMENT).data
     except ObjectNotFoundError:
@@ -219,12 +219,12 @@ _log = logging.getLogger("adjunct.lake")
 
 
 def lake_to_be_made(store: ObjectStore) -> ObjectStore:
-    """Return the store at which no lake is yet, for whoever writes to it."""
+    """Return a store without a lake as one whose first write creates the lake."""
     return cast("ObjectStore", LazyLakeStore(store, _create_lake))
 
 
 class LazyLakeStore:
-    """`inner`, whose first write is preceded by `make`. What reads passes through, and so does all once it is made."""
+    """The store `inner`, which calls `make` before its first write. Reads pass through."""
 
     def __init__(self, inner: ObjectStore, make: Callable[[ObjectStore], None]) -> None:
         self._inner = inner
@@ -272,7 +272,7 @@ class LazyLakeStore:
 
 
 def _create_lake(store: ObjectStore) -> None:
-    """Write the lake's document where there is none yet, and say so: a mistyped URL makes a new lake."""
+    """Write the lake's document unless it exists, and log a warning, since a mistyped URL creates a new lake."""
     if _lake_exists(store):
         return
     probe_conditional_writes(store)
@@ -283,18 +283,18 @@ def _create_lake(store: ObjectStore) -> None:
             raise
         return
     if not store.url.startswith("memory:"):
-        _log.warning("A new lake is made at %s.", store.url)
+        _log.warning("Created a new lake at %s.", store.url)
 
 
 def _lake_exists(store: ObjectStore) -> bool:
-    """Whether the lake is there by now: by another process, or by us with a reply that was lost."""
+    """Return whether the lake exists by now, created by another process or by a request whose reply was lost."""
     return read_lake_document(store) is not None
 
 
 class Lake:
-    """An opened lake. Picklable: it travels as its store's descriptor and is not probed again.
+    """An open lake. Pickles as its store's descriptor, and is not probed again.
 
-    `clock` gives the time, with a zone; another process goes by its machine's.
+    `clock` returns the time with its zone. It is not pickled: another process uses the system clock.
     """
 
     def __init__(
@@ -306,12 +306,12 @@ class Lake:
         self._clock = clock
 
     def now(self) -> datetime:
-        """Return the time that everything in this lake is dated with: that of its clock."""
+        """Return the time of the lake's clock, which dates everything in the lake."""
         now = self._clock()
         if now.tzinfo is None:
             raise ConfigurationError(
-                f"the clock of the lake {self.url} says {now}, which names no zone.",
-                "Give one that does: clock=lambda: datetime.now(UTC).",
+                f"the clock of the lake {self.url} returned {now}, which has no time zone.",
+                "Return a time with a zone: clock=lambda: datetime.now(UTC).",
                 argument="clock",
                 url=self.url,
             )
@@ -319,7 +319,7 @@ class Lake:
 
     @property
     def id(self) -> str:
-        """The lake's own id; "" while nothing has been written to it."""
+        """The lake's id; "" until something is written to it."""
         if not self._id:
             document = read_lake_document(self.store)
             self._id = document.id if document is not None else ""
@@ -330,7 +330,7 @@ class Lake:
         return self.store.url
 
     def exists(self) -> bool:
-        """Whether anything has ever been written to the lake. One request while there is none."""
+        """Return whether anything has been written to the lake. One request as long as nothing was."""
         return bool(self.id)
 
     def stream_prefix(self, name: str) -> str:
@@ -343,7 +343,7 @@ class Lake:
         return f"applications/{check_name('application', name)}"
 
     def commit_log(self, prefix: str, kind: str) -> CommitLog:
-        """Return the log of what is committed below `prefix`."""
+        """Return the commit log below `prefix`."""
         return CommitLog(self.store, prefix, kind, clock=self.now)
 
     def __reduce__(self) -> tuple[object, tuple[StoreDescriptor, str, bool]]:
@@ -358,23 +358,24 @@ def open_lake(
 ) -> Lake:
     """Return the lake at `url`: `s3://BUCKET/PREFIX`, a folder, `file:///…` or `memory://NAME`.
 
-    Without a URL: ADJUNCT_LAKE, else `.adjunct/lake`. One GET, which creates nothing. Where there is no lake yet, the
-    first write makes one, and logs so: it probes the store's conditional writes (ConditionalWritesUnsupportedError) and
-    writes `_adjunct/lake.json`. With `create=False`, a lake that is not there is a LakeNotFoundError.
+    Without a URL: ADJUNCT_LAKE, else `.adjunct/lake`. One GET, which creates nothing. If there is no lake yet, the
+    first write creates one and logs a warning: it probes the store's conditional writes
+    (ConditionalWritesUnsupportedError) and writes `_adjunct/lake.json`. With `create=False`, a missing lake raises
+    LakeNotFoundError.
     """
     settings = settings or LakeSettings()
     lake = lake_in(open_store(url, settings), shared=settings.shared)
     if not create and not lake.exists():
         raise LakeNotFoundError(
             f"there is no lake at {lake.url}.",
-            "Check --lake and ADJUNCT_LAKE; the first command or program that writes to a lake makes it.",
+            "Check --lake and ADJUNCT_LAKE; the first write creates a lake.",
             url=lake.url,
         )
     return lake
 
 
 def lake_in(store: ObjectStore, *, shared: bool = False) -> Lake:
-    """Return the lake at a store's root; where there is none yet, the first write makes it, after a probe."""
+    """Return the lake at a store's root; if there is none, the first write creates it after a probe."""
     document = read_lake_document(store)
     if document is None:
         return Lake(lake_to_be_made(store), "", shared=shared)

@@ -1,4 +1,4 @@
-"""An object store in a local folder, with the same promises as S3: whole objects, races with one winner."""
+"""An object store in a local folder, with the promises of `ObjectStore`: atomic writes, races with one winner."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 def _translates_os_errors(request: Callable[Concatenate[LocalStore, P], T]) -> Callable[Concatenate[LocalStore, P], T]:
-    """Say what the file system refuses, or fails at, as an error of ours."""
+    """Translate errors of the file system into Adjunct's."""
 
     @functools.wraps(request)
     def asked(self: LocalStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -69,14 +69,14 @@ def _translates_os_errors(request: Callable[Concatenate[LocalStore, P], T]) -> C
 class LocalStore:
     """Objects as files below `root`.
 
-    Creating: the bytes go to a synced temporary file inside the root, which is then hard-linked to its name;
-    linking fails if the name exists, so exactly one creator wins and nobody sees half a file.
-    Replacing: the ETag is compared and the file renamed under an OS lock, which dies with its process.
+    Create: the bytes go to a synced temporary file inside the root, which is then hard-linked to its name. Linking
+    fails if the name exists, so exactly one creator wins and nobody sees a partial file.
+    Replace: the ETag is compared and the file renamed under an OS lock, which ends with its process.
 
-    An ETag is the hash of the content up to 1 MiB (pointers and manifests are smaller), beyond that it is
-    made of size, inode and time, so that listing large files does not read them.
-    Works on any file system of one machine, and on NFSv4 when all machines mount it with locks.
-    Where the folder is deleted while the store is in use, the probe of a new lake (PROBES) makes it anew.
+    The ETag of up to 1 MiB (pointers and manifests are smaller) is a hash of the content. The ETag of a larger file
+    consists of its size, inode and time, so that listing does not read it.
+    Works on local file systems, and on NFSv4 if all machines mount it with locks.
+    If the folder is deleted while the store is in use, the probe of a new lake (PROBE_PREFIX) creates it again.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -98,8 +98,6 @@ class LocalStore:
 
     def __repr__(self) -> str:
         return f"LocalStore({self.url!r})"
-
-    # -- reading
 
     @_translates_os_errors
     def get(self, key: str) -> StoredObject:
@@ -131,7 +129,7 @@ class LocalStore:
         folder = self._root / prefix.rpartition("/")[0]
         keys = []
         for parent, folders, files in os.walk(folder, onerror=self._raise_unless_missing):
-            # The hidden folder, and whatever else begins with a dot, is never an object.
+            # Names that begin with a dot, such as the internal folder, are never objects.
             folders[:] = [name for name in folders if not name.startswith(".")]
             base = Path(parent).relative_to(self._root)
             keys += [(base / name).as_posix() for name in files if not name.startswith(".")]
@@ -146,8 +144,6 @@ class LocalStore:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-
-    # -- writing
 
     @_translates_os_errors
     def put(self, key: str, data: bytes) -> str:
@@ -193,7 +189,7 @@ class LocalStore:
     @_translates_os_errors
     def delete(self, key: str) -> None:
         path = self._path(key)
-        if not path.exists():  # nor are folders made, for a lock, where nothing is
+        if not path.exists():  # don't create the folders of a lock in an empty place
             return
         self._prepare(key)
         with self._lock(key):
@@ -209,15 +205,13 @@ class LocalStore:
         for key in keys:
             self.delete(key)
 
-    # -- for Spark and writers
-
     def spark_uri(self, key: str) -> str:
-        # Hadoop's Path takes the plain path after the scheme and escapes it itself: "%20" would mean "%20".
-        # Spark expands patterns in it, and offers no escape that holds for reads and tables alike.
+        # Hadoop's Path escapes the path after the scheme itself, so it must be plain.
+        # Spark expands patterns in it, and has no escape that works for both reads and tables.
         path = str(self._path(key))
         if set(path) & set("*[{\\"):
             raise ConfigurationError(
-                f"Spark can't read {path!r}: it takes '*', '[', '{{' and '\\' in a path for a pattern.",
+                f"Spark can't read {path!r}: it treats '*', '[', '{{' and '\\' in a path as a pattern.",
                 "Move the lake to a folder without these characters.",
                 url=self.url,
                 key=key,
@@ -228,13 +222,11 @@ class LocalStore:
         self._prepare("")
         return self._staging
 
-    # -- inside
-
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)
 
     def _raise_unless_missing(self, error: OSError) -> None:
-        """Raise for a folder that can't be listed: what is in it would be left out in silence."""
+        """Raise for a folder that can't be listed, whose objects would be left out silently."""
         gone = isinstance(error, FileNotFoundError | NotADirectoryError) and not self._root.is_file()
         if not gone:
             raise self._translate_os_error(error, "what is below it") from error
@@ -243,17 +235,19 @@ class LocalStore:
         reason = error.strerror or str(error)
         if self._root.exists() and not self._root.is_dir():
             return ConfigurationError(
-                f"{self.url} can't hold a lake: it is no folder.", "Name a folder, or s3://.", argument="url"
+                f"{self.url} can't hold a lake: it is not a folder.",
+                "Use a folder or s3://BUCKET/PREFIX.",
+                argument="url",
             )
         if error.errno in REFUSED_ERRNOS or not self._root.exists():
             return ConfigurationError(
                 f"folder {self.url} can't hold a lake: {reason} ({what}).",
-                "Choose a folder that this user may read and write.",
+                "Use a folder that this user may read and write.",
                 argument="url",
             )
         return StoreUnavailableError(
             f"the file system of {self.url} failed at {what}: {reason}.",
-            "See whether the disk is full or failing, then run it again.",
+            "Check whether the disk is full or failing, then run it again.",
             url=self.url,
         )
 
@@ -273,7 +267,7 @@ class LocalStore:
         if self._ready and not key.startswith(PROBE_PREFIX) and not (self._root / LAKE_DOCUMENT).exists():
             raise LakeNotFoundError(
                 f"the lake at {self.url} was deleted since it was opened.",
-                "Open it again: the first write makes a new one.",
+                "Open it again: the first write creates a new lake.",
                 url=self.url,
             )
         try:
@@ -285,7 +279,7 @@ class LocalStore:
         self._ready = True
 
     def _delete_stale_files(self) -> None:
-        """Remove what killed processes left behind; a file still being written is younger than a day."""
+        """Delete temporary files of killed processes; a file that is being written is younger than a day."""
         oldest = time.time() - _STALE_SECONDS
         for path in self._staging.iterdir():
             with contextlib.suppress(OSError):
@@ -310,7 +304,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _lock(self, key: str) -> Iterator[None]:
-        """Hold the key's OS lock, against other threads and processes; the kernel frees it if we are killed."""
+        """Hold the key's OS lock against other threads and processes; the kernel releases it if we are killed."""
         name = f"{zlib.crc32(key.encode()) % _LOCKS:02d}"
         with (self._internal / "locks" / name).open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -327,11 +321,11 @@ class LocalStore:
             except FileNotFoundError:
                 if not temporary.exists():
                     raise
-                continue  # a delete removed the empty folder that we had just made
+                continue  # a delete removed the empty folder that we had just created
             except FileExistsError:
                 self._raise_if_folder(path, key)
                 raise ObjectExistsError(
-                    f"object {key!r} is already in {self.url}.", "Read it, or choose another key.", key=key
+                    f"object {key!r} already exists in {self.url}.", "Read it, or use another key.", key=key
                 ) from None
             except OSError as error:
                 if error.errno in (*DISK_FULL_ERRNOS, errno.EIO, errno.EROFS, errno.EACCES):
@@ -360,8 +354,8 @@ class LocalStore:
             path.parent.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise ConfigurationError(
-                f"object {key!r} can't be stored in {self.url}: a part of its key is itself an object there.",
-                "Choose keys of which none is a folder of another.",
+                f"object {key!r} can't be stored in {self.url}: a part of its key is an object there.",
+                "Use keys of which none is the folder of another.",
                 url=self.url,
                 key=key,
             ) from None
@@ -369,14 +363,14 @@ class LocalStore:
     def _raise_if_folder(self, path: Path, key: str) -> None:
         if path.is_dir():
             raise ConfigurationError(
-                f"object {key!r} can't be stored in {self.url}: other objects have it as their folder.",
-                "Choose keys of which none is a folder of another.",
+                f"object {key!r} can't be stored in {self.url}: it is the folder of other objects.",
+                "Use keys of which none is the folder of another.",
                 url=self.url,
                 key=key,
             )
 
     def _sync_folder(self, path: Path) -> str:
-        """Sync the folder, so that the name survives a power cut, and return the ETag."""
+        """Sync the folder, so that the file survives a power cut, and return the ETag."""
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

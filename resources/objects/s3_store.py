@@ -1,4 +1,4 @@
-"""An object store in an S3 bucket, over boto3, for AWS and every server that honours conditional writes."""
+"""An object store in an S3 bucket, by boto3, for AWS and other servers that honour conditional writes."""
 
 from __future__ import annotations
 
@@ -59,21 +59,21 @@ _LONGEST_PAUSE = 5.0
 
 
 class StoreBusyError(StoreUnavailableError):
-    """The store refused without doing anything (409 among concurrent writers, throttling): repeat it."""
+    """The store did nothing (409 among concurrent writers, throttling): retry."""
 
 
 class UploadGoneError(StoreUnavailableError):
-    """The multipart upload is not there (any more): look whether it was completed, else begin again."""
+    """The multipart upload does not exist (any more): check whether it was completed, else start again."""
 
 
 @dataclass(frozen=True, slots=True)
 class S3Request:
-    """A request as errors name it: "GET of 'a/b' in s3://bucket/lake". One for several keys names the first."""
+    """A request as errors describe it: "GET of 'a/b' in s3://bucket/lake". `key` is the first of several."""
 
     request: str
     url: str | None = None  # of the store
     key: str | None = None
-    more: int = 0  # keys beside the first
+    more: int = 0  # keys besides the first
 
     def __str__(self) -> str:
         more = f" and {self.more} more" if self.more else ""
@@ -83,7 +83,7 @@ class S3Request:
 def translate_s3_error(error: Exception, what: S3Request) -> AdjunctError:
     """Return the Adjunct error for a botocore error.
 
-    `StoreBusyError` says that nothing was done; plain `StoreUnavailableError` that nobody knows.
+    `StoreBusyError` means that nothing was done, plain `StoreUnavailableError` that the outcome is unknown.
     """
     if isinstance(error, ClientError):
         return _translate_response(error, what)
@@ -115,7 +115,7 @@ def _translate_response(error: ClientError, what: S3Request) -> AdjunctError:
     if status == 409:
         return StoreBusyError(f"{answer}: concurrent writers.", "Run it again.", url=what.url, key=what.key)
     if status == 412:
-        return PreconditionFailedError(f"{answer}.", "Read the object again and decide again.", key=what.key)
+        return PreconditionFailedError(f"{answer}.", "Read the object again, then retry.", key=what.key)
     if code == "NoSuchBucket":
         return ConfigurationError(
             f"{answer}: the bucket does not exist.", "Create it, or correct the URL.", url=what.url
@@ -126,13 +126,13 @@ def _translate_response(error: ClientError, what: S3Request) -> AdjunctError:
         return ObjectNotFoundError(f"{answer}.", "Check the URL, and whether the object was deleted.", key=what.key)
     if status == 501 or code == "NotImplemented":
         return ConditionalWritesUnsupportedError(
-            f"{answer}: the store lacks it.",
-            "Use a store that has conditional writes, or upgrade this one.",
+            f"{answer}: the store does not support it.",
+            "Use a store with conditional writes, or upgrade this one.",
             url=what.url,
         )
     if status in (401, 403):
         return ConfigurationError(
-            f"{answer}: these credentials may not do it.",
+            f"{answer}: the credentials do not allow it.",
             "Check the credentials, the bucket's policy and the clock.",
             url=what.url,
             key=what.key,
@@ -146,12 +146,12 @@ def _translate_response(error: ClientError, what: S3Request) -> AdjunctError:
 
 
 def is_range_past_end(error: ClientError) -> bool:
-    """Whether a ranged GET failed because the object ends before the range."""
+    """Return whether a ranged GET failed because the object ends before the range."""
     return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 416
 
 
 def send_request(what: S3Request, request: Callable[[], T]) -> T:
-    """Send one request and return its result, or raise what the answer means."""
+    """Send one request and return its result; translate its errors."""
     try:
         return request()
     except (ClientError, BotoCoreError) as error:
@@ -161,7 +161,7 @@ def send_request(what: S3Request, request: Callable[[], T]) -> T:
 def retry_request(
     request: Callable[[], T], attempts: int, on: type[StoreUnavailableError] = StoreUnavailableError
 ) -> T:
-    """Call `request` until it does not raise `on`, at most `attempts` times, with growing random pauses."""
+    """Return the result of `request`, repeated up to `attempts` times while it raises `on`, with back-off."""
     return Retrying(
         retry=retry_if_exception_type(on),
         stop=stop_after_attempt(attempts),
@@ -181,11 +181,10 @@ _THREADS = 4
 def upload_multipart(
     client: S3Client, path: Path, at: dict[str, Any], extra: dict[str, Any], options: S3Options, what: S3Request
 ) -> str:
-    """Send the file in parts, create the object if it is absent, and return its ETag.
+    """Create the object from the file by a multipart upload and return its ETag.
 
-    Raises `PreconditionFailedError` when it is there already, `StoreBusyError` or `UploadGoneError` when the
-    whole upload must be done again, and `StoreUnavailableError` when the last reply was lost. Parts that were
-    sent are dropped whenever the upload is known to have failed.
+    Raises `PreconditionFailedError` if the object exists, `StoreBusyError` or `UploadGoneError` if the whole upload
+    must be repeated, and `StoreUnavailableError` if the last reply was lost. A failed upload's parts are deleted.
     """
     size = path.stat().st_size
     part_size = max(options.part_size, -(-size // _MOST_PARTS))
@@ -201,8 +200,8 @@ def upload_multipart(
             ),
         )["ETag"]
     except BaseException:
-        # After a lost reply to the last request this settles the matter: an upload that was completed can't be
-        # aborted any more, and one that was not never will be.
+        # This decides the outcome after a lost reply: a completed upload can't be aborted, and an aborted one can't be
+        # completed.
         with suppress(AdjunctError):
             send_request(what, lambda: client.abort_multipart_upload(**at, UploadId=upload_id))
         raise
@@ -214,7 +213,7 @@ def _send_parts(
     file = os.open(path, os.O_RDONLY)
 
     def send(number: int) -> dict[str, Any]:
-        # Read inside the thread, so that no more than the parts in flight are in memory.
+        # Read inside the thread, so that only the parts in flight are in memory.
         data = os.pread(file, part_size, (number - 1) * part_size)
         answer = retry_request(
             lambda: send_request(what, lambda: client.upload_part(**at, PartNumber=number, Body=data)), options.attempts
@@ -228,27 +227,25 @@ def _send_parts(
         os.close(file)
 
 
-# Every create carries a token of its own: after a lost reply it tells our object from an equal one of another's.
+# Every create has a unique token, which identifies our own object after a lost reply.
 _TOKEN = "adjunct-write"
 
 
 class S3Store:
     """Objects below `s3://bucket/prefix`.
 
-    botocore's own repeats are off: repeated behind our back, a conditional write that had won would report
-    that it lost. Unconditional requests are repeated here, with back-off; conditional ones only when the
-    store said that it did nothing. After a lost reply `put_if_absent` and `upload` look for their own token;
-    `put_if_match` raises `StoreUnavailableError`, since only the caller can tell its own write.
+    botocore's retries are off, because a conditional write that it repeated after a success would report a conflict.
+    Unconditional requests are retried here with back-off, conditional ones only if the store reports that it did
+    nothing. After a lost reply `put_if_absent` and `upload` look for their own token; `put_if_match` raises
+    `StoreUnavailableError`, since only the caller can recognize its own write.
 
-    The client is made on first use in each process, and is never pickled.
+    The client is created on first use in each process, and is not pickled.
     """
 
     def __init__(self, url: str, options: S3Options | None = None) -> None:
         bucket, _, prefix = url.removeprefix("s3://").rstrip("/").partition("/")
         if not url.startswith("s3://") or not bucket:
-            raise ConfigurationError(
-                f"lake {url!r} names no bucket: expected s3://BUCKET/PREFIX.", "Write it in this form.", argument="url"
-            )
+            raise ConfigurationError(f"lake {url!r} names no bucket: expected s3://BUCKET/PREFIX.", argument="url")
         self._bucket = bucket
         self._prefix = f"{check_key(prefix)}/" if prefix else ""
         self._options = options or S3Options()
@@ -268,8 +265,6 @@ class S3Store:
 
     def __repr__(self) -> str:
         return f"S3Store({self.url!r})"
-
-    # -- reading
 
     def get(self, key: str) -> StoredObject:
         def request() -> StoredObject:
@@ -326,8 +321,6 @@ class S3Store:
             finally:
                 temporary.unlink(missing_ok=True)
 
-    # -- writing
-
     def put(self, key: str, data: bytes) -> str:
         return self._send("PUT", key, partial(self._put, key, data))
 
@@ -346,7 +339,7 @@ class S3Store:
         except ObjectNotFoundError:
             raise PreconditionFailedError(
                 f"object {key!r} is not in {self.url}, expected it with ETag {etag}.",
-                "Read it again and decide again.",
+                "Read it again, then retry.",
                 key=key,
             ) from None
 
@@ -360,7 +353,7 @@ class S3Store:
                     return self._put(key, file, IfNoneMatch="*", Metadata={_TOKEN: token})
 
             return self._create(key, token, send)
-        if self.head(key) is not None:  # before gigabytes are sent in vain; the race is decided at the end
+        if self.head(key) is not None:  # to save a useless upload; the race is decided at its end
             raise self._exists_error(key)
 
         def send_parts() -> str:
@@ -382,8 +375,6 @@ class S3Store:
             what = replace(self._request_name("DELETE", some[0]), more=len(some) - 1)
             retry_request(partial(self._delete_objects, what, objects), self._options.attempts)
 
-    # -- for Spark and writers
-
     def spark_uri(self, key: str) -> str:
         return f"s3a://{self._bucket}/{self._prefix}{check_key(key)}"
 
@@ -397,10 +388,8 @@ class S3Store:
             )
         return folder
 
-    # -- inside
-
     def _create(self, key: str, token: str, send: Callable[[], str]) -> str:
-        """Send a create until its outcome is known; our token on the object says that it was us who won."""
+        """Repeat a create until its outcome is known; our token on the object shows that we won."""
         what = self._request_name("PUT with If-None-Match", key)
 
         def attempt() -> str:
@@ -409,7 +398,7 @@ class S3Store:
             except StoreBusyError:
                 raise
             except (PreconditionFailedError, UploadGoneError, StoreUnavailableError) as error:
-                head = self._head(key, attempts=1)  # this whole attempt is repeated anyway
+                head = self._head(key, attempts=1)  # the whole attempt is retried anyway
                 if head is not None:
                     if head["Metadata"].get(_TOKEN) == token:
                         return str(head["ETag"])
@@ -459,7 +448,7 @@ class S3Store:
 
     def _exists_error(self, key: str) -> ObjectExistsError:
         return ObjectExistsError(
-            f"object {key!r} is already in {self.url}.", "Read it, or choose another key.", key=key
+            f"object {key!r} already exists in {self.url}.", "Read it, or use another key.", key=key
         )
 
     def _send(self, request: str, key: str, send: Callable[[], T]) -> T:
@@ -471,7 +460,7 @@ class S3Store:
         if connected is not None and connected[0] == os.getpid():
             return connected[1]
         with self._lock:
-            # Forked workers make their own: a shared socket would mix two processes' answers.
+            # Forked workers need their own: a shared socket would mix the answers of two processes.
             if self._connected is None or self._connected[0] != os.getpid():
                 self._connected = (
                     os.getpid(),
@@ -481,7 +470,7 @@ class S3Store:
 
 
 def create_s3_client(options: S3Options, what: S3Request) -> S3Client:
-    """Return a new client without repeats of its own; `what` says in errors what it is for."""
+    """Return a new client without retries; `what` describes its purpose in errors."""
     import boto3
     from botocore.config import Config
 
@@ -491,7 +480,7 @@ def create_s3_client(options: S3Options, what: S3Request) -> S3Client:
         read_timeout=options.read_timeout,
         max_pool_connections=32,
         s3={"addressing_style": "path"} if options.path_style else {},
-        # Only where S3 demands it: many servers do not know the newer checksums yet.
+        # Only if S3 requires it: many servers do not support the newer checksums yet.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
@@ -504,7 +493,7 @@ def create_s3_client(options: S3Options, what: S3Request) -> S3Client:
         )
     except ValueError:  # its text is the endpoint, which may hold a login
         raise ConfigurationError(
-            f"{what}: boto3 is told an S3 endpoint that is no URL of a server (not shown here, it may hold a login).",
+            f"{what}: boto3's S3 endpoint is not a URL of a server (not shown here, as it may contain a login).",
             "Write it like https://s3.example.com:9000 (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, boto3's configuration).",
             setting="AWS_ENDPOINT_URL_S3",
             url=what.url,

@@ -1,4 +1,4 @@
-"""What Adjunct asks of an object store, as one protocol, and how a store travels to other processes."""
+"""The object store protocol, its descriptor for other processes, and an in-memory store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LAKE_DOCUMENT = "_adjunct/lake.json"
 PROBE_PREFIX = "_adjunct/probe/"
-"""Where the probe of a new lake writes, before anything else is written to the lake."""
+"""The prefix of the objects that the probe of a new lake writes."""
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+@-]{0,199}")
 _KEY_LENGTH = 900
 _ENDPOINT = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?", re.IGNORECASE)
@@ -38,7 +38,7 @@ _ENDPOINT = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """The facts about one object. `size` in bytes, `modified` by the store's clock, in UTC."""
+    """The metadata of an object: `size` in bytes, `modified` in UTC by the store's clock."""
 
     key: str
     size: int
@@ -48,7 +48,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """The bytes of an object and the ETag that these bytes had."""
+    """The bytes of an object and their ETag."""
 
     data: bytes
     etag: str
@@ -56,21 +56,21 @@ class StoredObject:
 
 @runtime_checkable
 class ObjectStore(Protocol):
-    """A flat map from keys to immutable bytes, with two conditional writes that race safely.
+    """A flat map from keys to immutable bytes, with two conditional writes.
 
-    Keys are `a/b/c`, relative to the lake's root, and checked by `check_key`. The promises:
+    Keys look like `a/b/c`, are relative to the lake's root, and are validated by `check_key`. The promises:
 
-    - A write is seen whole or not at all, and by every read that begins after it returned.
-    - Of any number of concurrent `put_if_absent` on one key exactly one returns; of any number of
-      concurrent `put_if_match` with one ETag at most one returns, and exactly one if the ETag is current.
-    - A conditional write that raises `StoreUnavailableError` may have happened: the caller must look.
-      Every other error says that it has not.
-    - Equal contents may have equal ETags, so whoever swaps a pointer puts a nonce into it.
+    - A write is atomic, and visible to every read that begins after it returned.
+    - Of concurrent `put_if_absent` calls for one key exactly one succeeds. Of concurrent `put_if_match` calls with one
+      ETag at most one succeeds, and exactly one if the ETag is current.
+    - A conditional write that raises `StoreUnavailableError` may have happened: the caller must check.
+      After every other error it has not.
+    - Equal contents may have equal ETags, so a pointer that is swapped needs a nonce.
     """
 
     @property
     def url(self) -> str:
-        """Where the root is: `s3://bucket/prefix`, a folder, `memory://name`."""
+        """The URL of the root: `s3://bucket/prefix`, a folder, or `memory://name`."""
         ...
 
     def get(self, key: str) -> StoredObject:
@@ -82,64 +82,64 @@ class ObjectStore(Protocol):
         ...
 
     def head(self, key: str) -> ObjectInfo | None:
-        """Return the object's facts, or None if there is none."""
+        """Return the object's metadata, or None if it does not exist."""
         ...
 
     def put(self, key: str, data: bytes) -> str:
-        """Write, replacing what is there, and return the ETag."""
+        """Create or replace the object and return its ETag."""
         ...
 
     def put_if_absent(self, key: str, data: bytes) -> str:
-        """Create and return the ETag. Raises `ObjectExistsError`."""
+        """Create the object and return its ETag. Raises `ObjectExistsError`."""
         ...
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> str:
-        """Replace the object that has this ETag; return the new one. Raises `PreconditionFailedError`."""
+        """Replace the object with this ETag and return the new ETag. Raises `PreconditionFailedError`."""
         ...
 
     def delete(self, key: str) -> None:
-        """Delete; an object that is not there is no error."""
+        """Delete the object, if it exists."""
         ...
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        """Delete all; those that are not there are no error."""
+        """Delete those of the objects that exist."""
         ...
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Yield what begins with `prefix` ("" is everything), in order of the keys."""
+        """Yield the objects whose keys begin with `prefix` ("" for all), ordered by key."""
         ...
 
     def upload(self, path: Path, key: str) -> str:
         """Create an object of any size from a file and return the ETag. Raises `ObjectExistsError`.
 
-        A file in `staging_dir()` must not be written to afterwards (it may have become the object);
-        the caller deletes it. Any other file stays the caller's.
+        A file in `staging_dir()` may become the object, so it must not be changed afterwards; the caller deletes it.
+        Other files are copied.
         """
         ...
 
     def download(self, key: str, path: Path) -> None:
-        """Write the object to a local file, which appears whole. Raises `ObjectNotFoundError`."""
+        """Write the object to a local file, atomically. Raises `ObjectNotFoundError`."""
         ...
 
     def spark_uri(self, key: str) -> str:
-        """Return what Spark opens (an object, or a folder of them), as Hadoop's `Path` takes it."""
+        """Return the URI of an object or folder for Spark (Hadoop's `Path`)."""
         ...
 
     def staging_dir(self) -> Path:
-        """Return the local folder where files for `upload` are written cheapest; it exists."""
+        """Return an existing local folder for files that will be uploaded."""
         ...
 
     @property
     def descriptor(self) -> StoreDescriptor:
-        """What another process needs to open the same store: small, picklable, without secrets."""
+        """The address and options of this store, with which another process opens it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class S3Options:
-    """How to reach S3, without credentials: these come from boto3's standard chain in each process.
+    """Options of an S3 store; the credentials come from boto3's standard chain in each process.
 
-    Sizes in bytes, time-outs in seconds. An endpoint of None is AWS (or boto3's own AWS_ENDPOINT_URL_S3).
+    Sizes in bytes, time-outs in seconds. Without an endpoint, boto3's AWS_ENDPOINT_URL_S3, else AWS.
     """
 
     endpoint: str | None = None
@@ -159,13 +159,13 @@ class S3Options:
 
 @dataclass(frozen=True, slots=True)
 class StoreDescriptor:
-    """A store's address and options, picklable and free of secrets."""
+    """A store's address and options; picklable, without secrets."""
 
     url: str
     s3: S3Options | None = None
 
     def open(self) -> ObjectStore:
-        """Return the store that this describes; one per process, shared by its threads."""
+        """Return the described store; one per process, shared by its threads."""
         if self.url.startswith("memory://"):
             return InMemoryStore.named(self.url)
         cached = _OPENED.get((os.getpid(), self))
@@ -181,7 +181,6 @@ class StoreDescriptor:
         if "://" in self.url:
             raise ConfigurationError(
                 f"store {self.url!r} has an unknown scheme: expected s3://BUCKET/PREFIX, a folder or memory://NAME.",
-                "Write the lake's URL in one of these forms.",
                 argument="url",
             )
         from dagster_adjunct.resources.objects.local_store import LocalStore
@@ -189,12 +188,12 @@ class StoreDescriptor:
         return LocalStore(self.url)
 
 
-# Keyed by process id as well: a forked worker must not share its parent's sockets.
+# Keyed by process id too: a forked worker must not share its parent's sockets.
 _OPENED: dict[tuple[int, StoreDescriptor], ObjectStore] = {}
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it is safe as an S3 key, as a path below a folder and inside a URI."""
+    """Return `key` if it is safe as an S3 key, as a relative path, and in a URI. Raises InvalidNameError."""
     segments = key.split("/") if isinstance(key, str) else []
     if not segments or len(key) > _KEY_LENGTH or not all(_SEGMENT.fullmatch(segment) for segment in segments):
         raise InvalidNameError(
@@ -207,23 +206,20 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return `prefix` if it is empty or the beginning of a safe key; it may end in "/"."""
+    """Return `prefix` if it is empty or a safe key, optionally with a final "/". Raises InvalidNameError."""
     if prefix:
         check_key(prefix.removesuffix("/"))
     return prefix
 
 
 def staged_file_errors(store: ObjectStore, path: Path, what: str) -> AbstractContextManager[None]:
-    """Raise what the file system says of a file that is to be uploaded as `telling_file_errors` does.
-
-    The place is the store where the file lies in it, else the folder of temporary files.
-    """
+    """Translate errors of writing a file for upload; they name the store if the file is in it, else its folder."""
     place = store.url if str(path).startswith(f"{store.url}/") else path.parent
     return translate_file_errors(place, what)
 
 
 def read_store_clock(store: ObjectStore, key: str) -> datetime:
-    """Return the time by the store's clock: that of an object written just now, under this key."""
+    """Return the time by the store's clock: that of an object that this writes under `key`."""
     store.put(key, uuid.uuid4().hex.encode())
     written = store.head(key)
     assert written is not None
@@ -231,20 +227,20 @@ def read_store_clock(store: ObjectStore, key: str) -> datetime:
 
 
 def check_endpoint(endpoint: str | None) -> None:
-    """Refuse what is no plain URL of an S3 server; errors, Spark's settings and its UI would show a login."""
+    """Raise ConfigurationError unless `endpoint` is empty or a plain URL of a server, without a login."""
     if not endpoint:
         return
     if "@" in endpoint:
         raise ConfigurationError(
-            "the URL of the S3 endpoint holds a login, which S3 does not use and logs would show.",
-            "Write it like https://s3.example.com:9000; credentials belong to boto3's own chain (AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, …).",
+            "the URL of the S3 endpoint contains a login, which S3 does not use and logs would show.",
+            "Write it like https://s3.example.com:9000, and give credentials by boto3's own chain (AWS_ACCESS_KEY_ID "
+            "and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, …).",
             argument="endpoint",
         )
     if not _ENDPOINT.fullmatch(endpoint):
         raise ConfigurationError(
-            f"the S3 endpoint {endpoint.partition('?')[0]!r} is no URL of a server: expected http:// or https://, "
-            "a host and maybe a port.",
+            f"the S3 endpoint {endpoint.partition('?')[0]!r} is not a URL of a server: expected http:// or https://, "
+            "a host, and optionally a port.",
             "Write it like https://s3.example.com:9000 (ADJUNCT_S3_ENDPOINT, else AWS_ENDPOINT_URL_S3).",
             argument="endpoint",
         )
@@ -258,10 +254,10 @@ class _Object:
 
 
 class InMemoryStore:
-    """Objects in a dictionary, with the promises of `ObjectStore`; gone when nothing refers to the store.
+    """Objects in a dictionary, with the promises of `ObjectStore`; freed with the last reference to the store.
 
-    A store is found again by its name while it lives, in the same process: `named` gives a store of a name, of which
-    there is never a second. ETags are content hashes, as on S3, so that code that forgets a nonce fails here too.
+    While it exists, `named` returns it by its name in the same process. ETags are content hashes, as on S3, so that
+    code that forgets a nonce fails here too.
     """
 
     _alive: ClassVar[WeakValueDictionary[str, InMemoryStore]] = WeakValueDictionary()
@@ -276,7 +272,7 @@ class InMemoryStore:
 
     @classmethod
     def named(cls, url: str) -> InMemoryStore:
-        """Return the living store of this `memory://` URL, or a new one."""
+        """Return the existing store of this `memory://` URL, or a new one."""
         with cls._naming:
             return cls._alive.get(url) or cls()._set_name(url.removeprefix("memory://"))
 
@@ -315,7 +311,7 @@ class InMemoryStore:
         with self._lock:
             if check_key(key) in self._objects:
                 raise ObjectExistsError(
-                    f"object {key!r} is already in {self.url}.", "Read it, or choose another key.", key=key
+                    f"object {key!r} already exists in {self.url}.", "Read it, or use another key.", key=key
                 )
             return self._set(key, data)
 
@@ -325,7 +321,7 @@ class InMemoryStore:
             if stored is None or stored.etag != etag:
                 raise PreconditionFailedError(
                     f"object {key!r} in {self.url} has ETag {stored.etag if stored else 'none'}, expected {etag}.",
-                    "Read it again and decide again.",
+                    "Read it again, then retry.",
                     key=key,
                 )
             return self._set(key, data)
@@ -353,7 +349,7 @@ class InMemoryStore:
 
     def spark_uri(self, key: str) -> str:
         raise ConfigurationError(
-            f"Spark can't read {check_key(key)!r} of {self.url}: it lives in this process only.",
+            f"Spark can't read {check_key(key)!r} of {self.url}: it is in this process's memory.",
             "Use a folder or s3:// as the lake.",
             url=self.url,
             key=key,

@@ -1,4 +1,4 @@
-"""A checksum over records that does not depend on their order, so that a producer can promise it in a marker."""
+"""A checksum of records that does not depend on their order, so that a producer can put it into a marker."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ EMPTY_CHECKSUM = f"r2-{0:016x}"
 def records_checksum(df: DataFrame, schema: Schema) -> str:
     """Return the checksum of the records: `r2-` and 16 hex digits, as in r2-51d0bd7a9c5e0f6b.
 
-    They are the sum modulo 2**64 of a hash of each record: Spark's xxhash64 of the places and values of the columns of
-    `schema` that are not null, in its order. Whatever else the frame has does not count. Equal records in any order and
+    It is the sum modulo 2**64 of a hash of each record: Spark's xxhash64 of the positions and values of the non-null
+    columns of `schema`, in its order. Other columns of the frame are ignored. Equal records in any order and
     partitioning have equal checksums. Runs one Spark job.
     """
     with translate_spark_errors():
@@ -41,21 +41,21 @@ def checksums_by_partition(df: DataFrame, schema: Schema) -> dict[int, str]:
 
 
 def arrow_checksums_by_partition(table: pa.Table, schema: Schema) -> dict[int, str]:
-    """Return what `checksums_by_partition` does, of records in Arrow."""
+    """Return the checksum of each partition's records in an Arrow table."""
     sums: dict[int, int] = {}
     digests = row_digests(table, schema).to_pylist()
     for partition, digest in zip(table.column(PARTITION).to_pylist(), digests, strict=True):
         sums[partition] = sums.get(partition, 0) + digest
-    return {partition: f"r2-{total % 2**64:016x}" for partition, total in sums.items()}
+    return {partition: _format_checksum(0, total) for partition, total in sums.items()}
 
 
 def arrow_checksum(table: pa.Table, schema: Schema) -> str:
-    """Return what `records_checksum` does, of records in Arrow."""
-    return f"r2-{sum(row_digests(table, schema).to_pylist()) % 2**64:016x}"
+    """Return the checksum of the records in an Arrow table."""
+    return _format_checksum(0, sum(row_digests(table, schema).to_pylist()))
 
 
 def parse_records_checksum(text: str | None) -> str | None:
-    """Return the checksum over records in `text`, None where there is none or one of its producer's own form."""
+    """Return the records' checksum in `text`; None without one, or for a checksum of the producer's own form."""
     return text.lower() if text is not None and _PATTERN.fullmatch(text) else None
 
 

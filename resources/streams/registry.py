@@ -1,4 +1,4 @@
-"""Opens stream systems by name: the lake's own, and those that were registered."""
+"""Opens stream systems by name: the lake's own, and registered ones."""
 
 from __future__ import annotations
 
@@ -16,27 +16,23 @@ if TYPE_CHECKING:
 
 
 def open_system(lake: Lake, name: str) -> StreamSystem:
-    """Return the system registered as `name`; `lake` is where Adjunct keeps what the system itself can't."""
-    systems = _systems()
+    """Return the system registered as `name`; `lake` stores what the system itself can't."""
+    systems: dict[str, SystemFactory] = {LAKE: _open_lake_streams, **registered_systems()}
     if name not in systems:
         raise ConfigurationError(
-            f"there is no stream system {name!r}: there are {', '.join(sorted(systems))}.",
-            "Check the name before the dot, or call register_system first.",
+            f"there is no stream system {name!r}. Systems: {', '.join(sorted(systems))}.",
+            "Check the part before the dot, or call register_system first.",
             system=name,
         )
     return systems[name](lake)
 
 
 def open_systems(lake: Lake, streams: Iterable[str]) -> dict[str, StreamSystem]:
-    """Return by name the systems of these streams ("lake.orders")."""
+    """Return the systems of these streams ("lake.orders") by name."""
     return {name: open_system(lake, name) for name in {split_stream_name(stream)[0] for stream in streams}}
 
 
-def _systems() -> dict[str, SystemFactory]:
-    return {LAKE: _lake, **registered_systems()}
-
-
-def _lake(lake: Lake) -> StreamSystem:
+def _open_lake_streams(lake: Lake) -> StreamSystem:
     from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 
     return LakeStreams(lake)

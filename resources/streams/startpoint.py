@@ -1,7 +1,7 @@
-"""Startpoints: positions at which the reading of a stream partition starts instead of its checkpoint (SAMZA-1983).
+"""Startpoints: positions from which a stream partition is read instead of its checkpoint (SAMZA-1983).
 
-A startpoint says *where* in words that any system understands; `resolve_startpoint_to_offset` turns it into an
-offset of one. Its stored form is JSON that names its kind and version.
+A startpoint is independent of the system; `resolve_startpoint_to_offset` turns it into an offset. It is stored as JSON
+with its kind and version.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# The years 1 to 9999, which every system, file format and clock here can write as a date.
+# The years 1 to 9999, which every system and file format can represent.
 MIN_MS, MAX_MS = -62_135_596_800_000, 253_402_300_799_999
 _FINER_UNITS = (("microseconds", 1_000), ("nanoseconds", 1_000_000))
-_LIKELY_MS = 500_000_000_000  # a day in 1985: who writes an earlier one does not count in finer units
+_LIKELY_MS = 500_000_000_000  # in 1985: earlier times are not taken for finer units
 _LIKELY_SECONDS = range(_LIKELY_MS // 1000, 10_000_000_000)  # of 1985 to 2286; in milliseconds January to April 1970
 ID_LENGTH = 200
 
@@ -35,7 +35,7 @@ G = TypeVar("G")
 
 
 class StartpointVisitor(Protocol[In_contra, Out_co]):
-    """What to do with each kind of startpoint; `Startpoint.apply` calls the method of its own kind."""
+    """A function of a startpoint, with one method for each kind; `Startpoint.apply` calls that of its kind."""
 
     def visit_oldest(self, given: In_contra, startpoint: StartpointOldest) -> Out_co: ...
 
@@ -56,7 +56,7 @@ def _new_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Startpoint(ABC):
-    """A position in a stream partition, made at `creation_timestamp_ms` (since the epoch), with an `id` of its own."""
+    """A position in a stream partition, created at `creation_timestamp_ms` (since the epoch), with a unique `id`."""
 
     kind: ClassVar[str]
 
@@ -69,10 +69,10 @@ class Startpoint(ABC):
 
     @abstractmethod
     def apply(self, given: G, visitor: StartpointVisitor[G, T]) -> T:
-        """Return what the visitor's method for this kind makes of `given` and this startpoint."""
+        """Return the result of the visitor's method for this kind."""
 
     def reissue(self) -> Self:
-        """Return the same position as a wish of its own: made now, with another id, so that it is applied again."""
+        """Return the same position as a new startpoint, with a new id and time, so that it is applied again."""
         return replace(self, creation_timestamp_ms=_now_ms(), id=_new_id())
 
     def to_json(self) -> dict[str, Any]:
@@ -85,13 +85,13 @@ class Startpoint(ABC):
 
     @staticmethod
     def from_json(value: object) -> Startpoint:
-        """Return what `to_json` returned, of any kind. Raises MalformedDocumentError."""
+        """Return the startpoint that `to_json` wrote, of any kind. Raises MalformedDocumentError."""
         return startpoint_from_json(value)
 
 
 @dataclass(frozen=True, slots=True)
 class StartpointOldest(Startpoint):
-    """The first record that can still be read."""
+    """The oldest record that can be read."""
 
     kind: ClassVar[str] = "oldest"
 
@@ -111,7 +111,7 @@ class StartpointUpcoming(Startpoint):
 
 @dataclass(frozen=True, slots=True)
 class StartpointTimestamp(Startpoint):
-    """The first record at or after a time, in ms since the epoch; upcoming where there is none."""
+    """The first record at or after a time, in ms since the epoch; upcoming if there is none."""
 
     kind: ClassVar[str] = "timestamp"
 
@@ -127,7 +127,7 @@ class StartpointTimestamp(Startpoint):
 
 @dataclass(frozen=True, slots=True)
 class StartpointSpecific(Startpoint):
-    """The record at an offset, as its system writes offsets."""
+    """The record at an offset, in its system's form."""
 
     kind: ClassVar[str] = "specific"
 
@@ -137,8 +137,8 @@ class StartpointSpecific(Startpoint):
         Startpoint.__post_init__(self)
         if not isinstance(self.offset, str) or not self.offset or not _is_text(self.offset):
             raise ConfigurationError(
-                f"startpoint offset {self.offset!r} is no offset: expected a text, as in '42'.",
-                "Give the offset as the stream's system wrote it.",
+                f"startpoint offset {self.offset!r} is not an offset: expected a text, as in '42'.",
+                "Give the offset as the stream's system writes it.",
                 argument="offset",
             )
 
@@ -152,16 +152,16 @@ KINDS: Mapping[str, type[Startpoint]] = {
 
 
 def check_startpoint(value: object, what: str = "a startpoint", argument: str = "startpoint") -> Startpoint:
-    """Return `value` if it is a startpoint of a kind that is stored and read again, and no subclass of one.
+    """Return `value` if it is a startpoint of one of the KINDS, and not of a subclass, which could not be stored.
 
-    `what` says in the error where it was given. Raises ConfigurationError.
+    Raises ConfigurationError, which names it as `what`.
     """
     if isinstance(value, Startpoint) and type(value) in KINDS.values():
         return value
     kinds = ", ".join(kind.__name__ for kind in KINDS.values())
-    problem = f"is {value!r:.80}, no startpoint"
+    problem = f"is {value!r:.80}, not a startpoint"
     if isinstance(value, Startpoint):
-        problem = f"is a {type(value).__name__}, a class of startpoints that nobody could read again"
+        problem = f"is a {type(value).__name__}, a custom class that can't be stored"
     raise ConfigurationError(
         f"{what} {problem}: expected one of {kinds}.",
         "Write it as in StartpointOldest(), StartpointTimestamp(timestamp_ms=1767225600000) or StartpointSpecific("
@@ -171,9 +171,9 @@ def check_startpoint(value: object, what: str = "a startpoint", argument: str = 
 
 
 def startpoint_from_json(value: object, where: str = "startpoint") -> Startpoint:
-    """Return what `to_json` wrote; `where` says in errors what it was read from.
+    """Return the startpoint that `to_json` wrote; `where` names its source in errors.
 
-    Raises MalformedDocumentError for a future version, an unknown kind, and fields that the kind does not have.
+    Raises MalformedDocumentError for a newer version, an unknown kind, and fields that the kind does not have.
     """
     if not isinstance(value, Mapping):
         raise _malformed(where, f"is {value!r}", "an object with version and kind")
@@ -195,7 +195,7 @@ def startpoint_from_json(value: object, where: str = "startpoint") -> Startpoint
 
 
 def check_stored_version(value: Mapping[Any, Any], where: str) -> None:
-    """Refuse a stored form of another version than this one. Raises MalformedDocumentError."""
+    """Raise MalformedDocumentError unless the stored form has this VERSION."""
     version = value.get("version")
     if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
         raise MalformedDocumentError(
@@ -208,7 +208,7 @@ def check_stored_version(value: Mapping[Any, Any], where: str) -> None:
 
 
 def describe_startpoint(startpoint: Startpoint) -> str:
-    """Return what a startpoint asks for in words: "oldest", "timestamp 2026-01-02T00:00:00+00:00", "offset 42"."""
+    """Return a description of a startpoint: "oldest", "timestamp 2026-01-02T00:00:00+00:00", "offset 42"."""
     if isinstance(startpoint, StartpointTimestamp):
         moment = _EPOCH + timedelta(milliseconds=1) * startpoint.timestamp_ms
         return f"timestamp {moment.isoformat()}"
@@ -216,24 +216,23 @@ def describe_startpoint(startpoint: Startpoint) -> str:
 
 
 def resolve_startpoint_to_offset(system: StreamSystem, ssp: SystemStreamPartition, startpoint: Startpoint) -> str:
-    """Return the offset of `ssp` at which `startpoint` starts, as the system answers now and writes it.
+    """Return the offset of `ssp` at which `startpoint` starts now.
 
-    A specific offset is returned if it lies in [oldest, upcoming]. A time gives the first record at or
-    after it, and upcoming past the end or where the partition is empty. Whoever resolves many of one stream passes
-    `system.snapshot(stream)`, which looks once.
+    A specific offset must lie in [oldest, upcoming]. A time gives the first record at or after it, else upcoming. To
+    resolve many startpoints of one stream, pass `system.snapshot(stream)`, which asks once.
 
-    A system that lacks kinds lists them in `unsupported_startpoints` (as in `{"timestamp"}`): they raise
-    ConfigurationError, as do a system that answers no offset, and what is no startpoint. Raises OffsetOutOfRangeError
-    for an offset that the partition does not hold.
+    Raises ConfigurationError for a value that is not a startpoint, for a kind in the system's
+    `unsupported_startpoints` (as in `{"timestamp"}`), and for a system that does not return an offset. Raises
+    OffsetOutOfRangeError for an offset outside the partition.
     """
     check_startpoint(startpoint, f"the startpoint of {ssp}")
     unsupported = system.unsupported_startpoints
     if startpoint.kind in unsupported:
         able = [kind for kind in KINDS if kind not in unsupported]
         raise ConfigurationError(
-            f"{ssp}: stream system {system.name!r} can't start at a startpoint of kind {startpoint.kind!r}; it can at: "
+            f"{ssp}: stream system {system.name!r} has no startpoints of kind {startpoint.kind!r}; supported kinds: "
             f"{', '.join(able) or 'none'}.",
-            "Write a startpoint of a kind that the system has.",
+            "Use a startpoint of a supported kind.",
             system=system.name,
             stream=ssp.qualified_stream,
         )
@@ -242,15 +241,15 @@ def resolve_startpoint_to_offset(system: StreamSystem, ssp: SystemStreamPartitio
 
 
 def check_offset(system: StreamSystem, ssp: SystemStreamPartition, answer: object, asked: str) -> str:
-    """Return what a system has answered if it can be an offset; `asked` says in the error what it was asked.
+    """Return a system's `answer` if it can be an offset; `asked` describes the question in errors.
 
-    Raises ConfigurationError: stored, or compared, anything else would come out wrong much later.
+    Raises ConfigurationError at once, because a stored value of another type would only fail much later.
     """
     if isinstance(answer, str) and answer and _is_text(answer):
         return answer
     raise ConfigurationError(
-        f"{ssp}: stream system {system.name!r}, {asked}, has answered {answer!r}, which is no offset: expected a text.",
-        "Mend the system: every offset is a text that is not empty, and a question that it can't answer is an "
+        f"{ssp}: stream system {system.name!r}, {asked}, returned {answer!r}, which is not an offset: expected a text.",
+        "Correct the system: offsets are non-empty texts, and an offset that does not exist is an "
         "OffsetOutOfRangeError.",
         system=system.name,
         stream=ssp.qualified_stream,
@@ -259,7 +258,7 @@ def check_offset(system: StreamSystem, ssp: SystemStreamPartition, answer: objec
 
 @dataclass(frozen=True, slots=True)
 class _Resolver:
-    """Asks a system; a `StartpointVisitor` from partitions to offsets."""
+    """Resolves startpoints of partitions to offsets of a system; a `StartpointVisitor`."""
 
     system: StreamSystem
 
@@ -283,14 +282,14 @@ class _Resolver:
             raise OffsetOutOfRangeError(
                 f"{given}: the startpoint's offset {offset} is not on the stream: expected {oldest} (the oldest) to "
                 f"{upcoming} (upcoming).",
-                "Ask for an offset in this range, or for the oldest.",
+                "Use an offset in this range, or the oldest.",
                 offset=offset,
                 stream=given.qualified_stream,
                 partition=given.partition,
                 oldest=oldest,
                 upcoming=upcoming,
             )
-        # An end as the system writes it: two ways of writing one offset would else pass for a range.
+        # The bounds in the system's own form, as two forms of one offset would look like a range.
         return oldest if above == 0 else upcoming if below == 0 else offset
 
     def _edge(self, which: Literal["oldest", "upcoming"], ssp: SystemStreamPartition) -> str:
@@ -299,20 +298,20 @@ class _Resolver:
 
 
 def check_id(what: str, value: object) -> None:
-    """Refuse what can't be kept as the id of a startpoint or of a request. Raises ConfigurationError."""
+    """Raise ConfigurationError unless `value` can be the id of a startpoint or request."""
     if not isinstance(value, str) or not 0 < len(value) <= ID_LENGTH or not _is_text(value):
         raise ConfigurationError(
-            f"{what} id {value!r:.80} is no id: expected a text of 1 to {ID_LENGTH} characters.",
-            f"Leave the id out: every {what} gets one of its own.",
+            f"{what} id {value!r:.80} is not an id: expected a text of 1 to {ID_LENGTH} characters.",
+            f"Leave the id out: every {what} gets a new one.",
             argument="id",
         )
 
 
 def check_timestamp_ms(name: str, value: object, what: str = "startpoint") -> None:
-    """Refuse what is no time in ms since 1970, or looks like one in another unit. Raises ConfigurationError."""
+    """Raise ConfigurationError unless `value` is a plausible time in ms since 1970, and not in another unit."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise ConfigurationError(
-            f"{what} {name} {value!r} is no time: expected whole milliseconds since 1970 in UTC.",
+            f"{what} {name} {value!r} is not a time: expected whole milliseconds since 1970 in UTC.",
             "Convert the time first: int(moment.timestamp() * 1000).",
             argument=name,
         )
@@ -332,19 +331,19 @@ def check_timestamp_ms(name: str, value: object, what: str = "startpoint") -> No
                 step = f"Give milliseconds: {value // n}."
                 break
         raise ConfigurationError(
-            f"{what} {name} {_format_int(value)} is no time of the years 1 to 9999 in milliseconds since 1970{looks}.",
+            f"{what} {name} {_format_int(value)} is not within the years 1 to 9999 in milliseconds since 1970{looks}.",
             step,
             argument=name,
         )
 
 
 def _format_int(value: int) -> str:
-    """Return a number for an error: Python refuses to write very long ones."""
+    """Return a number for an error; Python can't format very long ones."""
     return str(value) if abs(value) < 10**30 else f"of {value.bit_length():,} bits"
 
 
 def _is_text(value: str) -> bool:
-    """Whether the text can be stored as UTF-8 (a lone surrogate can't)."""
+    """Return whether the text can be stored as UTF-8 (a lone surrogate can't)."""
     return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
 
 

@@ -1,6 +1,6 @@
-"""What every kind of stream can do, in plain values.
+"""The interface of stream systems, and the values that it exchanges.
 
-Offsets are strings that only their system orders: compare them with `StreamSystem.compare`, never as text.
+Offsets are strings that only their system can order: compare them with `StreamSystem.compare`, never as text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, order=True)
 class SystemStreamPartition:
-    """A partition (from 0) of a stream of a system; ordered by system, stream, then partition number."""
+    """A partition (from 0) of a stream in a system; ordered by system, stream, then partition number."""
 
     system: str
     stream: str
@@ -47,22 +47,21 @@ class SystemStreamPartition:
         check_name("stream", self.stream)
         if not isinstance(self.partition, int) or isinstance(self.partition, bool) or self.partition < 0:
             raise InvalidNameError(
-                f"partition {self.partition!r} of {self.system}.{self.stream} is no partition number: "
+                f"partition {self.partition!r} of {self.system}.{self.stream} is not a partition number: "
                 "expected an integer from 0.",
-                "Number the partitions of a stream from 0.",
                 name=str(self.partition),
                 stream=f"{self.system}.{self.stream}",
             )
 
     @classmethod
     def parse(cls, text: str) -> SystemStreamPartition:
-        """Return what `str` wrote. Raises InvalidNameError for anything else."""
+        """Return the partition that `str` wrote. Raises InvalidNameError."""
         return _parse_cached(text) if isinstance(text, str) else cls._parse(text)
 
     @classmethod
     def _parse(cls, text: str) -> SystemStreamPartition:
         parts = text.split(".") if isinstance(text, str) else []
-        # "03" and "٣" are digits too, but then two texts would name one partition.
+        # "03" and "٣" are digits too, but every partition must have a single name.
         if len(parts) != 3 or not parts[2].isdecimal() or str(int(parts[2])) != parts[2]:
             raise InvalidNameError(
                 f"stream partition {text!r} can't be read: expected SYSTEM.STREAM.NUMBER.",
@@ -82,7 +81,7 @@ class SystemStreamPartition:
 
 @lru_cache(maxsize=65_536)
 def _parse_cached(text: str) -> SystemStreamPartition:
-    """The start of a run parses the same few thousand names again and again."""
+    """Return the parsed partition; a starting run parses the same few thousand names many times."""
     return SystemStreamPartition._parse(text)
 
 
@@ -90,12 +89,12 @@ _NAME_LENGTH = 300
 
 
 def require_one_stream(system: str, ssps: Iterable[SystemStreamPartition]) -> str:
-    """Return the stream to which all these partitions belong."""
+    """Return the one stream that contains all these partitions. Raises ConfigurationError for several."""
     streams = sorted({ssp.qualified_stream for ssp in ssps})
     if len(streams) != 1 or not streams[0].startswith(f"{system}."):
         raise ConfigurationError(
             f"a read names the streams {', '.join(streams) or '(none)'}: expected one of system {system!r}.",
-            "Read each stream by itself; their columns differ.",
+            "Read each stream separately: their columns differ.",
             system=system,
         )
     return split_stream_name(streams[0])[1]
@@ -104,44 +103,41 @@ def require_one_stream(system: str, ssps: Iterable[SystemStreamPartition]) -> st
 def missing_partition_error(ssp: SystemStreamPartition, count: int) -> OffsetOutOfRangeError:
     return OffsetOutOfRangeError(
         f"{ssp} does not exist: the stream has {count} partitions, 0 to {count - 1}.",
-        "Check the partition.",
         stream=ssp.qualified_stream,
         partition=ssp.partition,
     )
 
 
 def wants_latest_epochs(epochs: str) -> bool:
-    """Return whether the latest results are asked for."""
+    """Return whether `epochs` is "latest". Raises ConfigurationError unless it is "all" or "latest"."""
     if epochs not in ("all", "latest"):
-        raise ConfigurationError(
-            f"epochs={epochs!r}: expected 'all' or 'latest'.", "Choose one of the two.", argument="epochs"
-        )
+        raise ConfigurationError(f"epochs={epochs!r}: expected 'all' or 'latest'.", argument="epochs")
     return epochs == "latest"
 
 
 def check_producer(producer: str, sequence: int) -> None:
-    """Refuse what can't be remembered exactly."""
+    """Raise ConfigurationError for a producer or a sequence that can't be stored."""
     if not isinstance(producer, str) or not 0 < len(producer) <= _NAME_LENGTH:
         raise ConfigurationError(
-            f"producer {producer!r} is no name: expected a text of 1 to {_NAME_LENGTH} characters.",
-            "Name what appends, the same in every retry: an application's output, an import.",
+            f"producer {producer!r} is not a name: expected a text of 1 to {_NAME_LENGTH} characters.",
+            "Name what appends (an application's output, an import), with the same name in every retry.",
             argument="producer",
         )
     if not isinstance(sequence, int) or isinstance(sequence, bool) or sequence < 0:
         raise ConfigurationError(
             f"sequence {sequence!r} of producer {producer!r} is not an integer from 0.",
-            "Count the producer's appends, with the same number in every retry.",
+            "Number the producer's appends, with the same number in every retry.",
             argument="sequence",
         )
 
 
 def stale_sequence_error(stream: str, producer: str, sequence: int, newest: int) -> ProducerConflictError:
-    """Return the refusal of a sequence far below the newest one of its producer."""
+    """Return the error for a sequence older than those that are still known of its producer."""
     return ProducerConflictError(
-        f"sequence {sequence} of producer {producer!r} in {stream} is below those that are still known: the newest one "
-        f"is {newest}.",
-        f"Nothing was added. Give new records the sequence {newest + 1}, or a producer of their own where its counter "
-        "began again. What was appended before and is repeated so late is in already.",
+        f"sequence {sequence} of producer {producer!r} in {stream} is older than those that are still known; the "
+        f"newest is {newest}.",
+        f"Nothing was added. Give new records the sequence {newest + 1}, or a new producer name if its counter "
+        "restarted. A late retry of an earlier append needs nothing: its records are in the stream.",
         stream=stream,
         producer=producer,
         sequence=sequence,
@@ -150,7 +146,7 @@ def stale_sequence_error(stream: str, producer: str, sequence: int, newest: int)
 
 
 class StreamDeclaration(StoredDocument):
-    """What `create` was told of a stream. Systems that are told more have a subclass of it."""
+    """A declared stream, as given to `create`. Systems with more options have a subclass."""
 
     columns: Any
     key: tuple[str, ...]
@@ -177,21 +173,21 @@ D = TypeVar("D", bound=StreamDeclaration)
 def build_declaration(
     kind: type[D], stream: str, schema: Schema, key: tuple[str, ...], partitions: int, **more: Any
 ) -> D:
-    """Return the declaration of `stream` ("lake.orders"); `more` is what only this kind of it has.
+    """Return the validated declaration of `stream` ("lake.orders"); `more` are fields of this kind of declaration.
 
-    Raises ConfigurationError or SchemaMismatchError saying what can't be.
+    Raises ConfigurationError or SchemaMismatchError.
     """
     what = f"stream {split_stream_name(stream)[1]!r}"
     if not schema.fields:
         raise SchemaMismatchError(f"{what} has no columns.", "Name at least one column.", stream=stream)
     if len(set(key)) != len(key):
         raise ConfigurationError(
-            f"{what}: key columns {list(key)} stand twice.", "Name each once.", argument="key", stream=stream
+            f"{what}: key columns {list(key)} contain a column twice.", argument="key", stream=stream
         )
     check_key_types(schema, key, what)
     if not key and partitions != 1:
         raise ConfigurationError(
-            f"{what} has no key and {partitions} partitions: without a key nothing says where a record belongs.",
+            f"{what} has no key and {partitions} partitions: without a key it can only have one.",
             "Name key columns, or declare partitions=1.",
             stream=stream,
         )
@@ -200,25 +196,25 @@ def build_declaration(
     except ValidationError as error:
         raise ConfigurationError(
             f"{what}: {first_validation_problem(error)} (found {error.errors(include_url=False)[0]['input']!r}).",
-            "Correct the declaration.",
             stream=stream,
         ) from None
 
 
 def check_same_declaration(stream: str, stored: StreamDeclaration, wanted: StreamDeclaration) -> None:
-    """Raise StreamExistsError with the differences of two declarations of `stream`, if there are any."""
+    """Raise StreamExistsError with the differences if two declarations of `stream` differ."""
     columns = stored.schema_.difference(wanted.schema_)
     raise_if_different(
         stream,
         [*([f"columns: {columns}"] if columns else []), *describe_differences(stored, wanted)],
-        "Declare it as it is, or choose another name.",
+        "Declare the stream as it exists, or use another name.",
     )
 
 
 def describe_differences(stored: StreamDeclaration, wanted: StreamDeclaration) -> list[str]:
-    """Return in words how two declarations of a kind differ in all but their columns.
+    """Return the differences of two declarations, except in their columns.
 
-    What is left out asks for nothing: an application creates its output without knowing what somebody configured since.
+    Fields that are None in `wanted` do not differ: an application creates its output without knowing what was
+    configured since.
     """
     parts = [name for name in type(wanted).model_fields if name != "columns"]
     values = [(part, getattr(stored, part), getattr(wanted, part)) for part in parts]
@@ -226,17 +222,17 @@ def describe_differences(stored: StreamDeclaration, wanted: StreamDeclaration) -
 
 
 def raise_if_different(stream: str, differences: list[str], next_step: str) -> None:
-    """Raise StreamExistsError if there are any differences between what `stream` is and what it was declared to be."""
+    """Raise StreamExistsError with the differences between an existing stream and a declaration, if any."""
     if differences:
         raise StreamExistsError(
-            f"stream {split_stream_name(stream)[1]!r} is there and declared otherwise: {'; '.join(differences)}.",
+            f"stream {split_stream_name(stream)[1]!r} exists with another declaration: {'; '.join(differences)}.",
             next_step,
             stream=stream,
         )
 
 
 def schema_from_stored(value: Any) -> Schema:
-    """Return the columns that are stored of a stream, for a field of a document: what they can't be is a ValueError."""
+    """Return the columns of a stored document. Raises ValueError, as validators of pydantic do."""
     try:
         return value if isinstance(value, Schema) else Schema.from_json(value)
     except AdjunctError as error:
@@ -247,13 +243,13 @@ _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def micros_from_valid_from(version: str | None, valid_from: datetime | None) -> int | None:
-    """Return what a marker stores of `valid_from`. Raises ConfigurationError for a time without zone or version."""
+    """Return `valid_from` in microseconds, as markers store it. Raises ConfigurationError without zone or version."""
     if valid_from is None:
         return None
     if not isinstance(valid_from, datetime) or valid_from.tzinfo is None or version is None:
-        what = "no version is ended" if version is None else f"version {version!r}"
+        what = "without end_of_dataset" if version is None else f"of version {version!r}"
         raise ConfigurationError(
-            f"{what}, with valid_from={valid_from!r}: expected a version that ends, and a time with its zone.",
+            f"valid_from={valid_from!r} {what}: expected the version that ends, and a time with its zone.",
             "Give end_of_dataset, and a datetime with tzinfo=UTC.",
             argument="valid_from",
         )
@@ -261,23 +257,23 @@ def micros_from_valid_from(version: str | None, valid_from: datetime | None) -> 
 
 
 def time_from_micros(micros: int) -> datetime:
-    """Return the moment that a marker stores."""
+    """Return the time that a marker stores, in microseconds."""
     return _UNIX_EPOCH + timedelta(microseconds=micros)
 
 
-# Columns that a read adds to the record's own. Those of META go on with what is made of records: a dataset's entries
-# have them, too. The epoch is a stream's alone: 0, and more in what a replay wrote.
+# Columns that a read adds to the record's own. Entries of a dataset have those of META too. The epoch is 0, and higher
+# in the results of a replay.
 PARTITION = "__partition"
 OFFSET = "__offset"
 TIMESTAMP = "__timestamp"
 TOMBSTONE = "__tombstone"
 EPOCH = "__epoch"
-# What a stream's partitions begin at: a later oldest offset says that records were dropped.
+# The first offset of a partition: a later oldest offset means that records were dropped.
 FIRST_OFFSET = "0"
 META = (PARTITION, OFFSET, TIMESTAMP, TOMBSTONE)
 RECORD_META = (*META, EPOCH)
-# What tells a record made by an application where it was made from: the input's partition ("lake.orders.3"), offset and
-# epoch there, and who read it. Reads add these only where they are asked for; null where the producer gave none.
+# The source position of a record that an application produced: the input's partition ("lake.orders.3"), offset and
+# epoch there, and the reader. Reads add these only on request; null if the producer gave none.
 SOURCE = "__source"
 SOURCE_OFFSET = "__source_offset"
 SOURCE_EPOCH = "__source_epoch"
@@ -287,15 +283,15 @@ RECORD_META_DDL = (
     f"`{PARTITION}` INT, `{OFFSET}` BIGINT, `{TIMESTAMP}` TIMESTAMP, `{TOMBSTONE}` BOOLEAN, `{EPOCH}` INT NOT NULL"
 )
 
-# Which records of a replayed output a read gives: all, or the latest results of each source record.
+# The records of a replayed output that a read returns: all, or the latest results of each source record.
 Epochs = Literal["all", "latest"]
 Partitioner = Literal["spark-murmur3", "kafka-murmur2", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
 class Repartitioning:
-    """That a stream was rewritten into other partitions: those of the stream `identity` ended at the offsets `ended`,
-    by number, and who had read to there goes on at `went_on` in these."""
+    """A stream's last repartitioning. The old partitions, of the stream `identity`, ended at the offsets `ended`; a
+    reader that was there continues at the offsets `went_on` of the new partitions."""
 
     identity: str
     ended: tuple[str, ...]
@@ -304,13 +300,12 @@ class Repartitioning:
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """What a stream says of itself.
+    """The properties of a stream.
 
-    `partitioner` is the hash that gave records to partitions: equal counts prove nothing when two streams hash
-    differently. `schema` is None where records are raw. `default_offset` says where a reader without a
-    checkpoint begins; None leaves that to the system. `compacted` says that the stream keeps the newest record of
-    every key, and `tombstones_kept` for how long it then keeps deletions. `identity`, where the system has one, is
-    another one after the stream was deleted and made anew, or `repartitioned`.
+    `partitioner` is the hash that assigns records to partitions: streams are only partitioned alike if it is equal
+    too. `schema` is None for raw records. `default_offset` is where a reader without a checkpoint begins; None leaves
+    that to the system. A `compacted` stream keeps the newest record of every key, and deletions for `tombstones_kept`.
+    `identity`, if the system has one, changes when the stream is deleted and recreated, or `repartitioned`.
     """
 
     name: str
@@ -325,28 +320,28 @@ class StreamInfo:
     repartitioned: Repartitioning | None = None
 
     def tells_all(self, oldest: Mapping[SystemStreamPartition, str]) -> bool:
-        """Whether reading the stream from these oldest offsets gives the newest record of every key it ever held."""
+        """Return whether the stream still holds the newest record of every key, given its oldest offsets."""
         return self.compacted or all(offset == FIRST_OFFSET for offset in oldest.values())
 
     def was_recreated(self, before: str | None) -> bool:
-        """Whether the stream is no more the one of this identity, as far as its system tells: it was made anew."""
+        """Return whether the stream has another identity than `before`, if both are known."""
         return before is not None and self.identity is not None and before != self.identity
 
     def was_repartitioned(self, before: str | None) -> bool:
-        """Whether the stream holds the records of the one of this identity, in other partitions."""
+        """Return whether the stream of this identity was repartitioned into this one."""
         return self.repartitioned is not None and self.repartitioned.identity == before
 
     def change_since(self, before: str | None) -> str:
-        """Return what was done to the stream of this identity, which is another one by now: words after "was"."""
+        """Return what happened to the stream of this identity, to follow "was" in a message."""
         return f"repartitioned into {self.partitions}" if self.was_repartitioned(before) else "deleted and made anew"
 
 
 @dataclass(frozen=True, slots=True)
 class NewStreams:
-    """What is known of any stream that a system makes, before it is made: a plan goes by it.
+    """What plans may assume of streams that a system will create.
 
-    `partitioner` is the hash that will give records with a key to partitions. `needs_key` says that without a key there
-    can be one partition only, and `typed` that a stream has columns of the types of `Schema`, and no others.
+    `partitioner` is the hash that assigns keys to partitions. With `needs_key`, a stream without a key has one
+    partition only. The columns of a `typed` system have the types of `Schema`, and no others.
     """
 
     partitioner: Partitioner = "unknown"
@@ -356,7 +351,7 @@ class NewStreams:
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """The offsets from `start` up to, but without, `end`."""
+    """The offsets [start, end)."""
 
     start: str
     end: str
@@ -364,14 +359,13 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """An end-of-dataset marker: the records of the version named `version` end before `offset` in this partition.
+    """An end-of-dataset marker: the records of the version `version` end before `offset` in this partition.
 
-    It takes one offset and is no record. `rows` counts the partition's records of the version where the producer
-    told, or since the marker before where the stream `counted` them itself. A `checksum` as `records_checksum`
-    gives it (r2-…) is that of the partition's records, and is compared with them; one of any other form is the
-    producer's own, compared only when the marker comes again. `valid_from` is since when the version is valid, where
-    the producer told. `partitions` is how many the stream had then, where the marker says it: the version has records
-    in these alone, however many are added later.
+    It takes one offset and is not a record. `rows` is the number of the version's records in the partition, as the
+    producer gave it, or as the stream `counted` them since the previous marker. A `checksum` of `records_checksum`
+    (r2-…) is validated against the partition's records; one of another form is the producer's own, and is only
+    compared with a repeated marker. `valid_from`, if given, is when the version becomes valid. `partitions`, if given,
+    is the number of partitions then: the version has records in these only, even if more are added later.
     """
 
     ssp: SystemStreamPartition
@@ -386,10 +380,10 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """Where an append stands: by partition number, its first offset and the offset after its last.
+    """The result of an append: by partition number, its first offset and the offset after its last.
 
-    `rows` counts records without markers. `duplicate` says that this producer's sequence was in already and
-    nothing was added; the offsets then are those of the first time, and empty if that is too long ago to know.
+    `rows` counts records without markers. `duplicate` means that this producer's sequence was appended before and
+    nothing was added; the offsets are those of the first append, or empty if they are no longer known.
     """
 
     first: Mapping[int, str]
@@ -401,32 +395,32 @@ class AppendResult:
 class StreamSystem(ABC):
     """A system of streams: admin and consumer in one (Samza's SystemAdmin and SystemConsumer).
 
-    Reads are of exact, bounded ranges, so a batch can be read again as it was. All methods raise
-    StreamNotFoundError for a stream that is not there. What a system need not have, it need not define: creating and
-    appending, markers, positions by time (then `unsupported_startpoints` names "timestamp").
+    Reads are of exact, bounded ranges, so that a batch can be read again as it was. All methods raise
+    StreamNotFoundError for a missing stream. Optional are creating, appending, markers, and positions by time (without
+    these, `unsupported_startpoints` contains "timestamp").
     """
 
     name: str
     default_offset: Literal["oldest", "upcoming"] | None = None
-    # Whether the offsets of an append hold its records and no others, so that reading them gives it back.
+    # Whether the offsets of an append contain only its records, so that reading them returns the append.
     appends_alone: bool = False
-    # Whether `create` takes columns that are added or widened.
+    # Whether `create` can add or widen columns of an existing stream.
     evolves: bool = False
-    # What a plan may count on of a stream that `create` is yet to make.
+    # What a plan may assume of a stream that `create` has yet to create.
     new_streams: NewStreams = NewStreams()
-    # Whether offsets are numbers that grow, so that others may compare them.
+    # Whether offsets are growing numbers, which others may compare.
     numbered_offsets: bool = False
-    # Whether `append` takes the columns of POSITION and `sources`; they are not handed to a system that does not.
+    # Whether `append` accepts the columns of POSITION and `sources`.
     keeps_positions = False
-    # Whether `append` takes `one_task`: of few records, one task writes all partitions. Others are not handed it.
+    # Whether `append` accepts `one_task`, by which one task writes few records to all partitions.
     appends_by_one_task: bool = False
-    # Whether `records_between` answers without reading the records.
+    # Whether `records_between` needs not read the records.
     counts_unread: bool = False
-    # Whether reading few of the columns costs less than reading all: then they may be read more than once.
+    # Whether reading few columns costs less than reading all, so that records may be read more than once.
     reads_columns: bool = False
-    # Whether `read_arrow` gives records without Spark.
+    # Whether `read_arrow` reads records without Spark.
     reads_arrow: bool = False
-    # Whether `task_reads` gives what tasks read records with.
+    # Whether `task_reads` is supported.
     reads_in_tasks: bool = False
     # The kinds of startpoints ("oldest", "upcoming", "timestamp", "specific") that the system can't resolve.
     unsupported_startpoints: Collection[str] = ()
@@ -436,16 +430,16 @@ class StreamSystem(ABC):
         """Return the names of all streams, sorted."""
 
     def create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> StreamInfo:
-        """Create a stream, or do nothing if it is there and declared equally. Raises StreamExistsError.
+        """Create a stream, or do nothing if it exists with this declaration. Raises StreamExistsError.
 
-        A system that `evolves` gives a stream that is there the columns that the declaration adds or widens.
+        A system that `evolves` adds and widens columns of an existing stream.
         """
         raise self._unable("create streams", "Create it with the system's own tools, or send to another system.")
 
     def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
-        """Raise what `create` would raise for this declaration, where that can be told without changing anything.
+        """Raise what `create` would raise for this declaration, without changing anything.
 
-        A system that can't create at all says so here, too: before a batch that sends to it is begun.
+        A system that can't create streams raises here too, before a batch that sends to it begins.
         """
         if type(self).create is StreamSystem.create:
             StreamSystem.create(self, name, schema=schema, key=key, partitions=partitions)
@@ -454,12 +448,12 @@ class StreamSystem(ABC):
     def info(self, stream: str) -> StreamInfo: ...
 
     def stored_bytes(self, stream: str) -> int | None:
-        """Return how many bytes the stream holds, where that is known without reading records."""
+        """Return the stream's size in bytes, or None if that is not known without reading records."""
         return None
 
     @abstractmethod
     def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
-        """Return the first offset that can be read of each partition (`upcoming` where it is empty)."""
+        """Return the first readable offset of each partition (`upcoming` if it is empty)."""
 
     @abstractmethod
     def upcoming(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
@@ -478,7 +472,7 @@ class StreamSystem(ABC):
 
     @abstractmethod
     def distance(self, ssp: SystemStreamPartition, start: str, end: str) -> int:
-        """Return how many offsets lie in [start, end): an upper bound of its records, found without reading."""
+        """Return the number of offsets in [start, end): an upper bound of its records, without reading."""
 
     @abstractmethod
     def advance(self, ssp: SystemStreamPartition, start: str, count: int) -> str:
@@ -488,26 +482,23 @@ class StreamSystem(ABC):
     def read(self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> DataFrame:
         """Return exactly the records of these ranges of one stream: its columns, then those of RECORD_META.
 
-        `__epoch` is 0 where the producer gave none, never null.
-        Raises OffsetOutOfRangeError for a range that the stream does not hold whole.
+        `__epoch` is 0 if the producer gave none, never null.
+        Raises OffsetOutOfRangeError for a range that the stream does not contain entirely.
         """
 
     def read_arrow(
         self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str] | None = None
     ) -> pa.Table:
-        """Return what `read` does without Spark, ordered by partition and offset; all of it is held in memory.
+        """Return the records of these ranges without Spark, in memory, ordered by partition and offset.
 
-        Of the stream's own columns only these, when given; those of RECORD_META always.
+        Only these `columns` of the stream's own, if given, and those of RECORD_META.
         """
         raise self._unable("be read without Spark", "Pass a Spark session.")
 
     def task_reads(
         self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str]
     ) -> Callable[[int], Iterator[pa.Table]]:
-        """Return what yields, called with a partition, its records in order: these columns, then those of RECORD_META.
-
-        It can be pickled, for tasks.
-        """
+        """Return a picklable function from a partition to its records in order: these columns, then RECORD_META."""
         raise self._unable("be read by tasks", "Pass a Spark session.")
 
     def append(
@@ -522,43 +513,43 @@ class StreamSystem(ABC):
         partitioned: bool = False,
         consumed: Mapping[SystemStreamPartition, str] | None = None,
     ) -> AppendResult:
-        """Add records, all or none, once per producer and sequence.
+        """Append records, all or none, once per producer and sequence.
 
-        `consumed` has the input's offsets after this batch: a system that can, commits them with the records, for
-        its own tools to show. Nothing of Adjunct's reads them back. One that `keeps_positions` takes `sources` as
-        well: the ranges that the records were made of (`Sources`).
+        `consumed` are the input's offsets after this batch: a system that can commits them with the records, for its
+        own tools; Adjunct does not read them. A system that `keeps_positions` also accepts `sources`, the ranges
+        that the records were made of (`Sources`).
         """
         raise self._unable("append", "Send to a stream of another system.")
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
-        """Return the result of an append that is in already, or None.
+        """Return the result of an earlier append, or None if there was none.
 
-        Raises ProducerConflictError for a sequence so far below the newest that nobody knows it any more.
+        Raises ProducerConflictError for a sequence that is so old that it is no longer known.
         """
-        raise self._unable("tell what was appended", "Append again with the same producer and sequence.")
+        raise self._unable("look up appends", "Append again with the same producer and sequence.")
 
     def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
         """Return the end-of-dataset markers at or after these offsets (of all partitions when None), in order.
 
-        A system without markers has none: no version of a bounded dataset is ever whole on its streams.
+        A system without markers returns none; a bounded dataset can't be built from its streams.
         """
         return []
 
     def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
-        """Return how many records the ranges hold; markers take offsets but are no records.
+        """Return the number of records in the ranges, without markers.
 
-        Every offset counts as a record unless the system says better: one with markers or holes has to.
+        This default counts every offset; systems with markers or gaps override it.
         """
         return sum(self.distance(ssp, span.start, span.end) for ssp, span in ranges.items())
 
     def tells_all(self, stream: str) -> bool:
-        """Whether reading the stream from its oldest offset gives the newest record of every key it ever held."""
+        """Return whether the stream still holds the newest record of every key it ever had."""
         return self.info(stream).tells_all(self.oldest(self.partitions(stream)))
 
     def snapshot(self, stream: str) -> StreamSystem:
-        """Return this system as it answers questions about one stream now, for a reader that asks several.
+        """Return a read-only view of this system for several questions about one stream.
 
-        Where looking costs requests, its answers are all of one moment and found once. Not for writing.
+        If answers cost requests, the view asks once, so that all its answers are of the same moment.
         """
         return self
 
@@ -570,7 +561,7 @@ class StreamSystem(ABC):
         return ConfigurationError(f"stream system {self.name!r} can't {what}.", next_step, system=self.name)
 
 
-# One way of writing each number, within 64 bits: "0003" would be offset 3, and another text than "3".
+# One form for each number, within 64 bits: "0003" is not an offset.
 _OFFSET = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
@@ -591,21 +582,21 @@ class NumberedOffsets(StreamSystem):
 
 
 def parse_offset(text: str, what: str) -> int:
-    """Return an offset as a number; `what` says in the error whose it is. Raises OffsetOutOfRangeError."""
+    """Return an offset as a number. Raises OffsetOutOfRangeError, which names its owner, `what`."""
     if isinstance(text, str) and _OFFSET.fullmatch(text):
         return int(text)
     raise OffsetOutOfRangeError(
-        f"{what}: {text!r:.80} is no offset there: expected decimal digits, the first of several not 0, as in '42'.",
-        "Use offsets as this system gave them out.",
+        f"{what}: {text!r:.80} is not an offset: expected a decimal number without leading zeros, as in '42'.",
+        "Use offsets as this system returns them.",
         offset=f"{text!s:.80}",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetRangeChecker:
-    """The words in which a system says what it holds: of a "topic", say, up to its `upcoming` offset.
+    """Validates ranges, with a system's words for its errors: `of` is "topic", say, `upcoming` its end.
 
-    `dropped` is what to do where records before the oldest are asked for, and `ahead` where the range ends too late.
+    `dropped` is the next step for a range that begins too early, `ahead` for one that ends too late.
     """
 
     of: str
@@ -614,7 +605,7 @@ class OffsetRangeChecker:
     ahead: str
 
     def check(self, ssp: SystemStreamPartition, start: int, end: int, oldest: int, upcoming: int) -> None:
-        """Raise OffsetOutOfRangeError for a range that the partition does not hold whole."""
+        """Raise OffsetOutOfRangeError for a range that the partition does not contain entirely."""
         if start > end:
             problem = f"{ssp}: the range begins at {start}, after its end {end}."
             raise _out_of_range(ssp, start, problem, "Give the smaller offset first.")
@@ -626,7 +617,7 @@ class OffsetRangeChecker:
             raise _out_of_range(ssp, end, problem, step, upcoming=str(upcoming))
 
     def too_old_error(self, ssp: SystemStreamPartition, start: int, oldest: int) -> OffsetOutOfRangeError:
-        """Return the error for a range that begins before what is still held."""
+        """Return the error for a range that begins before the oldest offset."""
         problem = f"{ssp}: the range begins at offset {start}, the oldest that the {self.of} still holds is {oldest}."
         return _out_of_range(ssp, start, problem, self.dropped, oldest=str(oldest))
 
@@ -645,22 +636,22 @@ _registered: dict[str, SystemFactory] = {}
 
 
 def register_system(name: str, factory: SystemFactory) -> None:
-    """Make `name` a system: `factory(lake)` gives its StreamSystem. The same factory may register again."""
+    """Register `factory(lake)`, which returns a StreamSystem, as `name`. The same factory may register again."""
     check_name("system", name)
     if name == LAKE or _registered.setdefault(name, factory) is not factory:
         raise ConfigurationError(
-            f"stream system {name!r} is registered already.", "Register the second one under another name.", system=name
+            f"stream system {name!r} is already registered.", "Register this one under another name.", system=name
         )
 
 
 def registered_systems() -> Mapping[str, SystemFactory]:
-    """Return what was registered."""
+    """Return the registered systems' factories by name."""
     return _registered
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRange:
-    """The offsets [start, end) of a partition ("lake.orders.3") that an append was made of, read in `epoch`."""
+    """The offsets [start, end) of a partition ("lake.orders.3"), read in `epoch`, that an append was made of."""
 
     source: str
     start: int
@@ -670,9 +661,9 @@ class SourceRange:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """All that an append was made of: ranges of `stream` ("lake.orders").
+    """The ranges of `stream` ("lake.orders") that an append was made of.
 
-    `reader` names who read it, and the stream's identity where that has one: one made anew holds other records.
+    `reader` is the application, and the stream's identity if it has one: a recreated stream holds other records.
     """
 
     stream: str

@@ -68,7 +68,7 @@ def test_a_stream_is_exported_whole_and_never_over_a_file(main_job: FinishedJob,
     assert {"faa", "name", "__partition", "__offset", "__timestamp"} <= set(table.column_names)
     refused = adjunct("stream", "export", "airports", "--to", str(target), "--lake", main_job.lake)
     assert refused.returncode == 1
-    assert "exists already" in refused.stderr
+    assert "already exists" in refused.stderr
 
 
 def test_datasets_are_listed_and_shown_with_their_versions(main_job: FinishedJob) -> None:

@@ -1,7 +1,8 @@
-"""How clients of Kafka log in: settings of librdkafka passed through, secrets named but never held.
+"""Kafka clients: their settings and secrets, their logs and errors, and an admin client.
 
-A secret stands as "env:NAME" wherever settings are kept, shown or pickled, and is looked up by `resolved` in the
-process that makes a client. What can't be a text, such as a callback that fetches tokens, comes from `client_factory`.
+Settings of librdkafka are passed through. A secret is "env:NAME" wherever settings are stored, displayed or pickled;
+`resolve_client_settings` replaces it in the process that creates a client. Callbacks, such as one that fetches tokens,
+come from `client_factory`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _SECRET = re.compile(
     r"(^|[._])(password|passphrase|secret|pem|token|user\.info)$|^sasl\.oauthbearer\.config$",
     re.IGNORECASE,
 )
-# What reading and writing rest on; and what would load code that nobody looked at.
+# Settings that reading and writing depend on, or that would load code.
 _RESERVED_SETTINGS = {
     "bootstrap.servers": "give it as bootstrap_servers",
     "metadata.broker.list": "give it as bootstrap_servers",
@@ -66,7 +67,7 @@ _NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
 
 
 class ClientSettings(Protocol):
-    """What a client needs of a system's settings."""
+    """The settings of a system that its clients need."""
 
     @property
     def name(self) -> str: ...
@@ -79,9 +80,9 @@ class ClientSettings(Protocol):
 
 
 def check_client_settings(client: Mapping[str, SettingValue], client_factory: str | None = None) -> None:
-    """Refuse settings that hold a secret, can't be pickled, or contradict how Adjunct reads and writes.
+    """Raise ConfigurationError for settings that contain a secret, can't be pickled, or are set by Adjunct.
 
-    Raises ConfigurationError, which names the setting and never its value.
+    The error contains the name of the setting, never its value.
     """
     for key, value in client.items():
         if key in _RESERVED_SETTINGS:
@@ -102,17 +103,17 @@ def check_client_settings(client: Mapping[str, SettingValue], client_factory: st
             )
     if client_factory is not None and not _FACTORY.fullmatch(client_factory):
         raise ConfigurationError(
-            f"client_factory is {client_factory!r}: expected a function's place, as module:function.",
+            f"client_factory is {client_factory!r}: expected a function, as module:function.",
             "Name a function that executors can import; it takes nothing and returns librdkafka settings.",
             argument="client_factory",
         )
 
 
 def resolve_client_settings(settings: ClientSettings) -> dict[str, Any]:
-    """Return the librdkafka settings with secrets in place, for a client of this process. Never store or show them.
+    """Return the librdkafka settings with secrets, for a client of this process. Never store or display them.
 
-    What `client_factory` returns comes last. Raises ConfigurationError for a variable that is not set here, and for a
-    factory that can't be used.
+    Settings of `client_factory` override others. Raises ConfigurationError for a variable that is not set, and for a
+    factory that fails.
     """
     client: dict[str, Any] = {
         key: resolve_secret(value, f"client setting {key!r}") for key, value in settings.client.items()
@@ -123,7 +124,7 @@ def resolve_client_settings(settings: ClientSettings) -> dict[str, Any]:
 
 
 def resolve_secret(value: Any, what: str) -> Any:
-    """Return a setting's value, from the environment where it is an "env:NAME"; `what` names it in errors."""
+    """Return a setting's value, from the environment if it is "env:NAME"; `what` names it in errors."""
     if not is_env_reference(value):
         return value
     name = value.removeprefix(_REFERENCE)
@@ -137,9 +138,9 @@ def resolve_secret(value: Any, what: str) -> Any:
 
 
 class BrokerRefusals:
-    """What brokers refused for good, heard as a client's `error_cb`: a login, a certificate.
+    """A client's `error_cb` that records permanent errors of brokers, such as a rejected login or certificate.
 
-    librdkafka itself tries again for ever and calls time out. `check` raises instead, once the client has been polled.
+    librdkafka retries these for ever, and calls time out. `check` raises instead, once the client has been polled.
     """
 
     def __init__(self, settings: ClientSettings) -> None:
@@ -152,19 +153,19 @@ class BrokerRefusals:
             self._refusal = error
 
     def check(self) -> None:
-        """Raise ConfigurationError where a broker refused us, StreamUnavailableError where no token was to be had."""
+        """Raise ConfigurationError if a broker rejected us, StreamUnavailableError if no token could be fetched."""
         if self._refusal is None:
             return
         reason = str(self._refusal.str())
         if reason.startswith(_NO_TOKEN):
             raise StreamUnavailableError(
                 f"{self._who}: {reason[:300]}.",
-                "Look whether what the token callback asks can be reached; then repeat.",
+                "Check whether the token callback's server can be reached, then retry.",
                 system=self._system,
             )
         raise ConfigurationError(
-            f"{self._who} refused the connection: {self._refusal.name().lstrip('_')}: {reason[:300]}.",
-            "Check security.protocol, the SASL mechanism and credentials, and the certificates; repeating won't help.",
+            f"{self._who} rejected the connection: {self._refusal.name().lstrip('_')}: {reason[:300]}.",
+            "Check security.protocol, the SASL mechanism and credentials, and the certificates.",
             system=self._system,
         )
 
@@ -173,21 +174,21 @@ _log = logging.getLogger("adjunct.kafka")
 _LOG_INTERVAL = 600.0  # seconds
 _logged_at: dict[tuple[str, str, str], float] = {}
 _THREAD = re.compile(r"^\[thrd:[^]]*\]: ")
-# What differs between lines of one cause: how long it took, which of a broker's addresses, which of a client's names.
+# The parts that differ between lines of one cause: durations, addresses, client names.
 _VARYING_PARTS = re.compile(r"\s*\([^()]*\)|ipv[46]#\S+|\b\d+\b")
 
 
 class ClientLog:
-    """Takes librdkafka's lines, as a logger does, and logs each broker and cause once in ten minutes of a process.
+    """A logger for librdkafka that logs each broker and cause at most once in ten minutes of a process.
 
-    They reach it where the client is polled; without it they are written to the terminal.
+    Lines arrive when the client is polled. Without a logger they are written to the terminal.
     """
 
     def __init__(self, system: str) -> None:
         self._system = system
 
     def log(self, level: int, form: str, facility: str, client: str, line: str) -> None:
-        """Log a line: `facility` is librdkafka's name of what it is about, "FAIL", `client` that of a client."""
+        """Log a line; `facility` is librdkafka's category, such as "FAIL", `client` the client's name."""
         text = _THREAD.sub("", line)
         broker = text.partition(": ")[0]
         cause = (self._system, facility, broker + _VARYING_PARTS.sub("", text.removeprefix(broker)))
@@ -200,15 +201,15 @@ class ClientLog:
 ClientKind = Literal["admin", "consumer", "producer"]
 
 
-# A broker that is away is asked again ten times a second otherwise, and each time a line is logged.
+# By default, an unreachable broker is tried ten times a second, and each time a line is logged.
 _DEFAULTS: Mapping[str, Any] = {"reconnect.backoff.ms": 500}
 
 
 def new_client(kind: ClientKind, settings: ClientSettings, own: Mapping[str, Any], refusals: BrokerRefusals) -> Any:
-    """Return a new client with the system's settings and the caller's `own`, which win.
+    """Return a new client with the system's settings, overridden by the caller's `own`.
 
-    Raises ConfigurationError for settings that librdkafka does not take, and StreamUnavailableError where the token
-    callback fails. Poll the client before `refusals.check()`.
+    Raises ConfigurationError for settings that librdkafka rejects, and StreamUnavailableError if the token callback
+    fails. Poll the client before `refusals.check()`.
     """
     from confluent_kafka import Consumer, KafkaException, Producer
     from confluent_kafka.admin import AdminClient
@@ -227,11 +228,11 @@ def new_client(kind: ClientKind, settings: ClientSettings, own: Mapping[str, Any
             "Correct client= of kafka_system; the names are those of librdkafka.",
             system=settings.name,
             argument="client",
-        ) from None  # the cause might show the settings
+        ) from None  # the cause may contain the settings
 
 
 def _with_token(client: dict[str, Any], settings: ClientSettings) -> dict[str, Any]:
-    """Return the settings with a first token got already: a client that gets none waits, and does not tell why."""
+    """Return the settings with a first token already fetched, since a client without one waits without an error."""
     callback = client.get("oauth_cb")
     if callback is None:
         return client
@@ -241,15 +242,15 @@ def _with_token(client: dict[str, Any], settings: ClientSettings) -> dict[str, A
         raise
     except Exception as error:
         raise StreamUnavailableError(
-            f"Kafka system {settings.name!r}: no token was to be had: the callback failed with {type(error).__name__}.",
-            "Look whether what the callback asks can be reached from here; then repeat.",
+            f"Kafka system {settings.name!r}: could not get a token: the callback failed with {type(error).__name__}.",
+            "Check whether the callback's server can be reached from here, then retry.",
             system=settings.name,
         ) from error
     return {**client, "oauth_cb": lambda config: first.pop() if first else callback(config)}
 
 
 def _call_factory(place: str) -> Mapping[str, Any]:
-    """Return what a client factory makes, without anything that is not its to say."""
+    """Return the settings of a client factory. Raises ConfigurationError if it fails or returns reserved settings."""
     module, _, name = place.partition(":")
     try:
         function: Callable[[], Any] = getattr(importlib.import_module(module), name)
@@ -266,7 +267,7 @@ def _call_factory(place: str) -> Mapping[str, Any]:
     except Exception as error:
         raise ConfigurationError(
             f"client_factory {place!r} failed with {type(error).__name__}.",
-            "Call it by hand in this process's environment; it takes no arguments.",
+            "Call it in this process's environment, without arguments, to see its error.",
             argument="client_factory",
         ) from error
     if not isinstance(made, Mapping):
@@ -299,7 +300,7 @@ _PROPAGATION_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic as the cluster has it. `identity` is its id, another one after it was deleted and made anew."""
+    """A topic of the cluster. `identity` is its id, which changes when it is recreated."""
 
     topic: str
     identity: str
@@ -307,10 +308,10 @@ class TopicDescription:
 
 
 class KafkaAdmin:
-    """The client that answers. It is made when first needed and kept; threads may share it.
+    """An admin client, which connects on first use; threads may share it.
 
-    Every call raises StreamUnavailableError where brokers do not answer within `socket.timeout.ms` (60 s), and
-    ConfigurationError where they refuse us.
+    Every call raises StreamUnavailableError if brokers do not answer within `socket.timeout.ms` (60 s), and
+    ConfigurationError if they reject us.
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
@@ -325,7 +326,7 @@ class KafkaAdmin:
 
         deadline, part = time.monotonic() + response_timeout(self.settings), 1.0
         while True:
-            # In parts, each longer than the one before: while it waits, the client does not tell that we are refused.
+            # In steps of growing length, since the client does not report a rejection while it waits.
             left = max(deadline - time.monotonic(), 0.1)
             try:
                 return sorted(self._connected().list_topics(timeout=min(left, part)).topics)
@@ -336,7 +337,7 @@ class KafkaAdmin:
             part *= 2
 
     def describe(self, topic: str) -> TopicDescription | None:
-        """Return the topic, or None where there is none."""
+        """Return the topic, or None if it does not exist."""
         from confluent_kafka import KafkaException, TopicCollection
 
         asked = self._connected().describe_topics(TopicCollection([topic]))
@@ -349,7 +350,7 @@ class KafkaAdmin:
         return TopicDescription(topic, str(description.topic_id), len(description.partitions))
 
     def config(self, topic: str) -> Mapping[str, str]:
-        """Return the settings of a topic, by Kafka's names; none where the cluster does not let us see them."""
+        """Return the settings of a topic by Kafka's names; none if we are not authorized to read them."""
         from confluent_kafka import KafkaException
 
         kafka = _api()
@@ -363,7 +364,7 @@ class KafkaAdmin:
         return {name: entry.value for name, entry in settings.items() if entry.value is not None}
 
     def create(self, topic: str, partitions: int) -> None:
-        """Create a topic, unless there is one, and wait until the cluster shows it and tells its offsets."""
+        """Create a topic unless it exists, and wait until its offsets are available."""
         from confluent_kafka import KafkaException
 
         asked = self._connected().create_topics(
@@ -378,8 +379,8 @@ class KafkaAdmin:
         while self.describe(topic) is None:
             if time.monotonic() > deadline:
                 raise StreamUnavailableError(
-                    f"{self.settings.where} created topic {topic!r}, but does not show it.",
-                    "Try again in a moment.",
+                    f"{self.settings.where} created topic {topic!r}, but does not list it yet.",
+                    "Retry in a moment.",
                     system=self.settings.name,
                 )
             time.sleep(_POLL_SECONDS)
@@ -390,15 +391,15 @@ class KafkaAdmin:
         return self._offsets(topic, partitions, _api().OffsetSpec.earliest())
 
     def upcoming(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
-        """Return the last stable offset of each partition: everything before it is decided, and may be read."""
+        """Return the last stable offset of each partition: no open transaction is before it."""
         return self._offsets(topic, partitions, _api().OffsetSpec.latest())
 
     def since(self, topic: str, partitions: Iterable[int], timestamp_ms: int) -> dict[int, int]:
-        """Return where each partition has its first entry at or after this time (ms), -1 where there is none.
+        """Return the offset of each partition's first entry at or after this time (ms), -1 without one.
 
-        The entry may be one that readers don't see: of an aborted transaction, or what ends one.
+        The entry may be invisible to readers: of an aborted transaction, or a control record.
         """
-        # Below 0 Kafka takes a time for another question: -1 asks for the end.
+        # Negative times have another meaning in Kafka: -1 is the end.
         spec = _api().OffsetSpec.for_timestamp(min(max(timestamp_ms, 0), _GREATEST))
         return self._offsets(topic, partitions, spec)
 
@@ -414,7 +415,7 @@ class KafkaAdmin:
             try:
                 return {at.partition: answer.offset for at, answer in self._answers(asked, what).items()}
             except KafkaException as error:
-                # While a partition gets another leader, the client does not ask again by itself.
+                # The client does not retry while a partition changes its leader.
                 if error.args[0].code() not in _leader_change_codes(error.args[0]) or time.monotonic() > deadline:
                     raise self._translate_error(error.args[0], what) from error
                 time.sleep(_LEADER_SECONDS)
@@ -427,7 +428,7 @@ class KafkaAdmin:
             return self._client
 
     def _answers(self, asked: Mapping[Any, Future[T]], what: str) -> dict[Any, T]:
-        """Return what was answered; raises as soon as a broker is known to refuse us, or an answer is an error."""
+        """Return the answers; raise as soon as a broker rejects us or an answer is an error."""
         deadline = time.monotonic() + response_timeout(self.settings) + 1
         pending = set(asked.values())
         while pending:
@@ -440,7 +441,7 @@ class KafkaAdmin:
         return {key: future.result() for key, future in asked.items()}
 
     def _check(self) -> None:
-        """Raise if brokers refused us; the client, which would go on trying and may lock the account, is dropped."""
+        """Raise if brokers rejected us, and drop the client, whose retries could lock the account."""
         try:
             self._refusals.check()
         except AdjunctError:
@@ -458,45 +459,45 @@ class KafkaAdmin:
 
 
 def _api() -> Any:
-    """Return the client's admin module, which tells type checkers little of what it has."""
+    """Return the client's admin module as Any, since its type hints are incomplete."""
     import confluent_kafka.admin
 
     return confluent_kafka.admin
 
 
 def response_timeout(settings: KafkaSettings) -> float:
-    """Return for how many seconds brokers may leave us without an answer: the client's own `socket.timeout.ms`."""
+    """Return the seconds to wait for an answer of brokers: the client's `socket.timeout.ms`."""
     return float(settings.client.get("socket.timeout.ms", 60_000)) / 1000
 
 
 def no_answer_error(settings: KafkaSettings, what: str, reason: str) -> StreamUnavailableError:
     return StreamUnavailableError(
-        f"{settings.where} did not tell of {what}: {reason}.",
-        "See whether its brokers are up and can be reached from here, then try again.",
+        f"{settings.where} did not return {what}: {reason}.",
+        "Check whether its brokers are up and can be reached from here, then retry.",
         system=settings.name,
     )
 
 
 def translate_kafka_error(error: KafkaError, settings: KafkaSettings, what: str) -> AdjunctError:
-    """Return the error of ours that says what Kafka's means when we ask for something, or read it."""
+    """Return the Adjunct error for a Kafka error of a request or a read."""
     code, reason = error.code(), f"{error.name()}: {error.str()}"
     if code in (error.UNKNOWN_TOPIC_OR_PART, error._UNKNOWN_TOPIC, error._UNKNOWN_PARTITION):
         return StreamNotFoundError(
             f"{settings.where} does not have {what} ({reason}).",
-            "See whether the topic was deleted.",
+            "Check whether the topic was deleted.",
             system=settings.name,
         )
     if error.retriable() or code in _transient_codes(error):
         return no_answer_error(settings, what, reason)
     return ConfigurationError(
-        f"{settings.where} refused {what} ({reason}).",
-        "See the settings and the access rules of the cluster.",
+        f"{settings.where} rejected the request for {what} ({reason}).",
+        "Check the settings and the access rules of the cluster.",
         system=settings.name,
     )
 
 
 def _transient_codes(error: KafkaError) -> frozenset[int]:
-    """Return the codes of what passes: nobody answers, or not the right one."""
+    """Return the codes of transient errors: no answer, or from the wrong broker."""
     return _leader_change_codes(error) | {
         error._TRANSPORT, error._TIMED_OUT, error._TIMED_OUT_QUEUE, error._ALL_BROKERS_DOWN, error._RESOLVE,
         error._WAIT_COORD, error._RETRY, error.REQUEST_TIMED_OUT, error.NETWORK_EXCEPTION, error.BROKER_NOT_AVAILABLE,
@@ -504,7 +505,7 @@ def _transient_codes(error: KafkaError) -> frozenset[int]:
 
 
 def _leader_change_codes(error: KafkaError) -> frozenset[int]:
-    """Return the codes of partitions that just get another leader."""
+    """Return the codes of partitions that are changing their leader."""
     return frozenset(
         {
             error.LEADER_NOT_AVAILABLE, error.NOT_LEADER_FOR_PARTITION, error.KAFKA_STORAGE_ERROR,
@@ -516,8 +517,8 @@ def _leader_change_codes(error: KafkaError) -> frozenset[int]:
 TOPIC_RANGES = OffsetRangeChecker(
     of="topic",
     upcoming="the topic's upcoming one (the last stable offset)",
-    dropped="Records before it were deleted by retention. Go on without them by a startpoint (oldest) for this "
+    dropped="Retention deleted the records before it. Continue without them by a startpoint (oldest) for this "
     "partition, or keep the topic longer (retention.ms, retention.bytes) than its reader may fall behind.",
-    ahead=". If the offset was valid once, the topic was created again or has lost records: set a startpoint for this "
+    ahead=". If the offset was valid once, the topic was recreated or has lost records: set a startpoint for this "
     "partition.",
 )

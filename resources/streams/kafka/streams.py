@@ -1,8 +1,8 @@
 """KafkaStreams: the topics of a Kafka cluster as streams, read in exact ranges of offsets.
 
-Offsets are Kafka's own, in decimal digits. The end of a partition is its last stable offset: what comes after belongs
-to transactions that are not decided. A range has fewer records than offsets where control records, aborted
-transactions, compaction or markers take some.
+Offsets are Kafka's own, as decimal numbers. The end of a partition is its last stable offset: later records belong to
+open transactions. A range may have fewer records than offsets because of control records, aborted transactions,
+compaction and markers.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 @dataclass(frozen=True, slots=True)
 class KafkaTopic:
-    """How the records of one topic are to be understood.
+    """The formats and options of one topic.
 
-    `topic` is its name where the stream has another. `value` and `key` are formats; `headers` names a column that
-    gets the headers as JSON: a list of [name, base64 of the value or null]. `partitioner` is how *all* of its
-    producers give keys to partitions. `default_offset` is where a reader without a checkpoint begins.
-    `transactional` makes each of Adjunct's appends one transaction.
+    `topic` is its name if the stream has another. `value` and `key` are formats; `headers` names a column for the
+    headers as JSON, a list of [name, base64 of the value or null]. `partitioner` is how *all* its producers assign
+    keys to partitions. `default_offset` is where a reader without a checkpoint begins. `transactional` makes each of
+    Adjunct's appends a transaction.
     """
 
     topic: str | None = None
@@ -94,13 +94,12 @@ class KafkaTopic:
         ):
             if value not in allowed:
                 raise ConfigurationError(
-                    f"{name} {value!r} of a Kafka topic is none: expected {' or '.join(allowed)}.",
-                    "Correct it.",
+                    f"{name} of a Kafka topic is {value!r}: expected {' or '.join(allowed)}.",
                     argument=name,
                 )
 
     def schema(self) -> Schema:
-        """Return the columns of a record: those of the key that are not also the value's, the value's, the headers."""
+        """Return the columns of a record: those of the key that are not in the value, those of the value, the headers."""
         from dagster_adjunct.resources.streams.kafka.record_formats import topic_schema
 
         return topic_schema(self)
@@ -108,7 +107,7 @@ class KafkaTopic:
 
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
-    """A Kafka cluster as a system of streams; see `kafka_system`, which makes and registers it."""
+    """A Kafka cluster as a system of streams; see `kafka_system`, which creates and registers it."""
 
     name: str
     bootstrap_servers: str
@@ -135,7 +134,7 @@ class KafkaSettings:
             if other != stream:
                 raise ConfigurationError(
                     f"streams {other!r} and {stream!r} of Kafka system {self.name!r} are both topic "
-                    f"{topic.topic or stream!r}: a topic is one stream.",
+                    f"{topic.topic or stream!r}: a topic can only be one stream.",
                     "Leave one of them out.",
                     argument="topics",
                     system=self.name,
@@ -144,16 +143,15 @@ class KafkaSettings:
 
     @property
     def where(self) -> str:
-        """How errors name the cluster."""
+        """The name of the cluster in errors."""
         return f"Kafka system {self.name!r} ({self.bootstrap_servers})"
 
 
 def check_topic_name(name: str) -> str:
-    """Return the name if Kafka can have a topic of it. Raises ConfigurationError."""
+    """Return the name if it is a valid topic name. Raises ConfigurationError."""
     if not _TOPIC.fullmatch(name) or name in (".", ".."):
         raise ConfigurationError(
             f"{name!r} can't be a Kafka topic: expected 1 to 249 letters, digits, '.', '_' or '-'.",
-            "Rename it.",
             topic=name,
         )
     return name
@@ -165,7 +163,7 @@ _RAW = KafkaTopic()
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTopic:
-    """A stream's topic, and how it is to be read; `key` are the columns that a record's partition goes by."""
+    """A stream's topic and its declaration; `key` are the columns that determine a record's partition."""
 
     topic: str
     declared: KafkaTopic
@@ -173,7 +171,7 @@ class ResolvedTopic:
 
 
 class _Declaration(StreamDeclaration):
-    """As it is stored: what a stream of the lake has more stands there, too, and is never set."""
+    """The stored declaration; it has the fields of a lake stream too, which are always None."""
 
     timestamp: None = None
     retention: None = None
@@ -181,7 +179,7 @@ class _Declaration(StreamDeclaration):
 
 
 class _CreatedStream(StoredDocument):
-    """What is remembered of a stream that `create` made."""
+    """The stored description of a stream that `create` created."""
 
     version: Literal[1] = 1
     topic: str
@@ -197,7 +195,7 @@ class _CreatedStream(StoredDocument):
 
 
 class DeclaredTopics:
-    """The streams of one system: those of its settings, and those that were created, which the lake remembers."""
+    """The streams of one system: those of its settings, and created ones, which are stored in the lake."""
 
     def __init__(self, lake: Lake, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -206,7 +204,7 @@ class DeclaredTopics:
         self._created: dict[str, _CreatedStream] = {}
 
     def of(self, stream: str) -> ResolvedTopic:
-        """Return what is known of a stream, whether there is a topic or not."""
+        """Return the topic of a stream, whether it exists or not."""
         check_name("stream", stream)
         topic = self._settings.topics.get(stream)
         if topic is not None:
@@ -222,7 +220,7 @@ class DeclaredTopics:
         return created | {stream: topic.topic or stream for stream, topic in self._settings.topics.items()}
 
     def check(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> ResolvedTopic:
-        """Return what a stream would be if it were created so. Raises StreamExistsError for one that is otherwise."""
+        """Return the topic of a stream with this declaration. Raises StreamExistsError if it exists with another."""
         wanted = self._declared(stream, schema, key, partitions)
         topic = self._settings.topics.get(stream)
         if topic is None:
@@ -236,7 +234,7 @@ class DeclaredTopics:
         return known
 
     def remember(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> None:
-        """Keep how a stream was created, for other processes; the settings' own need no remembering."""
+        """Store the declaration of a created stream for other processes, unless the settings declare it."""
         if stream in self._settings.topics:
             return
         made = self._build_created(stream, self._declared(stream, schema, key, partitions))
@@ -275,7 +273,7 @@ class DeclaredTopics:
         stored = snapshot.get(stream)
         if stored is None:
             return None
-        # What was created never changes.
+        # Stored declarations never change.
         return self._created.setdefault(stream, self._parse_created(stream, stored))
 
     def _parse_created(self, stream: str, stored: Any) -> _CreatedStream:
@@ -295,9 +293,9 @@ _TOMBSTONES_KEPT_MS = "86400000"  # the broker's own default
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """A stream's topic as the cluster has it (`identity` is the topic's id), and how its records are understood.
+    """A stream's topic in the cluster (`identity` is the topic's id), and its declaration.
 
-    `config` has the topic's settings by Kafka's names; it is empty where the cluster does not let us see them.
+    `config` are the topic's settings by Kafka's names; it is empty if we are not authorized to read them.
     """
 
     stream: str
@@ -312,8 +310,8 @@ class TopicFacts:
 class KafkaStreams(NumberedOffsets):
     """The streams of one Kafka cluster, under the name of its settings. Safe to use from threads.
 
-    The lake keeps what Kafka can't: how streams that were created here are read. Methods raise
-    StreamUnavailableError, which is transient, where brokers do not answer.
+    The lake stores the declarations of streams that were created here. Methods raise StreamUnavailableError, which is
+    transient, if brokers do not answer.
     """
 
     keeps_positions = True
@@ -326,20 +324,18 @@ class KafkaStreams(NumberedOffsets):
         self.admin = KafkaAdmin(settings)
         self._declarations = DeclaredTopics(lake, settings)
 
-    # -- declaring
-
     def list_streams(self) -> list[str]:
-        """Return all streams that have a topic: those declared or created, and each other topic with a safe name."""
+        """Return all streams with a topic: declared and created ones, and every other topic with a valid name."""
         topics = self._declarations.topics()
         there, taken = set(self.admin.topics()), set(topics.values())
         named = {stream for stream, topic in topics.items() if topic in there}
         return sorted(named | {topic for topic in there - taken if _is_stream_name(topic) and topic not in topics})
 
     def create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> StreamInfo:
-        """Create the topic of a stream, or do nothing if it is there and declared equally.
+        """Create the topic of a stream, or do nothing if it exists with this declaration.
 
-        A stream that the settings do not declare holds JSON, is the topic `prefix` + name, and the lake remembers
-        its columns and key for other processes. Replication and all else is the cluster's default.
+        A stream that the settings do not declare is the topic `prefix` + name and contains JSON; its columns and key
+        are stored in the lake for other processes. Replication and other settings are the cluster's defaults.
         Raises StreamExistsError with the differences, and ConfigurationError or SchemaMismatchError.
         """
         known, topic = self._validate_creation(name, schema, key, partitions)
@@ -354,7 +350,7 @@ class KafkaStreams(NumberedOffsets):
     def info(self, stream: str) -> StreamInfo:
         facts = self.topic(stream)
         policies = {policy.strip() for policy in facts.config.get("cleanup.policy", "").split(",")}
-        # A topic that is compacted and cut off by age, too, does not keep the newest record of every key.
+        # A topic with compact,delete does not keep the newest record of every key.
         compacted = policies == {"compact"}
         kept = timedelta(milliseconds=int(facts.config.get("delete.retention.ms", _TOMBSTONES_KEPT_MS)))
         return StreamInfo(
@@ -377,8 +373,6 @@ class KafkaStreams(NumberedOffsets):
     def partitions(self, stream: str) -> list[SystemStreamPartition]:
         return [SystemStreamPartition(self.name, stream, p) for p in range(self._describe_topic(stream).partitions)]
 
-    # -- offsets
-
     def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
         return self._edges(ssps, lambda edges: edges[0])
 
@@ -392,12 +386,10 @@ class KafkaStreams(NumberedOffsets):
         return str(self._offsets_at_time(facts, [ssp.partition], timestamp_ms)[ssp.partition])
 
     def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
-        """Return how many records the ranges hold, by reading them all: `distance` is an upper bound, at no cost."""
+        """Return the number of records in the ranges, by reading them all; `distance` is a cheap upper bound."""
         if not ranges:
             return 0
         return count_topic_records(self.settings, self._ranges(ranges)[1])
-
-    # -- reading
 
     def read(
         self,
@@ -408,18 +400,18 @@ class KafkaStreams(NumberedOffsets):
     ) -> DataFrame:
         """Return exactly the records of these ranges of one stream: its columns, then those of RECORD_META.
 
-        The latest results of a replayed output can't be told here: a topic keeps no ranges that were read again, so a
-        record of which a replay made nothing more would stay. `epochs="latest"` raises ConfigurationError.
-        Offsets may be missing within a range. A task fails with OffsetOutOfRangeError where retention or a topic that
-        was created again has taken records since the ranges were checked.
+        `epochs="latest"` raises ConfigurationError: a topic does not store which ranges were read again, so records
+        for which a replay produced nothing could not be left out.
+        Offsets may be missing within a range. A task fails with OffsetOutOfRangeError if records have been removed by
+        retention, or by recreating the topic, since the ranges were checked.
         """
         from dagster_adjunct.resources.streams.kafka.consume import KafkaReadPlan, records_frame
 
         if wants_latest_epochs(epochs):
             raise ConfigurationError(
-                f'stream system {self.name!r} can\'t read epochs="latest": a topic does not tell which ranges were '
-                "read again, and so not of which records a replay has made nothing any more.",
-                "Send the results to a stream of the lake, too; or compare headers (adjunct-source, adjunct-epoch).",
+                f'stream system {self.name!r} can\'t read epochs="latest": a topic does not store which ranges were '
+                "read again, so replaced records can't be found.",
+                "Send the results to a stream of the lake too, or compare headers (adjunct-source, adjunct-epoch).",
                 argument="epochs",
                 system=self.name,
             )
@@ -429,12 +421,10 @@ class KafkaStreams(NumberedOffsets):
         return records_frame(spark, KafkaReadPlan(self.settings, facts.declared, stream, tuple(wanted)))
 
     def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
-        """Return the markers at or after these offsets; the records from there on are read for them."""
+        """Return the markers at or after these offsets, by reading all records from there on."""
         from dagster_adjunct.resources.streams.kafka.markers import read_markers
 
         return read_markers(self, stream, since)
-
-    # -- appending
 
     def append(
         self,
@@ -450,9 +440,9 @@ class KafkaStreams(NumberedOffsets):
         sources: Sources | None = None,
         valid_from: datetime | None = None,
     ) -> AppendResult:
-        """Add records; see `produce.append`, which says what is promised with and without transactions.
+        """Append records; see `produce.append` for the guarantees with and without transactions.
 
-        What a record was made of becomes a header; `sources` are not kept: a topic has no place for ranges.
+        Source positions of records become headers. `sources` are not stored.
         """
         from dagster_adjunct.resources.streams.kafka.produce import append
 
@@ -481,7 +471,7 @@ class KafkaStreams(NumberedOffsets):
         checksum: str | None = None,
         valid_from: datetime | None = None,
     ) -> AppendResult:
-        """Add an end-of-dataset marker to these partitions (default: all) and nothing else."""
+        """Append only an end-of-dataset marker to these partitions (default: all)."""
         from dagster_adjunct.resources.streams.kafka.produce import append_markers
 
         return append_markers(
@@ -502,15 +492,13 @@ class KafkaStreams(NumberedOffsets):
         return find_append(self, stream, producer, sequence)
 
     def snapshot(self, stream: str) -> StreamSystem:
-        """Return the streams with this one as it stands now; each question about it is asked for all its partitions."""
+        """Return a view of the streams with this one as it is now; questions about it ask for all its partitions."""
         return KafkaSnapshot(self, stream)
-
-    # -- inside
 
     def _validate_creation(
         self, name: str, schema: Schema, key: Sequence[str], partitions: int
     ) -> tuple[ResolvedTopic, TopicDescription | None]:
-        """Return what a stream would be if it were created so, and its topic, None where there is none yet."""
+        """Return the resolved topic of a declared stream, and its description, None if it does not exist."""
         check_name("stream", name)
         known = self._declarations.check(name, schema, key, partitions)
         topic = self.admin.describe(known.topic)
@@ -533,14 +521,14 @@ class KafkaStreams(NumberedOffsets):
         there = self.list_streams()
         some = ", ".join(there[:20]) + (f" and {len(there) - 20} more" if len(there) > 20 else "")
         return StreamNotFoundError(
-            f"there is no stream {stream!r} in {self.settings.where}: it would be topic {known.topic!r}. There are "
+            f"there is no stream {stream!r} in {self.settings.where}: it would be topic {known.topic!r}. Streams: "
             f"{some or 'none'}.",
             "Check the name and the cluster, declare the stream's topic, or create it first.",
             stream=f"{self.name}.{stream}",
         )
 
     def _describe_topic_of(self, ssps: Iterable[SystemStreamPartition]) -> TopicFacts:
-        """Return the topic of the one stream of these partitions, which all exist."""
+        """Return the topic of the one stream of these partitions, which must exist."""
         wanted = list(ssps)
         facts = self._describe_topic(require_one_stream(self.name, wanted))
         for ssp in wanted:
@@ -561,11 +549,11 @@ class KafkaStreams(NumberedOffsets):
         return edges
 
     def _offsets(self, facts: TopicFacts, partitions: Sequence[int]) -> OffsetBounds:
-        """Return the oldest and the upcoming offset of each partition, asked for in this order."""
+        """Return the oldest and the upcoming offset of each partition, requested in this order."""
         return self.admin.oldest(facts.topic, partitions), self.admin.upcoming(facts.topic, partitions)
 
     def _offsets_at_time(self, facts: TopicFacts, partitions: Sequence[int], timestamp_ms: int) -> dict[int, int]:
-        # The ends first: a record that arrives meanwhile is then not skipped.
+        # The ends first, so that a record that arrives meanwhile is not skipped.
         ends = self._offsets(facts, partitions)[1]
         since = self.admin.since(facts.topic, partitions, timestamp_ms)
         starts = {p: offset for p, offset in since.items() if 0 <= offset < ends[p]}
@@ -576,7 +564,7 @@ class KafkaStreams(NumberedOffsets):
         return TopicRange(facts.topic, facts.identity, partition, start, end, f"{self.name}.{facts.stream}")
 
     def _ranges(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> tuple[TopicFacts, list[TopicRange]]:
-        """Return the ranges of one stream, checked against what the topic holds now."""
+        """Return the ranges of one stream, validated against the topic's current offsets."""
         facts = self._describe_topic_of(ranges)
         oldest, upcoming = self._offsets(facts, [ssp.partition for ssp in ranges])
         wanted = []
@@ -591,9 +579,9 @@ def _partition_count_error(
     settings: KafkaSettings, name: str, topic: str, partitions: int, wanted: int
 ) -> StreamExistsError:
     return StreamExistsError(
-        f"stream {name!r} is there and declared otherwise: topic {topic!r} of {settings.where} has {partitions} "
+        f"stream {name!r} exists with another declaration: topic {topic!r} of {settings.where} has {partitions} "
         f"partitions, expected {wanted}.",
-        "Declare the partitions that it has, or choose another name.",
+        "Declare the partitions that it has, or use another name.",
         stream=f"{settings.name}.{name}",
     )
 
@@ -608,7 +596,7 @@ def _is_stream_name(topic: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Opener:
-    """Gives the streams of a cluster, for the registry of systems."""
+    """The factory of a cluster's streams, for the registry of systems."""
 
     settings: KafkaSettings
 
@@ -630,10 +618,10 @@ def kafka_system(
 ) -> KafkaSettings:
     """Register a Kafka cluster as the stream system `name`, so that its streams are `NAME.STREAM`; return its settings.
 
-    `client` has librdkafka settings, which are passed through; secrets stand as "env:NAME". `client_factory`
-    ("module:function") returns more of them in each process, such as token callbacks. `topics` declares streams; any
-    other name is the topic of that name, with raw keys and values. A stream that Adjunct creates is the topic
-    `prefix` + name. The same call may come again. Raises ConfigurationError.
+    `client` are librdkafka settings, with secrets as "env:NAME". `client_factory` ("module:function") returns more of
+    them in each process, such as token callbacks. `topics` declares streams; any other name is the topic of that name,
+    with raw keys and values. A stream that Adjunct creates is the topic `prefix` + name. The same call may be
+    repeated. Raises ConfigurationError.
     """
     settings = KafkaSettings(name, bootstrap_servers, dict(client or {}), client_factory, dict(topics or {}), prefix)
     opener = _openers.get(name)
@@ -645,7 +633,7 @@ def kafka_system(
 
 
 class KafkaSnapshot(KafkaStreams):
-    """The streams of a cluster, of which one is seen as it was at the first look at each part of it."""
+    """The streams of a cluster, of which one is read once: its topic, settings and offsets are cached."""
 
     def __init__(self, streams: KafkaStreams, stream: str) -> None:
         super().__init__(streams.lake, streams.settings)

@@ -1,4 +1,4 @@
-"""Brings records into the form in which a stream stores them, or says what does not fit; and writes them."""
+"""Appends to a lake stream: conforms records to its columns, writes their files, and decides the next state."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NewMarker:
-    """A marker to put after an append's records, into these partitions.
+    """A marker to add after an append's records, in these partitions.
 
-    `rows` is by partition; "delivered" is how many records stand between the partition's marker before (or its first
-    offset) and this one. None is the same, of a producer that says nothing: such a marker may come again alone.
-    `valid_from` is in microseconds.
+    `rows` is by partition. "delivered" counts the partition's records since its previous marker (or first offset).
+    None does too, for a producer that gave no count: such a marker may be repeated alone. `valid_from` is in
+    microseconds.
     """
 
     version: str
@@ -84,10 +84,10 @@ class NewMarker:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """One append whose files are written: `attempt` is their folder, begun at `started` (ms).
+    """An append whose files are written, in the folder `attempt`, begun at `started` (ms).
 
-    `seen` is the identity of the stream that they were written for, `columns` the place of the columns in them.
-    `sources` is what its records were made of, None where the producer does not say; `chained` as in `Segment`.
+    `seen` is the identity of the stream that they were written for, `columns` the index of their columns.
+    `sources` is what its records were made of, if known; `chained` as in `Segment`.
     """
 
     stream: str
@@ -106,15 +106,15 @@ class Append:
 
 
 def decide_append(state: StreamState, append: Append, now_ms: int) -> tuple[StreamState | None, AppendResult]:
-    """Return the state after the append, or None for one that is in already, and its result.
+    """Return the state after the append, or None if it was appended before, and its result.
 
-    Raises ProducerConflictError, and CommitConflictError when the files were collected meanwhile.
+    Raises ProducerConflictError, and CommitConflictError if the files may have been deleted meanwhile.
     """
     what = f"sequence {append.sequence} of producer {append.producer!r} in stream {append.stream!r}"
     if state.id != append.seen:
         raise CommitConflictError(
-            f"{what}: the stream was made anew while its records were written.",
-            "Nothing was added. Append again, if the records belong into the new one.",
+            f"{what}: the stream was recreated while its records were written.",
+            "Nothing was added. Append again if the records belong in the new stream.",
             stream=f"lake.{append.stream}",
         )
     before = find_sequence(state.producers, append.producer, append.sequence, append.stream)
@@ -124,12 +124,12 @@ def decide_append(state: StreamState, append: Append, now_ms: int) -> tuple[Stre
     if append.files and append.started < state.horizon:
         raise CommitConflictError(
             f"{what}: its files were written by an attempt begun {(state.horizon - append.started) / 1000:.0f} s "
-            "before the stream's horizon, so they may be collected already.",
-            "Nothing was added. Append again; if it happens at once again, set this machine's clock.",
+            "before the stream's horizon, so they may have been deleted.",
+            "Nothing was added. Append again; if that fails at once, correct this machine's clock.",
             stream=f"lake.{append.stream}",
         )
     state = apply_fold(state, append.fold)
-    appended = max(now_ms, state.appended)  # a clock that lags must not put segments out of order
+    appended = max(now_ms, state.appended)  # segments stay in order even if a clock lags
     segment = _build_segment(state, append, appended)
     sent = SentSequence(append.sequence, append.digest, segment.base, segment.next, segment.rows, append.columns)
     marked = list(state.marked_until)
@@ -142,7 +142,7 @@ def decide_append(state: StreamState, append: Append, now_ms: int) -> tuple[Stre
         "appended": appended,
         "read": add_sources(state.read, append.sources),
     }
-    if segment.next != segment.base:  # an append of nothing leaves only its sequence behind
+    if segment.next != segment.base:  # an empty append only stores its sequence
         update |= {"tail": (*state.tail, segment), "next_segment": state.next_segment + 1}
     return state.model_copy(update=update), result_from_sequence(sent, duplicate=False)
 
@@ -179,7 +179,7 @@ def _marker_rows(marker: NewMarker, partition: int, delivered: int) -> int:
     if isinstance(marker.rows, str) or partition not in marker.rows:
         raise ConfigurationError(
             f"marker {marker.version!r} has no row count for partition {partition}.",
-            "Give a count for every partition that gets the marker, or none at all.",
+            "Give a count for every partition that gets the marker, or no counts.",
             argument="rows",
         )
     return marker.rows[partition]
@@ -201,13 +201,13 @@ def write_records(
     partitioned: bool,
     one_task: bool = False,
 ) -> list[BucketFile]:
-    """Write records into an attempt's folder, one file a partition; a table without Spark, a frame by its tasks."""
+    """Write records to one file a partition and return the files; a table without Spark, a frame by its tasks."""
     options = WriteOptions(what, number_rows=True, range_of=TIMESTAMP, differing=(EPOCH, SOURCE_EPOCH))
     if _is_table(data):
         if order_by or partitioned:
             raise ConfigurationError(
-                f"{what}: order_by and partitioned are for Spark frames; a table keeps its own order.",
-                "Sort the table before, and leave both out.",
+                f"{what}: order_by and partitioned are only for Spark frames; a table keeps its order.",
+                "Sort the table first, and leave both out.",
                 argument="order_by",
             )
         table = conform_table(data, declaration, what)
@@ -229,9 +229,9 @@ def write_records(
 
 
 def match_columns(state: StreamState, data: Any, order_by: Sequence[str]) -> int:
-    """Return the place of the newest of the stream's columns, now or before, that these records have; else of now's.
+    """Return the index of the stream's newest columns, current or earlier, that match the records; else the current.
 
-    Who knows only the columns of before goes on: what was added since is null in its records.
+    So producers that only know earlier columns keep working: columns added since are null in their records.
     """
     if not state.earlier:
         return 0
@@ -255,9 +255,9 @@ def _fits(given: Any, kind: str) -> bool:
 
 
 def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -> Any:
-    """Return the records with the columns that their stream had when they were sent a first time, to be compared.
+    """Return the records with the columns of their first append, to compare the two.
 
-    A value that does not fit into the type of then is null, or left for who writes it to refuse.
+    A value that does not fit the earlier type becomes null, or is left as it is and fails when it is written.
     """
     kept = {*before.names, *MARK_COLUMNS, *order_by}
     if _is_table(data):
@@ -289,14 +289,14 @@ def _cast_to_earlier(table: pa.Table, before: Schema) -> pa.Table:
 
 
 def _is_table(data: Any) -> bool:
-    return type(data).__module__.startswith("pyarrow")  # asking for the class itself would import Arrow
+    return type(data).__module__.startswith("pyarrow")  # without importing Arrow
 
 
 def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str) -> pa.Table:
     """Return the table with the stream's columns and types, then `__timestamp` and `__tombstone`.
 
-    A null `__timestamp` stands for the time of the append, which is known when it commits. `__epoch` follows where one
-    of the records has another than 0, then the columns of POSITION that the table has.
+    A null `__timestamp` stands for the time of the append, which is known when it commits. `__epoch` follows if an
+    epoch is not 0, then the table's columns of POSITION.
     """
     import pyarrow.compute as pc
 
@@ -309,7 +309,7 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
     if declaration.timestamp is not None:
         times = pc.coalesce(times, plain.column(declaration.timestamp))
     tombstones = pc.fill_null(_mark_column(table, TOMBSTONE, what), False)
-    # One chunk a column: the bytes of the file, and so its checksum, must not depend on how the table was cut.
+    # One chunk a column, since the file's bytes, and so its checksum, must not depend on the table's chunks.
     marked = plain.append_column(TIMESTAMP, times).append_column(TOMBSTONE, tombstones)
     if EPOCH in table.column_names:
         epochs = _null_zero_epochs(_mark_column(table, EPOCH, what))
@@ -325,7 +325,7 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
 
 
 def _null_zero_epochs(epochs: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return epochs as files have them: null for 0, which takes no room."""
+    """Return epochs as files store them: null for 0, which saves space."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -350,7 +350,7 @@ def _mark_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
 
 
 def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: tuple[str, ...], what: str) -> DataFrame:
-    """Return the frame with the stream's columns and types, marks, and whatever else `order_by` names."""
+    """Return the frame with the stream's columns and types, its mark columns, and other columns of `order_by`."""
     from pyspark.sql import functions as F
 
     types = {field.name: field.dataType.simpleString() for field in df.schema.fields}
@@ -359,7 +359,7 @@ def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: t
     extra = [name for name in types if name not in schema and name not in MARK_COLUMNS and name not in order_by]
     if missing or extra or len(types) != len(df.schema.fields):
         raise SchemaMismatchError(
-            f"{what}: columns {missing} are missing and {extra} are not expected; the schema is "
+            f"{what}: columns {missing} are missing and {extra} are unexpected; the schema is "
             f"{', '.join(f'{f.name} {f.type}' for f in schema.fields)}.",
             "Send records with exactly these columns, each once.",
             column=next(iter([*missing, *extra]), None),
@@ -416,10 +416,10 @@ def write_append(
     sources: Sources | None = None,
     one_task: bool = False,
 ) -> tuple[Append, list[str]]:
-    """Write records into an attempt's folder, begun at `started` (ms); return the append and its files' keys.
+    """Write the records of an attempt begun at `started` (ms); return the append and its files' keys.
 
-    They are written with the newest of the stream's columns that they have. What was sent already is written with those
-    of then, and in as many partitions, whatever the stream has by now: the only way to tell that it is the same.
+    They are written with the newest of the stream's columns that match. Records of an earlier append are written with
+    the columns and partitions of that append, so that their digests can be compared.
     """
     data = _select_positions(data, sources, f"stream {stream!r}")
     now = len(state.earlier)
@@ -455,13 +455,13 @@ def write_append(
 
 
 def _select_positions(data: Any, sources: Sources | None, what: str) -> Any:
-    """Return the records with the columns of POSITION where their sources are known, and else without."""
+    """Return the records without the columns of POSITION unless `sources` are given."""
     there = list(data.column_names if hasattr(data, "column_names") else data.columns)
     missing = [name for name in POSITION if name not in there]
     if sources is not None and missing:
         raise SchemaMismatchError(
-            f"{what}: sources are given, and the records lack {', '.join(missing)}.",
-            "Add what each record was made of, or leave the sources out.",
+            f"{what}: sources are given, but the records lack {', '.join(missing)}.",
+            "Add these columns, or leave the sources out.",
             column=missing[0],
         )
     if sources is not None or len(missing) == len(POSITION):

@@ -1,4 +1,4 @@
-"""Writes a stream's records into Parquet files of the machine's own, piece by piece; whole or not at all."""
+"""Exports records to local Parquet files, atomically."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _GROUP = 65_536
 
 
 def export_records(parts: Iterable[pa.Table], target: Path, *, records_per_file: int | None = None) -> tuple[int, int]:
-    """Write tables of one schema to `target`; return how many records in how many files.
+    """Write tables of one schema to `target`; return the numbers of records and files.
 
-    `target` is one new .parquet file, or with `records_per_file` a new folder of files with that many records at most.
-    It is there only when it is whole: until then all is written beside it under a name that begins with a dot, which
-    is removed when this fails, and stays when the process is killed. Raises ConfigurationError where `target` exists.
+    `target` is a new .parquet file, or with `records_per_file` a new folder of files with at most that many records.
+    It appears when it is complete; until then its data is next to it, under a name that begins with a dot, which is
+    deleted if this fails, but stays if the process is killed. Raises ConfigurationError if `target` exists.
     """
     check_export_target(target, records_per_file)
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
@@ -52,17 +52,16 @@ def _file_errors(target: Path) -> AbstractContextManager[None]:
 
 
 def check_export_target(target: Path, records_per_file: int | None) -> None:
-    """Raise ConfigurationError where nothing can be written to `target`."""
+    """Raise ConfigurationError if `target` can't be written."""
     if records_per_file is None and target.suffix != ".parquet":
         raise ConfigurationError(
-            f"--to {target} is no .parquet file.",
-            "Choose a name that ends in .parquet; or give --records-per-file for a folder of files.",
+            f"--to {target} does not end in .parquet.",
+            "Use a name that does, or give --records-per-file for a folder of files.",
             setting="--to",
         )
     if records_per_file is not None and records_per_file < 1:
         raise ConfigurationError(
             f"--records-per-file {records_per_file}: expected 1 or more.",
-            "Give a larger number.",
             setting="--records-per-file",
         )
     if target.exists() or target.is_symlink():
@@ -74,7 +73,7 @@ def check_export_target(target: Path, records_per_file: int | None) -> None:
 
 
 def _write_files(parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None, target: Path) -> tuple[int, int]:
-    """Write at most `limit` records a file; one file at least, so that the columns are known."""
+    """Write at most `limit` records a file, and at least one file, for the columns."""
     import pyarrow.parquet as pq
 
     rows = files = room = 0
@@ -112,7 +111,7 @@ def _part_paths(folder: Path) -> Iterator[Path]:
 def _publish_file(partial: Path, target: Path) -> None:
     _sync(partial)
     try:
-        os.link(partial, target)  # unlike a rename, this replaces nothing that came meanwhile
+        os.link(partial, target)  # unlike a rename, this never replaces a file
     except FileExistsError:
         raise _exists(target) from None
     except OSError:  # a file system without links
@@ -124,7 +123,7 @@ def _publish_folder(partial: Path, target: Path) -> None:
     for path in partial.iterdir():
         _sync(path)
     try:
-        partial.rename(target)  # replaces an empty folder at most
+        partial.rename(target)  # can only replace an empty folder
     except OSError:
         if target.exists():
             raise _exists(target) from None
@@ -142,4 +141,4 @@ def _sync(path: Path) -> None:
 
 
 def _exists(target: Path) -> ConfigurationError:
-    return ConfigurationError(f"{target} exists already.", "Remove it, or choose another name.", setting="--to")
+    return ConfigurationError(f"{target} already exists.", "Remove it, or use another name.", setting="--to")

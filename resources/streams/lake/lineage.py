@@ -1,4 +1,9 @@
-"""The latest results of each source record: which records of a stream are left out, and when nobody can tell."""
+"""Finds the latest results of each source record: which records of a stream were replaced by a replay.
+
+After a repartitioning, offsets start again and the stream has a new identity, so old offsets can't be mapped to new
+ones; only the end of the old records in each new partition is known. A reader that has read all of these again has
+replaced all its earlier results; for one that has read a part again, the replaced results can't be determined.
+"""
 
 from __future__ import annotations
 
@@ -37,20 +42,12 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.lake.manifest import RepartitionRecord
     from dagster_adjunct.resources.streams.lake.streams import LakeReads
 
-# What became of results of a stream that was rewritten into other partitions since. Pure decisions, no I/O.
-#
-# Offsets begin anew then, and so does the stream's identity: nobody knows which offset of before is which of now. What
-# is
-# known is where the records of before end in the new partitions. Where a reader has read all of these again, it has
-# replaced all that it made of them before; where it has read a part again, nobody can tell what that replaced.
-
-
 EVERY_EPOCH = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """The identities that a stream has had, oldest first: `rewritings[i]` led from `ids[i]` to `ids[i + 1]`."""
+    """The identities of a stream, oldest first: `rewritings[i]` is the repartitioning of `ids[i]` to `ids[i + 1]`."""
 
     ids: tuple[str, ...]
     rewritings: tuple[RepartitionRecord, ...]
@@ -61,29 +58,29 @@ class Lineage:
         return cls((*(rewriting.id for rewriting in rewritings), state.id), rewritings)
 
     def index_of(self, identity: str) -> int | None:
-        """Return which of the stream's identities this is; None for that of another stream."""
+        """Return the index of this identity; None for that of another stream."""
         return self.ids.index(identity) if identity in self.ids else None
 
 
 LineageOf = Callable[[str], Lineage | None]
-"""Of a stream such as "lake.orders"; None where nothing is known of it."""
+"""Returns the lineage of a stream such as "lake.orders", or None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplacedResults:
-    """Results of before a rewriting that are replaced; `unknown` are (reader, stream) of which nobody can tell."""
+    """Replaced results from before a repartitioning; `unknown` are (reader, stream) for which they can't be found."""
 
     superseded: tuple[SupersededRange, ...] = ()
     unknown: tuple[tuple[str, str], ...] = ()
 
     @property
     def readers(self) -> frozenset[tuple[str, str]]:
-        """(reader, stream) of those whose results are all replaced."""
+        """The (reader, stream) whose results are all replaced."""
         return frozenset((span.reader, _stream(span.source)) for span in self.superseded)
 
 
 def find_replaced_by_repartition(read: ReadCoverage, lineage_of: LineageOf) -> ReplacedResults:
-    """Return which results were made of records that were read again after they had been rewritten."""
+    """Return the results of records that were read again after they were repartitioned."""
     replaced: list[SupersededRange] = []
     unknown: list[tuple[str, str]] = []
     for reader, partitions in sorted(read.items()):
@@ -112,7 +109,7 @@ def find_replaced_by_repartition(read: ReadCoverage, lineage_of: LineageOf) -> R
 
 
 def translate_coverage(before: ReadCoverage, now: ReadCoverage, lineage_of: LineageOf) -> ReadCoverage:
-    """Return what was known `before`, as it would be told after rewritings: all that was rewritten had been read."""
+    """Return the coverage `before` in terms of the streams' current partitions: all repartitioned records were read."""
     known = {reader: dict(partitions) for reader, partitions in before.items()}
     for reader, partitions in now.items():
         application, _, identity = reader.partition("@")
@@ -135,7 +132,7 @@ def translate_coverage(before: ReadCoverage, now: ReadCoverage, lineage_of: Line
 def _reread_extent(
     rewriting: RepartitionRecord, stream: str, read: Mapping[str, Coverage]
 ) -> Literal["none", "part", "all"]:
-    """Return how much of the records of before was read again in the partitions of after."""
+    """Return how much of the repartitioned records was read again in the new partitions."""
     first = 1 if any(rewriting.oldest) else 0
     epochs = [
         piece.epoch
@@ -148,7 +145,7 @@ def _reread_extent(
 
 
 def _has_loss_between(lineage: Lineage, at: int, later: int) -> bool:
-    """Whether retention took records between two rewritings: which they had been before is not known."""
+    """Return whether retention dropped records between two repartitionings; these can't be mapped to old ones."""
     for before, rewriting in zip(lineage.rewritings[at : later - 1], lineage.rewritings[at + 1 : later], strict=True):
         first = 1 if any(before.oldest) else 0
         if any(oldest > first for oldest in rewriting.oldest):
@@ -170,24 +167,23 @@ def find_replaced_results(
     segments: Sequence[Segment],
     without_position: WithoutPosition,
 ) -> list[SupersededRange]:
-    """Return which results in these segments later epochs have replaced, here or in what they were made of.
+    """Return the results in these segments that later epochs have replaced, in this stream or upstream.
 
-    Raises ConfigurationError where nobody can tell: for records without a source position, unless they are to be kept,
-    and for records made of such as were replayed themselves, where these do not tell.
+    Raises ConfigurationError if that can't be determined: for records without a source position, unless they are
+    kept, and for results of replayed records whose own replacements are not known.
     """
     if without_position not in ("refuse", "keep"):
         raise ConfigurationError(
             f"without_position={without_position!r}: expected 'refuse' or 'keep'.",
-            "Choose one of the two.",
             argument="without_position",
         )
     unknown = sum(segment.rows for segment in segments if not segment.positioned)
     if unknown and without_position == "refuse":
         raise ConfigurationError(
-            f'stream {stream!r}: epochs="latest" can\'t tell of {unknown} records what they were made of: no '
-            "application of this version sent them.",
-            'Keep them all, as the latest of their kind (without_position="keep"), or read from the first record that '
-            "an application sent.",
+            f'stream {stream!r}: epochs="latest" needs the source position of every record, and {unknown} records '
+            "have none: they were not sent by an application.",
+            'Treat them all as latest (without_position="keep"), or read from the first record that an application '
+            "sent.",
             stream=f"lake.{stream}",
         )
     return [*_find_upstream_replacements(streams, stream, state, segments), *list_superseded(state.read)]
@@ -196,10 +192,10 @@ def find_replaced_results(
 def _find_upstream_replacements(
     streams: LakeReads, stream: str, state: StreamState, segments: Sequence[Segment]
 ) -> list[SupersededRange]:
-    """Return which results were made of records that are replaced themselves, in the stream that they came from, or
-    that were read again after that stream was rewritten.
+    """Return the results of records that were themselves replaced upstream, or that were read again after their stream
+    was repartitioned.
 
-    Which these are is known there: it is asked, and read where it was replayed. Refused where that can't answer.
+    Upstream streams that were replayed are read. Raises ConfigurationError if that does not suffice.
     """
     lineages = lineage_lookup(streams)
     rewritten = find_replaced_by_repartition(state.read, lineages)
@@ -227,15 +223,15 @@ def _find_upstream_replacements(
     if unknown and any(segment.chained for segment in segments):
         raise _ambiguous_error(
             stream,
-            f"some were made of records of {', '.join(sorted(unknown))} that a replay had made again, and which it "
-            "replaced is not known here",
-            "Tell the records by __epoch, which adds up along the chain.",
+            f"some are results of records of {', '.join(sorted(unknown))} that a replay had replaced, and which these "
+            "are is not known here",
+            "Compare the records by __epoch, which adds up along the chain.",
         )
     return replaced
 
 
 def _is_replayed(streams: LakeReads, stream: str, state: StreamState, seen: set[str]) -> bool:
-    """Whether a stream, or one of the lake that it was made of, has replaced records."""
+    """Return whether a stream, or one upstream of it in the lake, has replaced records."""
     if list_superseded(state.read):
         return True
     sources = {source for read in state.read.values() for source in read}
@@ -258,7 +254,7 @@ def _find_replaced_upstream(
     above: StreamState,
     partitions: Mapping[str, Coverage],
 ) -> list[SupersededRange]:
-    """Return the offsets of replaced records of `upstream`, as ranges whose results are replaced in every epoch."""
+    """Return the ranges of replaced records of `upstream`, whose results are replaced in every epoch."""
     behind = [
         f"lake.{upstream}.{p}"
         for p, end in enumerate(above.next)
@@ -268,13 +264,13 @@ def _find_replaced_upstream(
         raise _ambiguous_error(
             stream,
             f"lake.{upstream} was replayed, and {reader.partition('@')[0]!r} has not read all of it yet (in "
-            f"{', '.join(behind[:3])}): earlier results would be gone before the later ones are there",
+            f"{', '.join(behind[:3])}): earlier results would be missing before the later ones exist",
             f"Run {reader.partition('@')[0]!r} until it has caught up, then read again.",
         )
     if any(above.oldest):
         raise _ambiguous_error(
             stream,
-            f"lake.{upstream} was replayed, and retention has dropped records of it that would tell which are replaced",
+            f"lake.{upstream} was replayed, and retention has dropped records that are needed to find the replaced ones",
             f"Keep lake.{upstream} longer than its replays reach back, and replay its reader from its oldest record.",
         )
     import pyarrow.compute as pc
@@ -298,7 +294,7 @@ def _full_ranges(streams: LakeReads, stream: str, state: StreamState) -> dict[Sy
 
 
 def _find_gaps(held: Sequence[Any], until: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of [0, until) that are not among the offsets held, which are in order."""
+    """Yield the ranges of [0, until) without the given offsets, which are in order."""
     import numpy as np
 
     offsets = np.concatenate([[-1], *held, [until]])
@@ -307,7 +303,7 @@ def _find_gaps(held: Sequence[Any], until: int) -> Iterator[tuple[int, int]]:
 
 
 def lineage_lookup(streams: LakeReads) -> Callable[[str], Lineage | None]:
-    """Return what tells, of a stream such as "lake.orders", which identities it has had. Each is looked up once."""
+    """Return a cached function from a stream such as "lake.orders" to its lineage."""
 
     @cache
     def lineage_of(name: str) -> Lineage | None:
@@ -324,23 +320,23 @@ def _repartitioned_error(stream: str, reader: str, name: str) -> ConfigurationEr
     application = reader.partition("@")[0]
     return _ambiguous_error(
         stream,
-        f"{name} was repartitioned after {application!r} had made some of it, and records of it were replayed: which "
-        "of the earlier results that replaced is not known",
-        f"Let {application!r} read all of {name} again, which replaces them all: adjunct startpoint set MODULE:APP "
-        f"{name} --oldest --reason …, and a run. Or tell the records by __epoch.",
+        f"{name} was repartitioned after {application!r} had read it, and then partly replayed: which earlier "
+        "results were replaced is not known",
+        f"Let {application!r} read all of {name} again, which replaces all its results: adjunct startpoint set MODULE:APP "
+        f"{name} --oldest --reason …, and a run. Or compare the records by __epoch.",
     )
 
 
 def _ambiguous_error(stream: str, why: str, next_step: str) -> ConfigurationError:
     return ConfigurationError(
-        f'stream {stream!r}: epochs="latest" can\'t tell which records are the latest: {why}.',
+        f'stream {stream!r}: epochs="latest" can\'t determine the latest records: {why}.',
         next_step,
         stream=f"lake.{stream}",
     )
 
 
 def filter_latest(table: pa.Table, replaced: Sequence[SupersededRange]) -> pa.Table:
-    """Return the records of a table with the columns of POSITION that nothing has replaced."""
+    """Return the records of a table, with columns of POSITION, that are not replaced."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -350,7 +346,7 @@ def filter_latest(table: pa.Table, replaced: Sequence[SupersededRange]) -> pa.Ta
     offsets = pc.fill_null(table.column(SOURCE_OFFSET), -1).to_numpy()
     epochs = pc.fill_null(table.column(SOURCE_EPOCH), 0).to_numpy()
     gone = np.zeros(table.num_rows, bool)
-    # Those of one group are in order and apart; what is replaced upstream may overlap with what is here.
+    # Ranges of one group are in order and disjoint; those replaced upstream may overlap those replaced here.
     spans: dict[tuple[str, str, bool], list[SupersededRange]] = {}
     for span in replaced:
         spans.setdefault((span.reader, span.source, span.epoch == EVERY_EPOCH), []).append(span)
@@ -367,7 +363,7 @@ def filter_latest(table: pa.Table, replaced: Sequence[SupersededRange]) -> pa.Ta
 
 
 def filter_latest_frame(frame: DataFrame, replaced: Sequence[SupersededRange]) -> DataFrame:
-    """Return the same of a frame, as a join with what is replaced: few rows, which every task gets."""
+    """Return the records of a frame that are not replaced, by a broadcast anti-join with the replaced ranges."""
     from pyspark.sql import functions as F
 
     if not replaced:

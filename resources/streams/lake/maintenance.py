@@ -1,7 +1,11 @@
-"""Keeps a stream in shape: retention, compaction, and collection of what nothing reaches any more.
+"""Maintenance of a stream: retention, compaction, deletion of unreachable objects, and holds that prevent it.
 
-One commit drops and merges. It also sets the horizon: attempts begun before it can't commit any more, so what
-they left behind may be deleted. What the index dropped stays for the grace period, for those who still read it.
+One commit drops and merges segments. It also sets the horizon: attempts begun before it can no longer commit, so their
+files may be deleted. Files that left the index stay for the grace period, for their readers.
+
+A hold keeps folders of files, as they were at one commit, for something outside, such as a table in another catalogue:
+
+    streams/NAME/holds/{hash of the holder}-{number}.json
 """
 
 from __future__ import annotations
@@ -52,18 +56,11 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.objects.store import ObjectStore
 
-# Holds: files of a stream that are kept for something outside, such as a table in another catalogue.
-#
-#     streams/NAME/holds/{hash of the holder}-{number}.json
-#
-# A hold names the folders of files as they were at one commit. Who maintains the stream spares them until it is let go.
-
 
 def retain_files(lake: Lake, stream: str, identity: str, number: str, attempts: Iterable[str], *, holder: str) -> None:
-    """Keep these folders of files of the stream with this identity from being deleted, until `let_go`.
+    """Prevent the deletion of these folders of files of the stream with this identity, until `release_files`.
 
-    To hold them again changes nothing. Raises OffsetOutOfRangeError where the stream does not list them any more: they
-    may be about to be deleted.
+    Idempotent. Raises OffsetOutOfRangeError if they are no longer in the stream's index, and so may be deleted soon.
     """
     wanted = sorted(set(attempts))
     body = json.dumps({"holder": holder, "attempts": wanted}).encode()
@@ -72,7 +69,7 @@ def retain_files(lake: Lake, stream: str, identity: str, number: str, attempts: 
         lake.store.put_if_absent(key, body)
     except ObjectExistsError:
         return  # held since they were listed
-    # Whoever drops them from the index from now on looks for holds after that, and finds this one.
+    # From now on, maintenance finds this hold after dropping the files from the index.
     streams = StreamStates(lake)
     _, state = streams.state(stream)
     listed = {segment.attempt for segment in list_segments(state, streams.pages_of(stream))}
@@ -81,22 +78,22 @@ def retain_files(lake: Lake, stream: str, identity: str, number: str, attempts: 
         lake.store.delete(key)
         raise OffsetOutOfRangeError(
             f"stream {stream!r} has changed since its commit {number}: {len(gone)} of {len(wanted)} folders of files "
-            "are not listed any more.",
-            "Take a new view of it (stream_view), and repeat this.",
+            "are no longer in its index.",
+            "Take a new view of the stream (stream_view), and retry.",
             stream=f"lake.{stream}",
         )
 
 
 def release_files(lake: Lake, stream: str, *, holder: str, keep: Collection[str] = ()) -> tuple[str, ...]:
-    """End this holder's holds but those of the numbers in `keep`; return the numbers that it held.
+    """End this holder's holds, except those of the numbers in `keep`; return the ended numbers.
 
-    With `keep`, holds of the last hour stay as well (`delete_holds`).
+    With `keep`, holds of the last hour stay too (see `delete_holds`).
     """
     return delete_holds(lake.store, _holder_prefix(lake, stream, holder), keep=keep)
 
 
 def list_retained_attempts(lake: Lake, stream: str) -> dict[str, list[str]]:
-    """Return the folders of files that are held, by holder. Raises MalformedDocumentError."""
+    """Return the folders of files that are on hold, by holder. Raises MalformedDocumentError."""
     attempts_of: dict[str, set[str]] = {}
     for item in lake.store.list(f"{lake.stream_prefix(stream)}/holds/"):
         try:
@@ -104,8 +101,8 @@ def list_retained_attempts(lake: Lake, stream: str) -> dict[str, list[str]]:
             attempts_of.setdefault(body["holder"], set()).update(body["attempts"])
         except (ValueError, KeyError, TypeError) as error:
             raise MalformedDocumentError(
-                f"the hold {item.key!r} in {lake.url} can't be read ({error!r}), so nobody knows what it keeps.",
-                "Restore it, or delete it and register the stream again where it was held.",
+                f"the hold {item.key!r} in {lake.url} can't be read ({error!r}), so the files that it keeps are not known.",
+                "Restore it, or delete it and register the stream again with its holder.",
                 document=item.key,
             ) from error
     return {holder: sorted(attempts) for holder, attempts in attempts_of.items()}
@@ -118,11 +115,10 @@ def _holder_prefix(lake: Lake, stream: str, holder: str) -> str:
 def merge_files(
     store: ObjectStore, prefix: str, declaration: LakeStreamDeclaration, run: Sequence[Segment], attempt: str
 ) -> tuple[FileEntry, ...]:
-    """Write the run's records into one file a partition and return the files.
+    """Write the records of these segments into one file a partition and return the files.
 
-    Rows are streamed by row group, so memory does not grow with the run. A timestamp that was the append's is
-    written out, since the segment can't tell the appends apart any more. Files of before the stream's columns changed
-    are written with those of now.
+    Rows are streamed by row group, so memory does not grow with the run. Timestamps that were those of an append are
+    written out, since the merged segment no longer knows its appends. All files get the stream's current columns.
     """
     folder = data_folder(prefix, attempt)
     options = WriteOptions(prefix, range_of=TIMESTAMP)
@@ -147,9 +143,9 @@ def merge_files(
 
 
 def find_position_columns(store: ObjectStore, prefix: str, run: Sequence[Segment]) -> tuple[str, ...]:
-    """Return the columns of positions where a file of these segments has them.
+    """Return the columns of POSITION if a file of these segments has them, else ().
 
-    Segments that were merged of some with positions and some without say that they have none, and their files do.
+    A segment merged from some with positions and some without is not `positioned`, though its files have the columns.
     """
     if any(segment.positioned and segment.files for segment in run):
         return tuple(POSITION)
@@ -180,7 +176,7 @@ def _rebase_rows(table: pa.Table, shift: int, appended_ms: int, layout: BucketLa
 
     when = pa.scalar(appended_ms * 1000, pa.timestamp("us", tz="UTC"))
     for name, kind in layout.hidden:
-        if name not in table.column_names:  # a file of records without epochs, or without positions
+        if name not in table.column_names:  # the file has no epochs or positions
             table = table.append_column(name, pa.nulls(table.num_rows, arrow_type(kind)))
     for name, column in (
         (ROW, pc.add(table.column(ROW), shift)),
@@ -195,7 +191,7 @@ def _check_row_count(prefix: str, partition: int, expected: int, done: BucketFil
     if written != expected:
         raise ManifestMismatchError(
             f"{prefix}: compaction of partition {partition} wrote {written} records, the manifest lists {expected}.",
-            "Nothing was committed; the stream is as it was. Report this with the stream's manifest.",
+            "Nothing was committed, and the stream is unchanged. Report this with the stream's manifest.",
             key=prefix,
         )
 
@@ -203,7 +199,7 @@ def _check_row_count(prefix: str, partition: int, expected: int, done: BucketFil
 def count_expired(segments: Sequence[Segment], retention: Retention | None, now_ms: int) -> int:
     """Return how many of the oldest segments retention drops.
 
-    A segment's age counts from its append's commit, so that old records loaded today stay as long as new ones.
+    A segment's age begins with its append's commit, so that old records loaded today stay as long as new ones.
     """
     if retention is None:
         return 0
@@ -221,10 +217,10 @@ def count_expired(segments: Sequence[Segment], retention: Retention | None, now_
 
 
 def plan_merges(segments: Sequence[Segment], policy: CompactionPolicy | None) -> list[tuple[Segment, ...]]:
-    """Return runs of neighbours that are worth merging into one segment each.
+    """Return runs of neighbours to merge into one segment each.
 
-    A run does not begin with a segment that outweighs all others of it: otherwise the product of the last
-    merge would be written again with each few appends, instead of once whenever its size has doubled.
+    A run does not begin with a segment that is larger than all others together. Otherwise the result of the last merge
+    would be rewritten after every few appends, instead of once its size has doubled.
     """
     if policy is None:
         return []
@@ -251,7 +247,7 @@ def plan_merges(segments: Sequence[Segment], policy: CompactionPolicy | None) ->
 
 
 def merge_segments(run: Sequence[Segment], attempt: str, files: tuple[FileEntry, ...], number: int) -> Segment:
-    """Return the segment that stands for a run: the same offsets and markers, one file a partition."""
+    """Return the segment that replaces a run, with its offsets and markers, and one file a partition."""
     return Segment(
         id=number,
         attempt=attempt,
@@ -272,7 +268,7 @@ _MANIFESTS_KEPT = 100
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceResult:
-    """What one maintenance did. `dropped` counts segments, records and bytes that retention took."""
+    """The result of a maintenance. `dropped_…` counts the segments, records and bytes that retention dropped."""
 
     dropped_segments: int = 0
     dropped_rows: int = 0
@@ -292,7 +288,7 @@ class _Merge:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The next state (None: as it is), and what it means."""
+    """The next state (None: unchanged), and the dropped and merged segments."""
 
     state: StreamState | None
     dropped: tuple[Segment, ...]
@@ -300,7 +296,7 @@ class _Plan:
 
 
 def maintain(streams: StreamStates, stream: str, now: datetime) -> MaintenanceResult:
-    """Apply the stream's policies and delete what is out of reach for longer than an append may take."""
+    """Apply the stream's policies, and delete objects that have been unreachable for the grace period."""
     now_ms = int(now.timestamp() * 1000)
     horizon = now_ms - int(_GRACE.total_seconds() * 1000)
     pages = streams.pages_of(stream)
@@ -348,7 +344,7 @@ def _write_merges(
 
 
 def _plan_maintenance(state: StreamState, pages: Pages, merges: Sequence[_Merge], now_ms: int, horizon: int) -> _Plan:
-    """Decide the next state from the current one; a merge whose inputs are not all there any more is left out."""
+    """Return the next state; a merge whose inputs are no longer all in the index is left out."""
     held = list_leaves(state, pages)
     segments = [segment for _, inside in held for segment in inside]
     position = {segment.id: at for at, segment in enumerate(segments)}
@@ -358,7 +354,7 @@ def _plan_maintenance(state: StreamState, pages: Pages, merges: Sequence[_Merge]
     used = []
     for merge in merges:
         at = position.get(merge.run[0].id)
-        lost = int(merge.attempt[:13]) < state.horizon  # a slow merge, whose files may be collected already
+        lost = int(merge.attempt[:13]) < state.horizon  # a slow merge, whose files may have been deleted
         if lost or at is None or at < drop or tuple(segments[at : at + len(merge.run)]) != merge.run:
             continue
         replaced |= dict.fromkeys((segment.id for segment in merge.run), None)
@@ -393,7 +389,7 @@ def _plan_maintenance(state: StreamState, pages: Pages, merges: Sequence[_Merge]
 def _find_unreachable(
     streams: StreamStates, stream: str, commit: Commit, state: StreamState, pages: Pages, horizon: int
 ) -> list[tuple[str, int]]:
-    """Return (key, size) of the objects that the state does not reach and that are older than the horizon."""
+    """Return (key, size) of the objects that are not in the index and older than the horizon."""
     store, prefix = streams.lake.store, streams.lake.stream_prefix(stream)
     waiting = {entry.key for entry in state.dropped}
     reached = {segment.folder(prefix) for segment in list_segments(state, pages)} | waiting
@@ -418,7 +414,7 @@ def _find_unreachable(
 
 
 def _find_old_reader_manifests(lake: Lake, stream: str, kept: int) -> list[tuple[str, int]]:
-    """Return (key, size) of the manifests of readers before the newest `kept` of each."""
+    """Return (key, size) of each reader's manifests before its newest `kept`."""
     by_reader: dict[str, list[tuple[str, int]]] = {}
     for item in lake.store.list(f"{lake.stream_prefix(stream)}/readers/"):
         folder, _, name = item.key.rpartition("/manifests/")

@@ -1,8 +1,13 @@
 """The manifest of a lake stream: its declaration, its index of segments, and what its producers sent.
 
-A segment is one append (or several, compacted): at most one file a partition. The newest segments stand in
-the manifest itself (`tail`); older ones in pages, pages of pages, and so on (`levels`), each with a summary,
-so that neither a commit nor a look-up gets dearer by much as the stream grows.
+A segment is one append, or several compacted ones, with at most one file a partition. The newest segments are in the
+manifest itself (`tail`), older ones in pages, pages of pages, and so on (`levels`), each with a summary. Each level
+has fewer than 2 * FAN_OUT entries; a full one moves its oldest FAN_OUT entries into a page of the level above. So a
+commit writes a bounded number of entries, and a look-up reads one page a level.
+
+The manifest also stores the source ranges that the records were made of (`read`). A range that was read again in a
+higher epoch replaces all results of lower epochs at its offsets, even if it produced none. So ranges are stored, not
+only the positions of records.
 """
 
 from __future__ import annotations
@@ -39,19 +44,11 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.objects.store import ObjectStore
 
-# What a stream knows of the ranges that its records were made of, and which results a later reading replaced. No I/O.
-#
-# An application's batch reads ranges of its input, each in an epoch, and appends what it makes of them. A range that
-# was
-# read in a higher epoch replaces all results of lower ones at its offsets, also where it has none itself: so ranges are
-# kept, not only the positions of records.
-
-
 Count = Annotated[int, Field(ge=0)]
 
 
 class ReplayedRange(NamedTuple):
-    """Offsets [start, end) of a source partition that were read in `epoch`, the highest so far, above 0."""
+    """Offsets [start, end) of a source partition, last read in `epoch`, which is above 0."""
 
     start: Count
     end: Count
@@ -59,18 +56,18 @@ class ReplayedRange(NamedTuple):
 
 
 class Coverage(StoredDocument):
-    """What one reader has read of one source partition: up to `until` at most, and `replayed` in order of offsets."""
+    """The offsets that a reader has read of a source partition: up to `until`, and `replayed` ranges in order."""
 
     until: Count = 0
     replayed: tuple[ReplayedRange, ...] = ()
 
 
 ReadCoverage = Mapping[str, Mapping[str, Coverage]]
-"""By reader and source partition."""
+"""What was read, by reader and source partition."""
 
 
 class SupersededRange(NamedTuple):
-    """Results of a reader, made of offsets [start, end) of a source partition in epochs below `epoch`."""
+    """Results of a reader from offsets [start, end) of a source partition in epochs below `epoch`."""
 
     reader: str
     source: str
@@ -80,7 +77,7 @@ class SupersededRange(NamedTuple):
 
 
 def add_sources(read: ReadCoverage, sources: Sources | None) -> dict[str, dict[str, Coverage]]:
-    """Return what was read after one more append."""
+    """Return the coverage after one more append."""
     after = {reader: dict(partitions) for reader, partitions in read.items()}
     if sources is None:
         return after
@@ -95,7 +92,7 @@ def add_sources(read: ReadCoverage, sources: Sources | None) -> dict[str, dict[s
 
 
 def list_superseded(read: ReadCoverage) -> list[SupersededRange]:
-    """Return whose results of which ranges are replaced, in order."""
+    """Return the ranges whose earlier results are replaced, in order."""
     return [
         SupersededRange(reader, source, *span)
         for reader, partitions in sorted(read.items())
@@ -105,7 +102,7 @@ def list_superseded(read: ReadCoverage) -> list[SupersededRange]:
 
 
 def find_replaced_since(before: ReadCoverage, now: ReadCoverage) -> list[SupersededRange]:
-    """Return the ranges that had been read already when `before` was known and that were read again since."""
+    """Return the ranges in `before` that were read again since."""
     ranges = []
     for span in list_superseded(now):
         known = before.get(span.reader, {}).get(span.source, Coverage())
@@ -130,7 +127,7 @@ def _add_range(replayed: Sequence[ReplayedRange], span: SourceRange) -> tuple[Re
 
 
 def split_by_epoch(replayed: Sequence[ReplayedRange], start: int, end: int) -> Iterator[ReplayedRange]:
-    """Yield [start, end) in pieces of one epoch each; 0 where none is known."""
+    """Yield [start, end) in pieces of one epoch each, 0 for offsets that were not replayed."""
     at = start
     for known in replayed:
         if known.end <= at or known.start >= end:
@@ -169,23 +166,23 @@ _ALWAYS = (ROW, TIMESTAMP, TOMBSTONE)
 
 
 class Retention(StoredDocument):
-    """What a stream keeps: whole segments younger than `max_age` (since their append was committed, whatever the
-    records' own timestamps say) and, of these, the newest of at most `max_bytes` together. None: no limit."""
+    """The retention of a stream: it keeps whole segments younger than `max_age` (since their append, whatever the
+    records' own timestamps) and, of these, the newest of at most `max_bytes` in total. None: no limit."""
 
     max_age: Annotated[timedelta, Field(gt=timedelta(0))] | None = None
     max_bytes: Annotated[int, Field(gt=0)] | None = None
 
 
 class CompactionPolicy(StoredDocument):
-    """When small segments are merged: runs of at least `min_segments` neighbours, each smaller than half of
-    `target_bytes`, into one of about `target_bytes`."""
+    """The compaction of a stream: runs of at least `min_segments` neighbours, each smaller than half of
+    `target_bytes`, are merged into one segment of about `target_bytes`."""
 
     min_segments: Annotated[int, Field(ge=2)] = 8
     target_bytes: Annotated[int, Field(gt=0)] = 128 * 1024 * 1024
 
 
 class LakeStreamDeclaration(StreamDeclaration):
-    """What `create` was told of a lake stream."""
+    """The declaration of a lake stream, as given to `create`."""
 
     timestamp: str | None = None
     retention: Retention | None = None
@@ -193,19 +190,19 @@ class LakeStreamDeclaration(StreamDeclaration):
 
     @property
     def layout(self) -> BucketLayout:
-        """How the stream's files look: Spark's own buckets by key, rows in offset order."""
+        """The layout of the stream's files: Spark's buckets by key, rows in offset order."""
         return BucketLayout(self.schema_, self.key, self.partitions, hidden=HIDDEN_COLUMNS)
 
     def layout_of(self, columns: Iterable[str]) -> BucketLayout:
-        """Return the layout of files for content with these columns: epochs and positions only where there are some."""
+        """Return the layout of files with these columns: epochs and positions are optional."""
         there = {*_ALWAYS, *columns}
         return replace(self.layout, hidden=tuple(item for item in HIDDEN_COLUMNS if item[0] in there))
 
 
 class FileEntry(NamedTuple):
-    """One data file: its partition, facts, and the range of its records' timestamps (us since the epoch).
+    """A data file: its partition, size, and the range of its records' timestamps (us since the epoch).
 
-    `untimed` counts records whose timestamp is that of their append.
+    `untimed` counts records without a timestamp, which have that of their append.
     """
 
     partition: Count
@@ -224,9 +221,9 @@ class FileEntry(NamedTuple):
 
 
 class MarkerEntry(NamedTuple):
-    """One end-of-dataset marker; `counted` says that its producer left `rows` to the stream.
+    """An end-of-dataset marker; `counted` means that the stream counted `rows`, not the producer.
 
-    `valid_from` is since when the version is valid, in microseconds since the epoch, where the producer told.
+    `valid_from`, if given, is when the version becomes valid, in microseconds since the epoch.
     """
 
     partition: Count
@@ -241,8 +238,8 @@ class MarkerEntry(NamedTuple):
 class Segment(StoredDocument):
     """The records and markers from `base` up to `next`, by partition; `__row` in a file counts from `base`.
 
-    `appended` is when it was committed, in ms since the epoch; `attempt` is the folder of its files. `positioned` says
-    that its records tell what they were made of, and `chained` that some are of records that were replayed themselves.
+    `appended` is its commit time, in ms since the epoch; `attempt` is the folder of its files. `positioned` means that
+    its records have source positions, and `chained` that some were made of replayed records.
     """
 
     id: Count
@@ -272,7 +269,7 @@ class Segment(StoredDocument):
         return len(self.markers)
 
     def latest(self, partition: int) -> int | None:
-        """Return the partition's greatest record timestamp in us, or None without records."""
+        """Return the partition's latest record timestamp in us, or None without records."""
         for file in self.files:
             if file.partition == partition:
                 untimed = self.appended * 1000 if file.untimed else None
@@ -295,7 +292,7 @@ class Segment(StoredDocument):
 
 
 class Page(StoredDocument):
-    """A stored page of segments (level 1) or of pages of the level below, with their sums."""
+    """A stored page of segments (level 1) or of pages of the level below, with their totals."""
 
     key: str
     sha256: str
@@ -318,10 +315,10 @@ IndexEntry = Segment | Page
 
 
 class SentSequence(NamedTuple):
-    """One sequence of a producer: a digest of its contents, its offsets by partition, its records.
+    """An append under one sequence of a producer: digest, offsets by partition, and number of records.
 
-    `columns` is the place of the columns that it was written with among all that the stream has had. Where the stream
-    was repartitioned since, `partitions` is how many it was written in, and its offsets are not known.
+    `columns` is the index of its columns among all that the stream has had. If the stream was repartitioned since,
+    `partitions` is the number of partitions that it was written to, and its offsets are not known.
     """
 
     sequence: Count
@@ -334,16 +331,16 @@ class SentSequence(NamedTuple):
 
 
 class DroppedKey(NamedTuple):
-    """An object or folder that the index reached until `at` (ms), kept a while for those who still read it."""
+    """An object or folder that was in the index until `at` (ms), kept for a while for its readers."""
 
     key: str
     at: Count
 
 
 class RepartitionRecord(StoredDocument):
-    """How a stream came to its partitions: those of the stream `id` ended at `ended`, and these went on at `next`.
+    """A repartitioning: the old partitions, of the stream `id`, ended at `ended`, and the new ones continue at `next`.
 
-    `oldest` is where those began then. `at` is when, in ms since the epoch.
+    `oldest` are the oldest offsets of the old partitions. `at` is its time, in ms since the epoch.
     """
 
     id: str
@@ -357,12 +354,12 @@ class RepartitionRecord(StoredDocument):
 class StreamState(StoredDocument):
     """The body of a stream's manifest.
 
-    `id` tells the stream from another one that was made under its name later.
-    `earlier` are the columns that it had before those of the declaration, oldest first: files are still written with
-    them by who knows no others. `horizon` (ms): attempts begun before it are lost unless the index lists them.
-    `rewritten` is its last rewriting into other partitions, `rewritten_before` are the ones before it, oldest first.
-    `marked_until` is the offset after each partition's last marker, 0 without one. `read` says what readers made its
-    records of, by reader and source partition.
+    `id` distinguishes the stream from a recreated one of its name.
+    `earlier` are its columns before those of the declaration, oldest first; producers may still write with them.
+    `horizon` (ms): attempts begun before it are lost unless they are in the index.
+    `rewritten` is its last repartitioning, `rewritten_before` are the earlier ones, oldest first.
+    `marked_until` is the offset after each partition's last marker, 0 without one. `read` is what the records were
+    made of, by reader and source partition.
     """
 
     declaration: LakeStreamDeclaration
@@ -406,20 +403,20 @@ class StreamState(StoredDocument):
         return self
 
     def with_columns_at(self, columns: int) -> LakeStreamDeclaration:
-        """Return the declaration with the columns of this place: those of now stand last."""
+        """Return the declaration with the columns of this index; the current ones come last."""
         if columns == len(self.earlier):
             return self.declaration
         return self.declaration.model_copy(update={"columns": self.earlier[columns]})
 
     def with_declaration(self, declaration: LakeStreamDeclaration) -> StreamState:
-        """Return the state with another declaration, which keeps the columns of this one among the earlier."""
+        """Return the state with another declaration; the replaced columns are added to `earlier`."""
         update: dict[str, Any] = {"declaration": declaration}
         if declaration.schema_ != self.declaration.schema_:
             update["earlier"] = (*self.earlier, self.declaration.schema_)
         return self.model_copy(update=update)
 
     def entries(self) -> list[IndexEntry]:
-        """Return what the manifest itself lists, oldest first."""
+        """Return the entries in the manifest itself, oldest first."""
         return [*(page for level in reversed(self.levels) for page in level), *self.tail]
 
     @classmethod
@@ -461,12 +458,6 @@ def _parse_document(kind: type[P], body: Any, where: str) -> P:
         ) from None
 
 
-# The index of segments: adding one, finding those that a range touches, folding old ones into pages.
-#
-# Each level of the index holds fewer than 2 * FAN entries; when one has more, its oldest FAN become a page of the
-# level above. So a commit writes a bounded number of entries, and a look-up reads a page a level.
-
-
 FAN_OUT = 32
 _MAX_CACHED_PAGES = 512
 Span = tuple[int, int]
@@ -474,7 +465,7 @@ Span = tuple[int, int]
 
 @dataclass(slots=True)
 class Pages:
-    """The stored pages of one stream; those read lately are kept, since a page never changes."""
+    """The stored pages of one stream, with a cache, since pages never change."""
 
     store: ObjectStore
     prefix: str
@@ -490,7 +481,7 @@ class Pages:
         return self._cache[page.key]
 
     def write(self, level: int, entries: Sequence[IndexEntry]) -> Page:
-        """Store neighbours as a new page of this level and return its summary."""
+        """Store consecutive entries as a new page of this level and return its summary."""
         ref = write_page(self.store, self.prefix, [entry.model_dump(mode="json") for entry in entries])
         self._cache[ref.key] = tuple(entries)
         return Page(
@@ -513,13 +504,10 @@ def _latest_timestamp(entries: Iterable[IndexEntry], partition: int) -> int | No
     return max((t for e in entries if (t := e.latest(partition)) is not None), default=None)
 
 
-# -- looking up
-
-
 def walk_segments(state: StreamState, pages: Pages, wanted: Callable[[IndexEntry], bool]) -> Iterator[Segment]:
-    """Yield, oldest first, the segments for which `wanted` holds; a page for which it does not is not read.
+    """Yield the segments that are `wanted`, oldest first, without reading other pages.
 
-    `wanted` must hold for a page whenever it holds for one of its entries.
+    A page must be `wanted` if one of its entries is.
     """
     waiting: list[IndexEntry] = list(reversed(state.entries()))
     while waiting:
@@ -537,17 +525,17 @@ def list_segments(state: StreamState, pages: Pages) -> list[Segment]:
 
 
 def overlaps_spans(entry: IndexEntry, spans: Mapping[int, Span]) -> bool:
-    """Return whether the entry holds an offset of one of these spans, given as [start, end) by partition."""
+    """Return whether the entry has an offset in one of these spans, [start, end) by partition."""
     return any(entry.base[p] < end and start < entry.next[p] for p, (start, end) in spans.items() if start < end)
 
 
 def has_records_in(segment: Segment, spans: Mapping[int, Span]) -> bool:
-    """Return whether one of the segment's files can hold a record of these spans."""
+    """Return whether one of the segment's files may contain a record of these spans."""
     return any(overlaps_spans(segment, {f.partition: spans.get(f.partition, (0, 0))}) for f in segment.files)
 
 
 def find_markers(state: StreamState, pages: Pages, spans: Mapping[int, Span]) -> list[MarkerEntry]:
-    """Return the markers whose offsets lie in these spans, oldest first."""
+    """Return the markers in these spans, oldest first."""
     segments = walk_segments(state, pages, lambda entry: entry.marked > 0 and overlaps_spans(entry, spans))
     return [
         marker
@@ -557,12 +545,9 @@ def find_markers(state: StreamState, pages: Pages, spans: Mapping[int, Span]) ->
     ]
 
 
-# -- folding
-
-
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A page that stands for the oldest entries of the level below it. `made` is in ms since the epoch."""
+    """A page that replaces the oldest entries of the level below it. `made` is in ms since the epoch."""
 
     page: Page
     entries: tuple[IndexEntry, ...]
@@ -570,7 +555,7 @@ class Fold:
 
 
 def find_full_level(state: StreamState) -> tuple[int, tuple[IndexEntry, ...]] | None:
-    """Return the level of the next page to write and its entries, or None when no level is full."""
+    """Return the level of the next page to write and its entries, or None if no level is full."""
     rows: list[Sequence[IndexEntry]] = [state.tail, *state.levels]
     for level, entries in enumerate(rows, start=1):
         if len(entries) >= 2 * FAN_OUT:
@@ -579,9 +564,9 @@ def find_full_level(state: StreamState) -> tuple[int, tuple[IndexEntry, ...]] | 
 
 
 def apply_fold(state: StreamState, fold: Fold | None) -> StreamState:
-    """Return the state with the page in place of its entries; unchanged if somebody else was faster.
+    """Return the state with the page instead of its entries; unchanged if another writer has replaced them.
 
-    A page older than the horizon may have been collected before any manifest named it, so it is not used.
+    A page older than the horizon is not used, since it may have been deleted before a manifest referred to it.
     """
     if fold is None or fold.made < state.horizon:
         return state
@@ -597,11 +582,8 @@ def apply_fold(state: StreamState, fold: Fold | None) -> StreamState:
     return state.model_copy(update={"tail": rows[0], "levels": levels})
 
 
-# -- rebuilding
-
-
 def list_leaves(state: StreamState, pages: Pages) -> list[tuple[IndexEntry, tuple[Segment, ...]]]:
-    """Return the pages of level 1 and the tail's segments, oldest first, each with the segments it holds."""
+    """Return the pages of level 1 and the tail's segments, oldest first, each with its segments."""
     with_segments: list[tuple[IndexEntry, tuple[Segment, ...]]] = []
     waiting: list[IndexEntry] = list(reversed(state.entries()))
     while waiting:
@@ -616,7 +598,7 @@ def list_leaves(state: StreamState, pages: Pages) -> list[tuple[IndexEntry, tupl
 
 
 def list_page_keys(state: StreamState, pages: Pages) -> set[str]:
-    """Return the keys of all pages that the state reaches."""
+    """Return the keys of all pages in the index."""
     keys: set[str] = set()
     waiting: list[IndexEntry] = state.entries()
     while waiting:
@@ -629,9 +611,9 @@ def list_page_keys(state: StreamState, pages: Pages) -> set[str]:
 
 
 def rebuild_index(state: StreamState, kept: Sequence[IndexEntry], pages: Pages) -> StreamState:
-    """Return the state with an index of exactly these segments and pages of level 1, writing what pages it needs.
+    """Return the state with an index of exactly these segments and pages of level 1; write the pages it needs.
 
-    Pages that stay are used as they are; segments between them get pages of their own.
+    The given pages are used as they are; segments between them get new pages.
     """
     tail: list[IndexEntry] = []
     level: list[IndexEntry] = []
@@ -661,7 +643,7 @@ NAMES_PREFIX = "streams/_names"
 
 
 class StreamStates:
-    """The states of a lake's streams. Safe to use from threads and from many processes."""
+    """Reads the states of a lake's streams. Safe to use from several threads and processes."""
 
     name = "lake"
 
@@ -674,11 +656,11 @@ class StreamStates:
         return sorted(name for name in names if self._exists(name))
 
     def log(self, stream: str) -> CommitLog:
-        """Internal: the stream's commit log."""
+        """Return the stream's commit log (internal)."""
         return self.lake.commit_log(self.lake.stream_prefix(stream), STREAM_KIND)
 
     def state(self, stream: str) -> tuple[Commit, StreamState]:
-        """Internal: the current commit and what its manifest says."""
+        """Return the current commit and the state in it (internal). Raises StreamNotFoundError."""
         commit = self._require_commit(stream, self.log(stream).current())
         return commit, self._parse(commit)
 
@@ -686,14 +668,14 @@ class StreamStates:
         try:
             commit = self.log(stream).current()
         except MalformedDocumentError:
-            return True  # and says so when it is opened
+            return True  # reading it raises
         return commit is not None and not is_deletion_commit(commit)
 
     def _require_commit(self, stream: str, commit: Commit | None) -> Commit:
         if commit is None or is_deletion_commit(commit):
             there = ", ".join(self.list_streams()) or "none"
             raise StreamNotFoundError(
-                f"there is no stream {stream!r} in {self.lake.url}: there are {there}.",
+                f"there is no stream {stream!r} in {self.lake.url}. Streams: {there}.",
                 f"Check the name and the lake, or create the stream first: streams.create({stream!r}, schema=…, "
                 "partitions=…).",
                 stream=f"lake.{stream}",
@@ -704,9 +686,9 @@ class StreamStates:
         return StreamState.parse(commit.body, f"the stream index {commit.manifest_key!r} in {self.lake.url}")
 
     def pages_of(self, stream: str) -> Pages:
-        """Internal: the stored pages of the stream's index."""
+        """Return the stored pages of the stream's index (internal)."""
         return self._pages.setdefault(stream, Pages(self.lake.store, self.lake.stream_prefix(stream)))
 
     def now_ms(self) -> int:
-        """Internal: the time of appends, in ms since the epoch."""
+        """Return the lake's time in ms since the epoch (internal)."""
         return int(self.lake.now().timestamp() * 1000)

@@ -1,7 +1,7 @@
-"""What a stream remembers of its producers, so that a retried append adds nothing.
+"""The appends that a stream remembers of its producers, so that a retried append adds nothing.
 
-Of each producer the last 32 sequences are kept, of the stream the 256 producers that appended last. A sequence below a
-full window is refused: nobody knows whether it is retried or counted anew.
+A stream keeps the last 32 sequences of each of the 256 producers that appended last. A sequence older than a full
+window is rejected, since it may be a retry or a restarted counter.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Producers = Mapping[str, tuple[SentSequence, ...]]
 
 
 def content_digest(files: Iterable[tuple[int, int, int | str | None]], markers: Iterable[object]) -> str:
-    """Return one digest of an append: (partition, rows, digest of the rows) of each file, and its markers."""
+    """Return the digest of an append: of its markers and of each file's (partition, rows, digest)."""
     content = json.dumps([sorted(files), list(markers)], separators=(",", ":"))
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def find_sequence(producers: Producers, producer: str, sequence: int, stream: str) -> SentSequence | None:
-    """Return what was sent to the stream under this sequence, or None for a new one.
+    """Return what was appended to the stream under this sequence, or None if it is new.
 
-    Raises ProducerConflictError below the window, where it is not known any more.
+    Raises ProducerConflictError for a sequence before the window, which is no longer known.
     """
     window = producers.get(producer, ())
     for sent in window:
@@ -41,11 +41,11 @@ def find_sequence(producers: Producers, producer: str, sequence: int, stream: st
 
 
 def check_same_contents(sent: SentSequence, digest: str, producers: Producers, *, stream: str, producer: str) -> None:
-    """Refuse other contents under a sequence that is known."""
+    """Raise ProducerConflictError if the appended contents differ from those of the sequence."""
     if sent.digest != digest:
         newest = producers[producer][-1].sequence
         raise ProducerConflictError(
-            f"sequence {sent.sequence} of producer {producer!r} in stream {stream!r} is in already with {sent.rows} "
+            f"sequence {sent.sequence} of producer {producer!r} in stream {stream!r} was appended with {sent.rows} "
             f"records of other contents (digest {sent.digest[:12]}, now {digest[:12]}); the newest is {newest}.",
             f"Nothing was added. Retry with the same records, or give new records the sequence {newest + 1}.",
             stream=f"lake.{stream}",
@@ -65,7 +65,7 @@ def result_from_sequence(sent: SentSequence, *, duplicate: bool) -> AppendResult
 
 
 def record_sequence(producers: Producers, producer: str, sent: SentSequence) -> dict[str, tuple[SentSequence, ...]]:
-    """Return the producers with one more sequence; the last to append stands last and leaves last."""
+    """Return the producers with one more sequence, ordered by their last append; the oldest is dropped."""
     window = tuple(sorted((*producers.get(producer, ()), sent)))[-WINDOW:]
     others = {name: entry for name, entry in producers.items() if name != producer}
     while len(others) >= PRODUCERS:

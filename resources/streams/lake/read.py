@@ -1,4 +1,4 @@
-"""Reads a lake stream without Spark: records of exact ranges, and the first one at or after a time."""
+"""Reads exact ranges of a lake stream, with and without Spark, and finds the first record at or after a time."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def read_tables(
 ) -> Iterator[pa.Table]:
     """Yield these columns and those of RECORD_META (and POSITION), ordered by partition and offset.
 
-    In parts of a row group each, so that only one is in memory. `segments` are those that the spans touch.
+    In parts of one row group, so that only one is in memory. `segments` are those that overlap the spans.
     """
     schema = with_meta_columns(columns.to_arrow(), positions=positions)
     for partition, span in sorted(spans.items()):
@@ -81,7 +81,7 @@ def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schem
 
 
 def open_segment_file(store: ObjectStore, prefix: str, segment: Segment, file: FileEntry) -> pq.ParquetFile:
-    """Open a segment's file. Raises ManifestMismatchError where it is missing or is no such file."""
+    """Return the open file of a segment. Raises ManifestMismatchError if it is missing or damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -90,22 +90,22 @@ def open_segment_file(store: ObjectStore, prefix: str, segment: Segment, file: F
         parquet = pq.ParquetFile(open_object(store, key, file.size), pre_buffer=True)
     except (ObjectNotFoundError, pa.ArrowInvalid) as error:
         raise ManifestMismatchError(
-            f"{prefix}: the manifest lists {key!r} with {file.rows} records, and it can't be read "
+            f"{prefix}: the manifest lists {key!r} with {file.rows} records, but it can't be read "
             f"({str(error).splitlines()[0]})",
-            "Restore that object from a backup or an older object version; other ranges stay readable.",
+            "Restore the object from a backup or an older object version; other ranges stay readable.",
             key=key,
         ) from error
     if parquet.metadata.num_rows != file.rows:
         raise ManifestMismatchError(
             f"{prefix}: {key!r} has {parquet.metadata.num_rows} records, the manifest lists {file.rows}.",
-            "Restore that object from a backup or an older object version; other ranges stay readable.",
+            "Restore the object from a backup or an older object version; other ranges stay readable.",
             key=key,
         )
     return parquet
 
 
 def iter_row_groups(parquet: pq.ParquetFile, column: str) -> Iterator[tuple[int, object, object, int]]:
-    """Yield (row group, least, greatest, nulls) of a column; least and greatest are None where unknown."""
+    """Yield (row group, minimum, maximum, nulls) of a column; minimum and maximum are None if unknown."""
     names = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
     index = names.index(column)
     for group in range(parquet.metadata.num_row_groups):
@@ -137,7 +137,7 @@ def _read_file(
     for group, least, greatest, _ in iter_row_groups(parquet, ROW):
         if isinstance(least, int) and isinstance(greatest, int) and (greatest < low or least >= high):
             continue
-        # Columns that the file is older than are left out here, and null for who reads them.
+        # Columns added after the file was written are missing here, and read as null.
         table = parquet.read_row_group(group, columns=[*columns, ROW, TIMESTAMP, TOMBSTONE, EPOCH, *more])
         rows = table.column(ROW).to_numpy()
         first, last = np.searchsorted(rows, [low, high])
@@ -164,7 +164,7 @@ def _column_or_nulls(table: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
 
 
 def _epochs(table: pa.Table) -> pa.Array | pa.ChunkedArray:
-    """Return the records' epochs: 0 for those of a file that has none, and where none was given."""
+    """Return the records' epochs, 0 for records without one."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -177,7 +177,7 @@ def _epochs(table: pa.Table) -> pa.Array | pa.ChunkedArray:
 def find_offset_at_time(
     store: ObjectStore, prefix: str, state: StreamState, pages: Pages, partition: int, time_us: int
 ) -> int:
-    """Return the offset of the partition's first record at or after this time, or its next offset."""
+    """Return the offset of the partition's first record at or after this time, else its next offset."""
 
     def may_hold(entry: object) -> bool:
         latest = entry.latest(partition)  # type: ignore[attr-defined]
@@ -222,10 +222,10 @@ _MAX_INTERVALS = 8
 class RowRanges:
     """Conditions on `__row`, which counts from a segment's base in each of its files.
 
-    `partitions` are those whose files are wanted, None where all are. `rows` are intervals [low, high) that hold every
-    wanted row, for row groups to be skipped by; empty where they would skip none. `begun` are the segments, by place,
-    in which a wanted file begins before its span, and `ended` those in which one ends after it: only there need rows be
-    compared with `lows` and `highs`, which stand at segment * partitions + partition.
+    `partitions` are those whose files are read, None for all. `rows` are intervals [low, high) that contain every
+    row to read, to skip row groups by; empty if they would skip none. `begun` are the indexes of segments in which a
+    file begins before its span, `ended` those in which one ends after it: only there must rows be compared with `lows`
+    and `highs`, which are indexed by segment * partitions + partition.
     """
 
     partitions: tuple[int, ...] | None
@@ -237,7 +237,7 @@ class RowRanges:
 
 
 def find_row_ranges(segments: Sequence[Segment], spans: Mapping[int, Span], partitions: int) -> RowRanges:
-    """Return what cuts the segments' rows down to those of the spans, given as [start, end) by partition."""
+    """Return the rows of the segments that are in the spans, [start, end) by partition."""
     wanted = tuple(sorted(p for p, (start, end) in spans.items() if start < end))
     files = [(i, segment, file.partition) for i, segment in enumerate(segments) for file in segment.files]
     lows, highs = [0] * len(segments) * partitions, [0] * len(segments) * partitions
@@ -268,7 +268,7 @@ def find_row_ranges(segments: Sequence[Segment], spans: Mapping[int, Span], part
 
 
 def _merge_intervals(rows: Iterable[Span]) -> tuple[Span, ...]:
-    """Return what the intervals cover, as a few; as one where more would be needed."""
+    """Return the union of the intervals, or one interval around it if it has more than _MAX_INTERVALS."""
     merged: list[Span] = []
     for low, high in sorted(rows):
         if merged and low <= merged[-1][1]:
@@ -288,12 +288,10 @@ def read_frame(
     *,
     positions: bool = False,
 ) -> DataFrame:
-    """Return the records of these spans, which lie in the touched segments, with the columns of RECORD_META.
+    """Return the records of these spans, which are in the `touched` segments, with the columns of RECORD_META.
 
-    With `positions`, those of POSITION follow.
-
-    Each segment is a generation of the table; what differs by generation or partition (the offset at which a
-    segment begins, the time of its append) comes from an array literal, however many segments there are.
+    With `positions`, those of POSITION follow. Each segment is a generation of the table. Values by generation or
+    partition (a segment's first offset, the time of its append) come from array literals.
     """
     from pyspark.sql import functions as F
 
@@ -329,10 +327,10 @@ def read_frame(
 
 
 def _empty_frame(frame: DataFrame, own: Sequence[str], *, positions: bool) -> DataFrame:
-    """Return the columns of records, of a table without any: a scan that is bucketed still.
+    """Return an empty frame with the columns of records, as a bucketed scan.
 
-    What may say when a record was, or whether it is one, is no literal: Spark would see that nothing passes, and leave
-    the scan with its buckets out.
+    Timestamps and tombstones are not literals: Spark would see that filters on them never match, and remove the scan
+    with its buckets from the plan.
     """
     from pyspark.sql import functions as F
 
@@ -346,11 +344,11 @@ def _empty_frame(frame: DataFrame, own: Sequence[str], *, positions: bool) -> Da
 
 
 def _row_conditions(cut: RowRanges, place: Column, segments: int) -> Iterator[Column]:
-    """Yield what rows must fulfil. Spark checks each row, so what costs much is asked only where it may not hold."""
+    """Yield the filters on rows. Spark evaluates them for each row, so costly ones are limited to some segments."""
     from pyspark.sql import functions as F
 
     if cut.partitions is not None:
-        # By this Spark leaves out files when it plans, and yet it looks at it for every row: endings compare fast.
+        # Spark skips files by this filter, but also evaluates it for every row: comparing endings is fast.
         name = F.col("_metadata.file_name")
         yield reduce(
             or_, [name.endswith(bucket_file_suffix(partition)) for partition in cut.partitions] or [F.lit(False)]
@@ -364,7 +362,7 @@ def _row_conditions(cut: RowRanges, place: Column, segments: int) -> Iterator[Co
 
 
 def _is_outside(some: Sequence[int], segments: int) -> Column:
-    """Return whether a row is in none of these segments. As text, which does not take a call for each."""
+    """Return whether a row is in none of these segments. A SQL text saves a JVM call for each."""
     from pyspark.sql import functions as F
 
     if len(some) == segments:
@@ -374,9 +372,9 @@ def _is_outside(some: Sequence[int], segments: int) -> Column:
 
 @dataclass(frozen=True, slots=True)
 class TaskReader:
-    """Returns, called with a partition, its records in the order of offsets: these columns, then those of RECORD_META.
+    """A picklable function from a partition to its records in order: these columns, then those of RECORD_META.
 
-    They come in parts of a row group each. It can be pickled, and opens the store where it is called.
+    It yields parts of one row group, and opens the store where it is called.
     """
 
     store: StoreDescriptor

@@ -1,9 +1,9 @@
-"""Named readers: what is new in a lake stream since a reader's last commit, read and committed by anybody.
+"""Named readers of lake streams: read the records since the reader's last commit, then commit the position.
 
     streams/NAME/readers/READER/CURRENT, manifests/…    the reader's commit log (`ReaderPosition`)
 
-A position is committed after what was read has been dealt with, by compare-and-swap: a crash before that reads the same
-again, and of two that read at once one commits.
+A position is committed after its records were processed, by compare-and-swap: a crash before that reads the same
+records again, and of two concurrent readers one commits.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ READER_KIND = "reader"
 
 
 class ReaderPosition(StoredDocument):
-    """Where a reader goes on: the next offset of each partition of the stream with this identity.
+    """The position of a reader: the next offset of each partition of the stream with this identity.
 
-    `read` is what the stream's records were made of when the last batch began.
+    `read` is what the stream's records had been made of when the last batch began.
     """
 
     stream: str
@@ -51,9 +51,9 @@ class ReaderPosition(StoredDocument):
 
 @dataclass(frozen=True, slots=True)
 class ReaderInfo:
-    """A named reader: its next offsets by partition, what it has not read, and what retention took before it did.
+    """A named reader: its next offsets by partition, and how many offsets it is `behind` and has `lost` to retention.
 
-    `behind` and `lost` count offsets, markers too. `problem` says why the reader can't go on, "" where it can.
+    The counts include markers. `problem` is the reason why the reader can't continue, "" if it can.
     """
 
     name: str
@@ -67,12 +67,12 @@ class ReaderInfo:
 
 
 class NewRecords:
-    """The records of one stream that its reader has not committed yet: `table` or `frame` them, then `commit`.
+    """A batch of records that a reader has not committed yet: read it by `table`, `parts` or `frame`, then `commit`.
 
-    `number` counts the reader's batches from 1; a batch that is read again has the same one, and maybe more records.
-    `ranges` are its offsets, `records` their count. `lost` are offsets that retention took unread. `replaced` are
-    source ranges that an application had read before and has read again since the reader's last commit: what the
-    reader made of their results is out of date.
+    `number` counts the reader's batches from 1; a batch that is read again has the same number, and maybe more records.
+    `ranges` are its offsets, `records` their count. `lost` are offsets that retention dropped unread. `replaced` are
+    source ranges that an application has read again since the reader's last commit: what the reader made of their
+    earlier results is out of date.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class NewRecords:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """What was not committed is read again."""
+        """Do nothing: records that were not committed are read again."""
 
     def table(
         self,
@@ -108,7 +108,7 @@ class NewRecords:
         positions: bool = False,
         without_position: WithoutPosition = "refuse",
     ) -> pa.Table:
-        """Return the records as `LakeStreams.read_arrow` does. All of them are held in memory."""
+        """Return the records in memory, as `LakeStreams.read_arrow` does."""
         return self._streams.read_arrow(
             self.ranges, columns, epochs=epochs, positions=positions, without_position=without_position
         )
@@ -121,7 +121,7 @@ class NewRecords:
         positions: bool = False,
         without_position: WithoutPosition = "refuse",
     ) -> Iterator[pa.Table]:
-        """Yield the same in parts of at most 65,536 records; the first one is empty."""
+        """Yield the records in parts of at most 65,536; the first part is empty."""
         return self._streams.read_parts(
             self.ranges, columns, epochs=epochs, positions=positions, without_position=without_position
         )
@@ -140,10 +140,10 @@ class NewRecords:
         )
 
     def commit(self) -> None:
-        """Store that these records were dealt with: the next batch begins behind them. Once more does nothing.
+        """Commit that these records were processed, so that the next batch begins after them. Idempotent.
 
-        Raises CommitConflictError where the reader was moved meanwhile: nothing of this batch counts, and what was
-        made of it is made by another, too. Raises CommitStateUnknownError as every commit.
+        Raises CommitConflictError if another process has committed for this reader meanwhile, and so has processed
+        these records too. Raises CommitStateUnknownError as every commit.
         """
         if self.committed:
             return
@@ -152,10 +152,10 @@ class NewRecords:
             log.commit(self._parent, self._position.model_dump(mode="json"), by=self.by)
         except CommitConflictError as conflict:
             now = log.current()
-            who = f"{now.by} committed batch {now.number} at {now.created_at}" if now else "it was forgotten"
+            who = f"{now.by} committed batch {now.number} at {now.created_at}" if now else "the reader was removed"
             raise CommitConflictError(
                 f"reader {self.reader!r} of lake.{self.stream}: batch {self.number} can't be committed: {who}.",
-                "Nothing of this batch counts. Undo what was made of it, or write it under the batch's number, so that "
+                "Nothing was committed. Undo the results of this batch, or store results by batch number, so that only "
                 "one of the two stays; then read again.",
                 stream=f"lake.{self.stream}",
             ) from conflict
@@ -172,26 +172,25 @@ def read_new(
     max_records: int | None = None,
     by: str | None = None,
 ) -> NewRecords:
-    """Return what is new in a lake stream for a named reader; use it in a `with` block, and `commit` at its end.
+    """Return the records of a lake stream that are new for a named reader; `commit` at the end of a `with` block.
 
-    A reader is made by its first commit, and begins at `start`. At most `max_records` (markers count) come at a time.
-    Raises OffsetOutOfRangeError where retention has passed the position, unless `on_lost="oldest"`, and where the
-    stream was made anew or has another number of partitions now.
+    A reader begins at `start` and is created by its first commit. A batch has at most `max_records` (with markers).
+    Raises OffsetOutOfRangeError if retention has passed the position, unless `on_lost="oldest"`, and if the stream was
+    recreated, or repartitioned before it was read to its end.
     """
     check_name("reader", reader)
     streams, stream = LakeStreams(lake), unqualify_stream_name(LAKE, stream)
     if start not in ("oldest", "upcoming") or on_lost not in ("fail", "oldest"):
         raise ConfigurationError(
-            f"reader {reader!r}: start={start!r}, on_lost={on_lost!r}: expected 'oldest' or 'upcoming', and 'fail' or "
-            "'oldest'.",
-            "Choose one of the two.",
+            f"reader {reader!r}: start={start!r}, on_lost={on_lost!r}: expected start 'oldest' or "
+            "'upcoming', and on_lost 'fail' or 'oldest'.",
             argument="start",
         )
     if max_records is not None and max_records < 1:
         raise ConfigurationError(
-            f"reader {reader!r}: max_records={max_records}: expected 1 or more.", "Raise it.", argument="max_records"
+            f"reader {reader!r}: max_records={max_records}: expected 1 or more.", argument="max_records"
         )
-    # The position first: what the stream then says is never older.
+    # The position first, so that the stream's state is not older than it.
     parent = _reader_log(lake, stream, reader).current()
     _, state = streams.state(stream)
     position = _follow_repartitions(_parse(parent, lake), state) if parent is not None else None
@@ -214,21 +213,21 @@ def read_new(
     if lost and on_lost == "fail":
         positions = ", ".join(f"{ssp} (at {span.start}, the oldest left is {span.end})" for ssp, span in lost.items())
         raise OffsetOutOfRangeError(
-            f"reader {reader!r}: retention has passed its position in {positions}: it never got what lay between.",
+            f"reader {reader!r}: retention has passed its position in {positions}: the records in between are lost.",
             'Accept the loss with on_lost="oldest", and keep the stream longer than the reader may stand still.',
             stream=f"lake.{stream}",
         )
     ends = _divide_limit(begins, state.next, max_records)
     ranges = {ssp: OffsetRange(str(begin), str(end)) for ssp, begin, end in zip(ssps, begins, ends, strict=True)}
-    # All that came since the last batch, as long as some of it is to come: what is made anew may hold that already.
-    told = parent is None or ends == state.next
-    after = ReaderPosition(stream=state.id, offsets=ends, read=state.read if told else position.read)
+    # Until the reader is at the end, coverage stays that of the last batch, since unread records may be replacements.
+    at_end = parent is None or ends == state.next
+    after = ReaderPosition(stream=state.id, offsets=ends, read=state.read if at_end else position.read)
     replaced = find_replaced_since(translate_coverage(position.read, state.read, lineage_lookup(streams)), state.read)
     return NewRecords(streams, stream, reader, parent, after, ranges, lost, replaced, by or f"reader {reader}")
 
 
 def list_readers(lake: Lake, stream: str) -> list[ReaderInfo]:
-    """Return the named readers of a lake stream, by name. Two requests for each, and one list."""
+    """Return the named readers of a lake stream, by name. One list, and two requests for each reader."""
     stream = unqualify_stream_name(LAKE, stream)
     _, state = LakeStreams(lake).state(stream)
     folder = f"{lake.stream_prefix(stream)}/readers/"
@@ -246,7 +245,7 @@ def remove_reader(lake: Lake, stream: str, reader: str) -> bool:
     stream = unqualify_stream_name(LAKE, stream)
     log = _reader_log(lake, stream, reader)
     there = lake.store.head(log.pointer_key) is not None
-    lake.store.delete(log.pointer_key)  # first: what is without a pointer is no reader
+    lake.store.delete(log.pointer_key)  # first: without a pointer there is no reader
     lake.store.delete_many([item.key for item in lake.store.list(f"{log.prefix}/")])
     return there
 
@@ -262,7 +261,7 @@ def _reader_info(name: str, commit: Commit, position: ReaderPosition, state: Str
 
 
 def _follow_repartitions(position: ReaderPosition, state: StreamState) -> ReaderPosition:
-    """Return where the reader goes on in a stream that was rewritten into other partitions after it had read all."""
+    """Return the position in the new partitions if the stream was repartitioned after it was read to its end."""
     lineage = Lineage.of(state)
     for rewriting, identity in zip(lineage.rewritings, lineage.ids[1:], strict=True):
         if (rewriting.id, rewriting.ended) == (position.stream, position.offsets):
@@ -278,12 +277,12 @@ def _find_problem(position: ReaderPosition, state: StreamState) -> str:
     if len(position.offsets) != len(state.next):
         return f"the stream has {len(state.next)} partitions now, and had {len(position.offsets)}"
     if any(offset > upcoming for offset, upcoming in zip(position.offsets, state.next, strict=True)):
-        return "the stream ends before its position: it has lost records"
+        return "the stream ends before the reader's position: it has lost records"
     return ""
 
 
 def _divide_limit(begins: Sequence[int], ends: Sequence[int], limit: int | None) -> tuple[int, ...]:
-    """Return where a batch of at most `limit` offsets ends, shared by what is new in each partition."""
+    """Return the end of a batch of at most `limit` offsets, divided in proportion to the partitions' new offsets."""
     lags = [end - begin for begin, end in zip(begins, ends, strict=True)]
     total = sum(lags)
     if limit is None or total <= limit:
@@ -311,6 +310,6 @@ def _parse(commit: Commit, lake: Lake) -> ReaderPosition:
     except ValidationError as error:
         raise MalformedDocumentError(
             f"the position {commit.manifest_key!r} in {lake.url} is malformed: {first_validation_problem(error)}.",
-            "Restore this object from a backup, or forget the reader and begin anew; the stream is untouched.",
+            "Restore this object from a backup, or remove the reader and start again; the stream is not affected.",
             document=commit.manifest_key,
         ) from None

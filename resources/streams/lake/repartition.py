@@ -1,9 +1,8 @@
-"""Rewrites a stream into another number of partitions: every record once, each key's in their order, in one commit.
+"""Repartitions a stream in one commit: every record once, each key's records in their order.
 
-What stands between two end-of-dataset markers stays between them, so a version that is whole stays whole: the new
-partitions get each marker when all of the old ones have had it. Offsets begin anew, and so does the stream's identity;
-its manifest says where the old partitions ended and where the new ones went on from there, so that a reader who had
-read to the end can go on.
+Records stay between the same two end-of-dataset markers, so that versions stay complete. Offsets start again, and the
+stream gets a new identity. Its manifest stores where the old partitions ended and where the new ones continue, so that a
+reader that was at the end can continue.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class RewriteStep:
-    """The rows [low, high) of each old partition of a segment that lie between the same two markers."""
+    """The rows [low, high) of each old partition of a segment, between the same two markers."""
 
     segment: Segment
     ranges: Ranges
@@ -58,8 +57,8 @@ class RewriteStep:
 
 @dataclass(frozen=True, slots=True)
 class MarkerBarrier:
-    """A version's markers, one in each old partition. `astray` is by how many records their counts are wrong, None
-    where one gave no count."""
+    """A version's markers, one in each old partition. `astray` is the number of records by which their counts are
+    wrong, None if one has no count."""
 
     version: str
     checksum: str | None
@@ -75,10 +74,9 @@ class _WrittenPiece:
 
 
 def plan_rewrite(stream: str, segments: Sequence[Segment], partitions: int) -> list[RewriteStep | MarkerBarrier]:
-    """Return the segments' rows and markers in the order in which they are written anew. No I/O.
+    """Return the segments' rows and markers in the order in which to rewrite them. No I/O.
 
-    Raises ConfigurationError for markers that do not stand in all partitions alike, hold a checksum of records, or say
-    different times.
+    Raises ConfigurationError for markers that differ between partitions, or contain checksums of records.
     """
     marked: list[list[tuple[MarkerEntry, int]]] = [[] for _ in range(partitions)]
     for segment in segments:
@@ -121,17 +119,17 @@ def _check_markers(stream: str, marked: Sequence[Sequence[MarkerEntry]]) -> None
         if versions != sequences[0]:
             raise ConfigurationError(
                 f"stream {stream!r} can't be repartitioned now: partition 0 has the markers of "
-                f"{', '.join(sequences[0]) or 'no version'}, partition {p} those of "
-                f"{', '.join(versions) or 'no version'}, and what belongs to a version could not be told any more.",
-                "Send the markers that are missing (append_markers), or let retention drop what is uneven.",
+                f"{', '.join(sequences[0]) or 'no version'}, but partition {p} those of "
+                f"{', '.join(versions) or 'no version'}. Expected the same markers in all partitions.",
+                "Append the missing markers (append_markers), or let retention drop these records.",
                 stream=f"lake.{stream}",
             )
     for markers in zip(*marked, strict=True):
         promised = [parse_records_checksum(marker.checksum) for marker in markers]
         if any(promised) or len({marker.checksum for marker in markers}) > 1:
             raise ConfigurationError(
-                f"stream {stream!r} can't be repartitioned now: the markers of version {markers[0].version!r} hold "
-                "checksums of the records in each partition, which would not hold for other partitions.",
+                f"stream {stream!r} can't be repartitioned now: the markers of version {markers[0].version!r} have "
+                "checksums of the records in each partition, which would not match other partitions.",
                 "Let retention drop the version first, or deliver it into a stream of another name.",
                 stream=f"lake.{stream}",
             )
@@ -139,8 +137,8 @@ def _check_markers(stream: str, marked: Sequence[Sequence[MarkerEntry]]) -> None
         if len(times) > 1:
             listed = ", ".join(f"{time_from_micros(time)} in partition {p}" for time, p in sorted(times.items()))
             raise ConfigurationError(
-                f"stream {stream!r} can't be repartitioned now: the markers of version {markers[0].version!r} say "
-                f"different times since when it is valid ({listed}), and no partition of now would hold one of them.",
+                f"stream {stream!r} can't be repartitioned now: the markers of version {markers[0].version!r} "
+                f"have different valid_from times ({listed}). Expected one time.",
                 "Let retention drop the version first, or deliver it with one time into a stream of another name.",
                 stream=f"lake.{stream}",
             )
@@ -155,10 +153,10 @@ def repartition(
     by: str,
     check: Callable[[StreamState], None],
 ) -> StreamState:
-    """Rewrite the stream and return its new state; `check` refuses by raising, and is asked before each try to commit.
+    """Repartition the stream and return its new state; `check` may raise to prevent each attempt to commit.
 
-    What is appended meanwhile is rewritten, too. A crash leaves the stream as it was, and files that `maintain`
-    collects. Raises ConfigurationError for a stream without key, and CommitConflictError where writers do not stop.
+    Concurrent appends are rewritten too. A crash leaves the stream unchanged, and files that `maintain` deletes.
+    Raises ConfigurationError for a stream without key, and CommitConflictError if appends do not stop.
     """
     written: dict[tuple[int, Ranges], _WrittenPiece] = {}
 
@@ -170,7 +168,7 @@ def repartition(
         old = list_segments(state, pages)
         steps = plan_rewrite(stream, old, state.declaration.partitions)
         check(state)
-        # What upkeep may have collected meanwhile, because it is listed nowhere, is written again.
+        # Maintenance may have deleted files that are in no index yet: write these again.
         for collected in [key for key, piece in written.items() if int(piece.attempt[:13]) < state.horizon]:
             del written[collected]
         for step in steps:
@@ -183,7 +181,7 @@ def repartition(
         at = streams.now_ms()
         after = rebuild_index(after.model_copy(update={"tail": ()}), kept, pages)
         after = after.model_copy(update={"dropped": (*state.dropped, *(DroppedKey(key, at) for key in gone))})
-        check(state)  # once more: writing takes a while
+        check(state)  # again, since writing takes a while
         streams.log(stream).commit(commit, after.body(), by=by)
         return after
 
@@ -193,21 +191,19 @@ def repartition(
 def _check_count(stream: str, stored: LakeStreamDeclaration, partitions: int) -> None:
     if not stored.key:
         raise ConfigurationError(
-            f"stream {stream!r} has no key: without one nothing says which partition a record belongs to.",
+            f"stream {stream!r} has no key, so it can only have one partition.",
             "Declare a stream with a key under another name, and append its records there.",
             stream=f"lake.{stream}",
         )
     if partitions == stored.partitions:
         raise ConfigurationError(
-            f"stream {stream!r} has {partitions} partitions already.",
-            "Nothing is to be done.",
+            f"stream {stream!r} already has {partitions} partitions.",
             argument="partitions",
             stream=f"lake.{stream}",
         )
     if not 1 <= partitions <= 100_000:
         raise ConfigurationError(
-            f"stream {stream!r} can't have {partitions} partitions.",
-            "Choose 1 to 100,000.",
+            f"stream {stream!r} can't have {partitions} partitions: expected 1 to 100,000.",
             argument="partitions",
             stream=f"lake.{stream}",
         )
@@ -216,7 +212,7 @@ def _check_count(stream: str, stored: LakeStreamDeclaration, partitions: int) ->
 def _write_step(
     streams: LakeStreams, stream: str, old: LakeStreamDeclaration, new: LakeStreamDeclaration, cut: RewriteStep
 ) -> _WrittenPiece:
-    """Write the rows of a cut, in the order of their old partitions and rows, into the new ones."""
+    """Write the rows of a step to the new partitions, ordered by old partition and row."""
     import numpy as np
 
     from dagster_adjunct.resources.bucketing.hashing import assign_buckets
@@ -246,9 +242,9 @@ def _write_step(
     written = sum(file.rows for file in done)
     if written != expected:
         raise ManifestMismatchError(
-            f"{prefix}: repartitioning wrote {written} records of segment {cut.segment.id}, not the {expected} that "
-            "are listed.",
-            "Nothing was committed; the stream is as it was. Report this with the stream's manifest.",
+            f"{prefix}: repartitioning wrote {written} records of segment {cut.segment.id}, the manifest "
+            f"lists {expected}.",
+            "Nothing was committed, and the stream is unchanged. Report this with the stream's manifest.",
             stream=f"lake.{stream}",
         )
     return _WrittenPiece(attempt, tuple(FileEntry.of(file) for file in done))
@@ -257,7 +253,7 @@ def _write_step(
 def _read_rows(
     store: ObjectStore, prefix: str, layout: BucketLayout, segment: Segment, file: FileEntry, low: int, high: int
 ) -> Iterator[pa.Table]:
-    """Yield the file's rows [low, high) with the stream's columns of now and its marks, without their number."""
+    """Yield the file's rows [low, high) with the stream's current columns and its mark columns, without __row."""
     import numpy as np
     import pyarrow as pa
 
@@ -280,9 +276,9 @@ def _build_state(
     written: dict[tuple[int, Ranges], _WrittenPiece],
     reason: str,
 ) -> StreamState:
-    """Return the state after the rewriting, its segments in `tail`."""
+    """Return the state after the repartitioning, with all segments in `tail`."""
     n = declaration.partitions
-    # Offsets from 0 on would say that nothing was ever dropped.
+    # Offsets from 0 would mean that nothing was ever dropped.
     first = 1 if any(state.oldest) else 0
     at = (first,) * n
     whole = all(old <= marked for old, marked in zip(state.oldest, state.marked_until, strict=True))
@@ -308,7 +304,7 @@ def _build_state(
             )
         else:
             if step.astray is not None:
-                counted[0] += step.astray  # what was not whole does not become whole
+                counted[0] += step.astray  # an incomplete version stays incomplete
             told = counted if step.astray is not None else [None] * n
             facts = (step.checksum, False, step.valid_from)
             markers = tuple(MarkerEntry(p, base[p], step.version, told[p], *facts) for p in range(n))
@@ -326,7 +322,7 @@ def _build_state(
             )
         segments.append(segment)
     producers = {
-        # What was sent is known, and not where it is now.
+        # The appends are known, their new offsets are not.
         name: tuple(
             sent._replace(first=(), next=(), partitions=sent.partitions or state.declaration.partitions)
             for sent in window

@@ -1,12 +1,12 @@
 """LakeStreams: append-only streams in the lake's object store, Adjunct's own.
 
-    streams/_names/NAME                        says that a stream of this name was declared
-    streams/NAME/CURRENT, manifests/…          the commit log (`document.StreamState`)
+    streams/_names/NAME                        exists for each declared stream
+    streams/NAME/CURRENT, manifests/…          the commit log (`StreamState`)
     streams/NAME/data/ATTEMPT/part-0000i-…     an append's records, one file a partition
     streams/NAME/pages/…                       pages of the index
 
-An append writes its files first and then commits offsets, markers and its producer's sequence at once: a crash
-in between leaves files that no manifest lists, which `maintain` collects.
+An append writes its files and then commits offsets, markers and its producer's sequence at once. A crash in between
+leaves files that are in no manifest, which `maintain` deletes.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ if TYPE_CHECKING:
 def spans_from_ranges(
     stream: str, state: StreamState, ranges: Mapping[SystemStreamPartition, OffsetRange]
 ) -> dict[int, Span]:
-    """Return the ranges as [start, end) by partition. Raises OffsetOutOfRangeError for what is not held whole."""
+    """Return the ranges as [start, end) by partition. Raises OffsetOutOfRangeError for records not in the stream."""
     held = OffsetRangeChecker(
         of="stream",
         upcoming="the stream's upcoming one",
-        dropped="Records before it were dropped by retention: begin at the oldest (a startpoint does that), or keep "
-        "the stream longer.",
+        dropped="Retention dropped the records before it: begin at the oldest (with a startpoint), or keep the stream "
+        "longer.",
         ahead=f"; if the offset was valid once, stream {stream!r} was restored or created again.",
     )
     spans: dict[int, Span] = {}
@@ -118,7 +118,7 @@ def spans_from_ranges(
 
 
 class LakeReads(StreamStates, NumberedOffsets):
-    """The reading half of `LakeStreams`."""
+    """The read operations of `LakeStreams`."""
 
     def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
         if not ranges:
@@ -140,9 +140,9 @@ class LakeReads(StreamStates, NumberedOffsets):
     ) -> DataFrame:
         """Return the records of these ranges of one stream, as a scan that is bucketed by its key.
 
-        Exactly these; with `epochs="latest"` those of them that no later epoch has replaced by now, in the whole
-        stream. That refuses records that do not tell what they were made of, or keeps them all
-        (`without_position="keep"`). With `positions`, the columns of POSITION follow.
+        With `epochs="latest"`, only those that no later epoch anywhere in the stream has replaced. Records without a
+        source position are an error then, unless `without_position="keep"`. With `positions`, the columns of POSITION
+        follow.
         """
         from dagster_adjunct.resources.streams.lake.read import read_frame
 
@@ -166,9 +166,9 @@ class LakeReads(StreamStates, NumberedOffsets):
         positions: bool = False,
         without_position: WithoutPosition = "refuse",
     ) -> pa.Table:
-        """Return the same (of `columns` only, when given) without Spark, ordered by partition and offset.
+        """Return the same records (or only these `columns`) without Spark, ordered by partition and offset.
 
-        All of it is held in memory; `read_parts` gives it piece by piece.
+        All of them are in memory; `read_parts` yields them in parts.
         """
         import pyarrow as pa
 
@@ -184,7 +184,7 @@ class LakeReads(StreamStates, NumberedOffsets):
         positions: bool = False,
         without_position: WithoutPosition = "refuse",
     ) -> Iterator[pa.Table]:
-        """Yield what `read_arrow` returns in parts of at most 65,536 records; one is in memory. The first is empty."""
+        """Yield the same in parts of at most 65,536 records, one of them in memory. The first part is empty."""
         latest = wants_latest_epochs(epochs)
         stream, state, segments, spans = self._locate(ranges)
         schema = state.declaration.schema_ if columns is None else state.declaration.schema_.select(columns)
@@ -208,7 +208,7 @@ class LakeReads(StreamStates, NumberedOffsets):
     def _locate(
         self, ranges: Mapping[SystemStreamPartition, OffsetRange]
     ) -> tuple[str, StreamState, list[Segment], dict[int, Span]]:
-        """Return the stream of these ranges, its state, the segments that they touch, and the ranges by partition."""
+        """Return the stream of these ranges, its state, their segments, and the ranges by partition."""
         stream = require_one_stream(self.name, ranges)
         _, state = self.state(stream)
         spans = spans_from_ranges(stream, state, ranges)
@@ -220,7 +220,7 @@ class LakeReads(StreamStates, NumberedOffsets):
         )
 
     def whole(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
-        """Return the ranges of all that the stream holds now."""
+        """Return the ranges of all records that the stream holds now."""
         _, state = self.state(stream)
         return {
             SystemStreamPartition(self.name, stream, p): OffsetRange(str(start), str(end))
@@ -283,7 +283,7 @@ def declare_stream(
     retention: Retention | None,
     compaction: CompactionPolicy | None,
 ) -> LakeStreamDeclaration:
-    """Return the declaration, or raise ConfigurationError or SchemaMismatchError saying what can't be."""
+    """Return the validated declaration. Raises ConfigurationError or SchemaMismatchError."""
     declaration = build_declaration(
         LakeStreamDeclaration,
         f"lake.{name}",
@@ -297,7 +297,7 @@ def declare_stream(
     what = f"stream {name!r}"
     if timestamp is not None and (kind := schema.field(timestamp, what).type) != "timestamp":
         raise SchemaMismatchError(
-            f"{what}: column {timestamp!r} is {kind}, and the record's time must be a timestamp.",
+            f"{what}: column {timestamp!r} is {kind}, but the record's time must be a timestamp.",
             "Cast it to a timestamp, or leave out timestamp= to use the time of the append.",
             column=timestamp,
         )
@@ -307,17 +307,17 @@ def declare_stream(
 def evolve_declaration(
     name: str, stored: LakeStreamDeclaration, wanted: LakeStreamDeclaration
 ) -> LakeStreamDeclaration:
-    """Return the stored declaration with the columns that another one adds or widens.
+    """Return the stored declaration with the columns that `wanted` adds or widens.
 
-    The order of columns says nothing: records are matched by name. Raises StreamExistsError with what can't change.
+    The order of columns does not matter, since records are matched by name. Raises StreamExistsError for other changes.
     """
     fixed = [*stored.key, *([stored.timestamp] if stored.timestamp else [])]
     columns = incompatible_changes(stored.schema_, wanted.schema_, fixed, "the key or the record's time")
     raise_if_different(
         f"lake.{name}",
         [*columns, *describe_differences(stored, wanted)],
-        "Declare it as it is, or choose another name. Columns of a lake stream can be added and widened; one that is "
-        "not needed any more can be null. Policies are changed with configure, and partitions by adjunct stream "
+        "Declare the stream as it exists, or use another name. Columns of a lake stream can be added and widened, not "
+        "removed; fill an unused one with null. Change policies with configure, and partitions with adjunct stream "
         "repartition.",
     )
     now = evolve_schema(stored.schema_, wanted.schema_)
@@ -343,7 +343,7 @@ def stream_info_from_state(name: str, state: StreamState) -> StreamInfo:
 
 
 def describe_state(name: str, commit: Commit, state: StreamState) -> StreamDescription:
-    """Return what a stream's manifest says, in sums."""
+    """Return the description of a stream from its manifest."""
     entries, declared = state.entries(), state.declaration
     return StreamDescription(
         info=stream_info_from_state(name, state),
@@ -365,7 +365,7 @@ _COMMIT_ATTEMPTS = 100
 
 
 class LakeStreams(LakeReads):
-    """The streams of one lake, as the system `lake`. Safe to use from threads and from many processes."""
+    """The streams of one lake, as the system `lake`. Safe to use from several threads and processes."""
 
     evolves = True
     new_streams = NEW_STREAMS
@@ -376,8 +376,6 @@ class LakeStreams(LakeReads):
     appends_by_one_task = True
     reads_arrow = True
     reads_in_tasks = True
-
-    # -- declaring
 
     def create(
         self,
@@ -390,13 +388,13 @@ class LakeStreams(LakeReads):
         retention: Retention | None = None,
         compaction: CompactionPolicy | None = None,
     ) -> StreamInfo:
-        """Create a stream, or give one that is there the columns that are added or widened; else nothing changes.
+        """Create a stream, or add and widen columns of an existing one.
 
-        What is left out (not `key`) stays as it is there. Records that are there are not written again: what is added
-        is null in them, what is widened is cast when they are read.
-        `key` gives a record's partition (Spark's hash of it modulo `partitions`; a null key has one, too); a
-        stream without key has one partition. `timestamp` names the column with the record's time; without one,
-        and where it is null, that is the time of the append.
+        Options that are left out (except `key`) do not change an existing stream. Its records are not rewritten: added
+        columns are null in them, widened ones are cast when they are read.
+        `key` determines a record's partition (Spark's hash of it modulo `partitions`, also for a null key); a stream
+        without key has one partition. `timestamp` is the column with the record's time; without it, and where it is
+        null, the time of the append is used.
         Raises StreamExistsError with the differences, and ConfigurationError or SchemaMismatchError.
         """
         prefix = self.lake.stream_prefix(name)
@@ -409,7 +407,7 @@ class LakeStreams(LakeReads):
             now = evolve_declaration(name, state.declaration, declaration)
             return None if now is state.declaration else state.with_declaration(now).body()
 
-        # The name first: a stream that is there is always listed, and a listed name without commit is left out.
+        # The name first, so that every stream is listed; a name without a commit is ignored.
         with suppress(ObjectExistsError):
             self.lake.store.put_if_absent(f"{NAMES_PREFIX}/{name}", b"")
         self.lake.commit_log(prefix, STREAM_KIND).transact(decide, by="create", attempts=_COMMIT_ATTEMPTS)
@@ -429,10 +427,8 @@ class LakeStreams(LakeReads):
         return self.describe(stream).size
 
     def describe(self, stream: str) -> StreamDescription:
-        """Return the whole of what the stream's manifest says in sums."""
+        """Return the stream's declaration, offsets and totals."""
         return describe_state(stream, *self.state(stream))
-
-    # -- offsets
 
     def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
         return self._edges(ssps, lambda state: state.oldest)
@@ -446,8 +442,6 @@ class LakeStreams(LakeReads):
         prefix, pages = self.lake.stream_prefix(ssp.stream), self.pages_of(ssp.stream)
         offset = find_offset_at_time(self.lake.store, prefix, state, pages, ssp.partition, timestamp_ms * 1000)
         return str(offset)
-
-    # -- appending
 
     def append(
         self,
@@ -464,21 +458,21 @@ class LakeStreams(LakeReads):
         sources: Sources | None = None,
         one_task: bool = False,
     ) -> AppendResult:
-        """Add records to all their partitions in one commit, once per producer and sequence.
+        """Append records to all their partitions in one commit, once per producer and sequence.
 
-        `data` is a Spark frame, an Arrow table or batch, a pandas or Polars frame, or rows as dictionaries; all but
-        Spark's become a table, which is written without Spark. It has the stream's columns, or those that it had before
-        some were added, which then are null. It may have `__tombstone` (boolean), `__timestamp` and `__epoch` (int).
-        The records of a partition keep the order of a table, or get that of `order_by` in a Spark frame (columns that
-        only serve the order are left out). `end_of_dataset` ends a version: a marker follows in every partition, with
-        the number of its records since its marker before; `valid_from` (with its zone) is since when it is valid.
-        `partitioned=True` says that partition i of the frame holds exactly the stream's partition i. `consumed` is not
-        kept here. `sources` says what ranges all records were made of; each then has the columns of POSITION, which are
-        left out otherwise. With `one_task` one task writes all partitions of a frame, which has few records.
+        `data` is a Spark frame, an Arrow table or batch, a pandas or Polars frame, or rows as dictionaries; all except
+        Spark frames are written without Spark. It has the stream's columns, or its earlier ones (columns added since
+        are null), and may have `__tombstone` (boolean), `__timestamp` and `__epoch` (int). The records of a partition
+        keep the order of a table; those of a Spark frame are sorted by `order_by` (columns that only serve the order
+        are dropped). `end_of_dataset` ends a version: every partition gets a marker with the number of its records
+        since its previous marker; `valid_from` (with its zone) is when the version becomes valid. With
+        `partitioned=True`, partition i of the frame contains exactly the stream's partition i. `consumed` is ignored.
+        `sources` are the ranges that the records were made of; then each has the columns of POSITION, which are
+        dropped otherwise. With `one_task`, one task writes all partitions of a small frame.
 
-        A retry with the same records is answered with the first result. It must come the same way, as a table or as a
-        Spark frame, because the two have digests of their own. Raises SchemaMismatchError, ProducerConflictError, and
-        CommitConflictError or CommitStateUnknownError, after which the same call may be repeated.
+        A retry with the same records returns the first result. It must be a table or a Spark frame as before, since
+        their digests differ. Raises SchemaMismatchError, ProducerConflictError, and CommitConflictError or
+        CommitStateUnknownError, after which the same call may be repeated.
         """
         check_producer(producer, sequence)
         if end_of_dataset is not None:
@@ -510,7 +504,7 @@ class LakeStreams(LakeReads):
                 if sent is None or sent.columns == append.columns:
                     raise
                 _, state = self.state(stream)
-                continue  # somebody with other columns came first: with the same records, maybe
+                continue  # another process appended the sequence with other columns: compare the records with these
             if result.duplicate:
                 self.lake.store.delete_many(files)
             return result
@@ -527,11 +521,11 @@ class LakeStreams(LakeReads):
         checksum: str | None = None,
         valid_from: datetime | None = None,
     ) -> AppendResult:
-        """Add an end-of-dataset marker to these partitions (default: all) and nothing else.
+        """Append only an end-of-dataset marker to these partitions (default: all).
 
-        `version` is the name that the version gets, which has no id before it is sealed. `rows` tells the records of
-        the version by partition, for the reader to check; without it, each marker says how many the stream holds
-        since the partition's marker before. `valid_from` (with its zone) is since when the version is valid.
+        `version` is the version's name. `rows` are its numbers of records by partition, for validation; by default the
+        stream counts them since each partition's previous marker. `valid_from` (with its zone) is when the version
+        becomes valid.
         """
         check_producer(producer, sequence)
         check_name("version", version)
@@ -542,8 +536,8 @@ class LakeStreams(LakeReads):
         chosen = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
         if not chosen or not 0 <= chosen[0] <= chosen[-1] < count:
             raise ConfigurationError(
-                f"marker {version!r}: partitions {list(chosen)} are not all of {stream!r}, which has {count}.",
-                "Name partitions that the stream has.",
+                f"marker {version!r}: partitions {list(chosen)} are not partitions of {stream!r}, which has {count}.",
+                f"Give partitions from 0 to {count - 1}.",
                 argument="partitions",
                 stream=f"lake.{stream}",
             )
@@ -557,10 +551,8 @@ class LakeStreams(LakeReads):
         sent = find_sequence(self.state(stream)[1].producers, producer, sequence, stream)
         return None if sent is None else result_from_sequence(sent, duplicate=True)
 
-    # -- keeping
-
     def configure(self, stream: str, *, retention: Retention | None, compaction: CompactionPolicy | None) -> None:
-        """Set the policies of a stream; they hold from the next `maintain` on."""
+        """Set the policies of a stream, for its next `maintain`."""
         update = {"retention": retention, "compaction": compaction}
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
@@ -573,20 +565,18 @@ class LakeStreams(LakeReads):
         self.log(stream).transact(decide, by="configure", attempts=_COMMIT_ATTEMPTS)
 
     def maintain(self, stream: str, now: datetime | None = None) -> MaintenanceResult:
-        """Apply the stream's retention and compaction, and delete what has been out of reach for an hour.
+        """Apply the stream's retention and compaction, and delete what has been unreachable for an hour.
 
         Retention drops whole segments from the front and moves `oldest`; compaction changes no offset. An append
-        that began longer ago can't commit any more, and says so.
+        that began more than an hour ago can no longer commit.
         """
         from dagster_adjunct.resources.streams.lake.maintenance import maintain
 
         return maintain(self, stream, now or self.lake.now())
 
     def snapshot(self, stream: str) -> StreamSystem:
-        """Return the streams with this one as it stands now: two requests answer all questions about it."""
+        """Return a view of the streams with this one as it is now: two requests answer all questions about it."""
         return _Snapshot(self, stream)
-
-    # -- inside
 
     def _commit(self, seen: StreamState, append: Append) -> AppendResult:
         result: list[AppendResult] = []
@@ -602,7 +592,7 @@ class LakeStreams(LakeReads):
         return result[0]
 
     def _write_fold(self, stream: str, state: StreamState) -> Fold | None:
-        """Write the page that the index needs next, if any, so that the decision itself does no I/O."""
+        """Write the page that the index needs next, if any, so that deciding the commit does no I/O."""
         full = find_full_level(state)
         if full is None:
             return None
@@ -632,7 +622,7 @@ class LakeStreams(LakeReads):
 
 
 class _Snapshot(LakeStreams):
-    """The streams of a lake, of which one is seen as it was at the first look; its manifests never change."""
+    """The streams of a lake, of which one is read once."""
 
     def __init__(self, streams: LakeStreams, stream: str) -> None:
         super().__init__(streams.lake)
@@ -648,25 +638,23 @@ class _Snapshot(LakeStreams):
 
 
 def list_deletable_objects(streams: LakeStreams, stream: str) -> dict[str, int]:
-    """Return what a deletion takes: all but the positions of named readers, which tell them of the deletion later."""
+    """Return the sizes of the objects to delete, by key: all except named readers' positions, which must detect it."""
     log = streams.log(stream)
     return {key: size for key, size in list_log_objects(log).items() if not key.startswith(f"{log.prefix}/readers/")}
 
 
 def delete_stream(streams: LakeStreams, stream: str, seen: Commit, *, reason: str, by: str) -> DeletedObjects:
-    """Delete the stream as it was `seen`, or what an interrupted deletion has left; return what went.
+    """Delete the stream as it was `seen`, or complete an interrupted deletion; return what was deleted.
 
-    Raises CommitConflictError where it has changed since. Who reads it at this moment fails over a missing file.
+    Raises CommitConflictError if it has changed since. Concurrent reads fail because of missing files.
     """
     log = streams.log(stream)
     last = seen if is_deletion_commit(seen) else commit_deletion(log, seen, reason=reason, by=by)
     sizes = list_deletable_objects(streams, stream)
     now = log.current()
     if now is None or now.id != last.id:
-        return DeletedObjects(
-            0, 0, left=True
-        )  # made anew meanwhile: its `maintain` collects what is left of the one before
-    # Nobody writes to a stream that is deleted: what was found while it still was is of before.
+        return DeletedObjects(0, 0, left=True)  # recreated meanwhile: its `maintain` deletes the rest
+    # Nobody writes to a deleted stream, so the listed objects are those of the old one.
     keys = exclude_newer_manifests(log, last, sizes)
     log.store.delete_many(keys)
     return DeletedObjects(len(keys), sum(sizes[key] for key in keys))

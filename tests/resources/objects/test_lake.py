@@ -95,7 +95,7 @@ def test_reading_makes_no_lake_and_leaves_nothing_behind(tmp_path: Path, caplog:
         open_lake(tmp_path / "lake", create=False)
     assert caplog.messages == []
     streams.create("orders", schema=Schema.of(n="int"), partitions=1)
-    assert caplog.messages == [f"A new lake is made at {tmp_path / 'lake'}."]
+    assert caplog.messages == [f"Created a new lake at {tmp_path / 'lake'}."]
     assert lake.exists()
     assert lake.id == open_lake(tmp_path / "lake", create=False).id
 

@@ -87,7 +87,7 @@ def test_a_stream_that_is_named_with_its_system_is_told_its_name(streams: LakeSt
 
 def test_a_stream_that_is_not_there_names_those_that_are(streams: LakeStreams) -> None:
     streams.create("flights", schema=SCHEMA, partitions=1)
-    with pytest.raises(StreamNotFoundError, match=r"no stream 'flihgts' .* there are flights"):
+    with pytest.raises(StreamNotFoundError, match=r"no stream 'flihgts' .* Streams: flights"):
         streams.info("flihgts")
 
 

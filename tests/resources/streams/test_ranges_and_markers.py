@@ -45,7 +45,7 @@ def test_a_range_is_exact_over_segments_and_markers(s: LakeStreams, records: Rec
     [
         ("0", "3", "the range ends at offset 3, the stream's upcoming one is 2"),
         ("2", "1", "the range begins at 2, after its end 1"),
-        ("x", "1", "'x' is no offset there"),
+        ("x", "1", "'x' is not an offset"),
     ],
 )
 def test_a_range_that_the_stream_does_not_hold_is_refused(

@@ -39,5 +39,5 @@ def test_a_system_is_opened_by_its_name(lake: Lake) -> None:
     assert isinstance(open_system(lake, "mine"), LakeStreams)
     with pytest.raises(ConfigurationError, match="no stream system 'kafka2'"):
         open_system(lake, "kafka2")
-    with pytest.raises(ConfigurationError, match="registered already"):
+    with pytest.raises(ConfigurationError, match="already registered"):
         register_system("mine", lambda lake: LakeStreams(lake))

@@ -87,12 +87,12 @@ def test_the_stored_form_stays_what_it_is() -> None:
         ({"kind": "middle"}, "kind 'middle'; expected one of oldest, upcoming, timestamp, specific"),
         ({"kind": ["oldest"]}, "kind \\['oldest'\\]"),
         ({"more": 1}, "fields .*more.*; expected creation_timestamp_ms, id, offset"),
-        ({"offset": 42}, "offset 42 is no offset"),
-        ({"offset": ""}, "offset '' is no offset"),
-        ({"offset": "\ud800"}, "is no offset"),
-        ({"id": ""}, "id '' is no id"),
-        ({"creation_timestamp_ms": "7"}, "'7' is no time"),
-        ({"creation_timestamp_ms": True}, "True is no time"),
+        ({"offset": 42}, "offset 42 is not an offset"),
+        ({"offset": ""}, "offset '' is not an offset"),
+        ({"offset": "\ud800"}, "is not an offset"),
+        ({"id": ""}, "id '' is not an id"),
+        ({"creation_timestamp_ms": "7"}, "'7' is not a time"),
+        ({"creation_timestamp_ms": True}, "True is not a time"),
     ],
 )
 def test_a_form_that_is_not_known_is_refused_by_name(change: dict[str, object], message: str) -> None:
@@ -125,7 +125,7 @@ def test_startpoints_are_told_apart_and_never_change() -> None:
 
 
 def test_a_time_that_is_no_whole_number_of_milliseconds_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"timestamp_ms 1\.5 is no time"):
+    with pytest.raises(ConfigurationError, match=r"timestamp_ms 1\.5 is not a time"):
         StartpointTimestamp(1.5)  # type: ignore[arg-type]
 
 
@@ -224,7 +224,7 @@ def test_what_retention_dropped_is_refused_and_times_before_it_are_the_oldest(
 
 
 def test_an_offset_in_another_form_names_the_partition(filled: LakeStreams) -> None:
-    with pytest.raises(OffsetOutOfRangeError, match=r"startpoint of lake\.s\.0: .*'a3' is no offset there"):
+    with pytest.raises(OffsetOutOfRangeError, match=r"startpoint of lake\.s\.0: .*'a3' is not an offset"):
         resolve_startpoint_to_offset(filled, SSP, StartpointSpecific("a3"))
 
 
@@ -243,7 +243,7 @@ def test_a_system_that_lacks_a_kind_says_so(streams: LakeStreams, clock: Clock) 
     fill(streams, clock, 1)
     timeless = Timeless(streams.lake)
     with pytest.raises(
-        ConfigurationError, match=r"'lake' can't .* kind 'timestamp'; it can at: oldest, upcoming, spec"
+        ConfigurationError, match=r"'lake' has no .* kind 'timestamp'; supported kinds: oldest, upcoming, spec"
     ):
         resolve_startpoint_to_offset(timeless, SSP, at(0))
     assert resolve_startpoint_to_offset(timeless, SSP, StartpointOldest()) == "0"
@@ -287,9 +287,9 @@ def test_a_time_gives_the_first_record_at_or_after_it(appends: list[list[int | N
             r"looks like nanoseconds \(2026-01-01 00:00 UTC\)\. Give .*: 1767225600000\.",
         ),
         (1_767_225_600_000_000, r"looks like microseconds \(2026-01-01 00:00 UTC\)\. Give .*: 1767225600000\."),
-        (253_402_300_800_000, "is no time of the years 1 to 9999 in milliseconds"),
-        (-62_135_596_800_001, "is no time of the years 1 to 9999 in milliseconds"),
-        pytest.param(10**5000, "is no time of the years 1 to 9999 in milliseconds since 1970. Give", id="huge"),
+        (253_402_300_800_000, "is not within the years 1 to 9999 in milliseconds"),
+        (-62_135_596_800_001, "is not within the years 1 to 9999 in milliseconds"),
+        pytest.param(10**5000, "is not within the years 1 to 9999 in milliseconds since 1970. Give", id="huge"),
     ],
 )
 def test_a_time_outside_of_the_years_1_to_9999_is_refused_with_a_hint(ms: int, told: str) -> None:
@@ -328,7 +328,7 @@ def test_the_first_and_the_last_time_can_be_said_and_found(filled: LakeStreams, 
 
 @pytest.mark.parametrize("offset", ["0003", "00", "+3", " 3", "3 ", "3\n", "-0", "1_0", "\uff13", "\u0663", "3" * 5000])
 def test_a_number_that_is_written_in_another_way_is_no_offset(filled: LakeStreams, offset: str) -> None:
-    with pytest.raises(OffsetOutOfRangeError, match=r"startpoint of lake\.s\.0: .* is no offset there"):
+    with pytest.raises(OffsetOutOfRangeError, match=r"startpoint of lake\.s\.0: .* is not an offset"):
         resolve_startpoint_to_offset(filled, SSP, StartpointSpecific(offset=offset))
     with pytest.raises(OffsetOutOfRangeError):
         filled.records_between({SSP: OffsetRange(offset, "4")})
@@ -353,8 +353,8 @@ class Answering(LakeStreams):
 def test_an_answer_that_is_no_offset_is_refused(filled: LakeStreams, answer: Any) -> None:
     answering = Answering(filled.lake)
     answering.answers = {SSP: answer}
-    with pytest.raises(ConfigurationError, match=rf"lake\.s\.0: stream system 'lake'.*has answered {answer!r}"):
+    with pytest.raises(ConfigurationError, match=rf"lake\.s\.0: stream system 'lake'.*returned {answer!r}"):
         resolve_startpoint_to_offset(answering, SSP, StartpointOldest())
     answering.answers = {}
-    with pytest.raises(ConfigurationError, match="has answered None"):
+    with pytest.raises(ConfigurationError, match="returned None"):
         resolve_startpoint_to_offset(answering, SSP, StartpointOldest())

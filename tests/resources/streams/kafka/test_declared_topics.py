@@ -49,7 +49,7 @@ def test_another_declaration_names_the_stream_by_its_system_and_what_helps_there
             ask("made", SCHEMA, ["tailnum"], 4)
         assert caught.value.stream == "main.made"
         # Neither more columns nor other partitions are to be had of a topic.
-        assert caught.value.next_step == "Declare it as it is, or choose another name."
+        assert caught.value.next_step == "Declare the stream as it exists, or use another name."
 
 
 def test_a_declaration_that_can_not_be_is_of_a_stream_of_this_system(lake: Lake) -> None:

@@ -103,7 +103,7 @@ def test_a_wrong_password_is_a_permanent_error_at_once(
         "read": lambda: list(read_ranges(streams.settings, [TopicRange(topic, identity, 0, 0, 5, f"kafka.{topic}")])),
         "append": lambda: _sent(streams.settings, topic, identity),
     }
-    with pytest.raises(ConfigurationError, match=r"Kafka system 'kafka' .* refused the connection") as caught:
+    with pytest.raises(ConfigurationError, match=r"Kafka system 'kafka' .* rejected the connection") as caught:
         asked[ask]()
     assert SECRET not in str(caught.value)
     assert "credentials" in caught.value.next_step
@@ -124,7 +124,7 @@ def test_a_broker_whose_certificate_is_not_trusted_is_refused(
     monkeypatch.setenv("KAFKA_PASSWORD", guarded.PASSWORD)
     guarded._certificates(tmp_path)  # of another authority
     streams = KafkaStreams(lake_in(InMemoryStore()), login(ssl_ca_location=str(tmp_path / "ca.pem")))
-    with pytest.raises(ConfigurationError, match="refused the connection: SSL"):
+    with pytest.raises(ConfigurationError, match="rejected the connection: SSL"):
         streams.info("private")
 
 
@@ -161,7 +161,7 @@ def test_a_callback_gives_tokens_to_every_kind_of_client(broker: KafkaServer) ->
 def test_a_callback_without_a_token_is_a_passing_trouble(broker: KafkaServer) -> None:
     streams = KafkaStreams(lake_in(InMemoryStore()), _with_tokens(broker, "no_token_settings"))
     with pytest.raises(
-        StreamUnavailableError, match="no token was to be had: the callback failed with OSError"
+        StreamUnavailableError, match="could not get a token: the callback failed with OSError"
     ) as caught:
         streams.info("private")
     assert str(caught.value.__cause__) == "the token service is away"
