@@ -1,4 +1,4 @@
-"""Avro's types as columns, and values of both."""
+"""The Avro format: its types as columns, and reading and writing of messages."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ _COLUMN_TYPES = {
 
 
 def parse_avro_schema(text: str, references: Sequence[str] = ()) -> Any:
-    """Return the schema as fastavro uses it. Raises ConfigurationError where it is none."""
+    """Return the schema parsed by fastavro. Raises ConfigurationError if it is invalid."""
     try:
         from fastavro import parse_schema
         from fastavro.schema import SchemaParseException, UnknownType
     except ImportError as error:
         raise ConfigurationError(
-            f"a Kafka stream is in Avro, and fastavro is not installed ({error}).",
+            f"a Kafka stream is in Avro, but fastavro is not installed ({error}).",
             'Install it wherever tasks run: pip install "dagster-adjunct[kafka]".',
             package="fastavro",
         ) from error
@@ -61,7 +61,7 @@ def parse_avro_schema(text: str, references: Sequence[str] = ()) -> Any:
         return parse_schema(json.loads(text), named_schemas=named)
     except (SchemaParseException, UnknownType, LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConfigurationError(
-            f"an Avro format declares what is no Avro schema: {type(error).__name__}: {str(error)[:200]}.",
+            f"an Avro format declares an invalid schema: {type(error).__name__}: {str(error)[:200]}.",
             "Give the schema's JSON text.",
             argument="schema",
         ) from error
@@ -72,18 +72,18 @@ def avro_fields(text: str) -> list[tuple[str, Any]]:
     from fastavro.schema import expand_schema
 
     parse_avro_schema(text)
-    schema = expand_schema(json.loads(text))  # a type that is used again is there by its name only
+    schema = expand_schema(json.loads(text))  # expands types that are only referred to by name
     if not isinstance(schema, dict) or schema.get("type") != "record":
         raise ConfigurationError(
-            "an Avro format declares a schema that is no record, so that it has no columns.",
-            "Declare the record's.",
+            "an Avro format declares a schema that is not a record, so it has no columns.",
+            "Declare a record.",
             argument="schema",
         )
     return [(field["name"], field["type"]) for field in schema["fields"]]
 
 
 def _without_null(declared: Any) -> Any:
-    """Return a type without null, where null is all that it can be besides."""
+    """Return the other type of a union of null and one type, else the type itself."""
     if isinstance(declared, list):
         others = [branch for branch in declared if branch != "null"]
         return others[0] if len(others) == 1 else declared
@@ -114,14 +114,14 @@ def avro_column_type(declared: Any) -> str:
 
 
 def is_json_column(declared: Any) -> bool:
-    """Whether values are JSON text in the column: those of records, lists and maps, and of unions of several types."""
+    """Return whether the column has JSON text: for records, lists, maps, and unions of several types."""
     return _type_and_logical(declared)[0] not in _COLUMN_TYPES
 
 
 def avro_converter(declared: Any) -> Converter | None:
-    """Return how what fastavro read becomes a value of the column, None where it is one.
+    """Return the converter of fastavro's values for the column, None if they need no conversion.
 
-    fastavro reads by the writer's logical type, which an older schema may lack.
+    fastavro uses the writer's logical type, which an older schema may lack.
     """
     logical = _type_and_logical(declared)[1]
     kind = avro_column_type(declared)
@@ -189,23 +189,23 @@ def _json_default(value: Any) -> Any:
 
 
 def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> list[Any]:
-    """Return the values of a column as fastavro takes them. Raises SchemaMismatchError."""
+    """Return the values of a column as fastavro accepts them. Raises SchemaMismatchError."""
     import pyarrow as pa
 
     nullable = declared == "null" or (isinstance(declared, list) and "null" in declared)
     if column.null_count and not nullable:
         raise SchemaMismatchError(
-            f"{what} is null in {column.null_count} records, and its Avro schema has no null there.",
-            "Fill it, or declare it as a union with null.",
+            f"{what} is null in {column.null_count} records, but its Avro type is not nullable.",
+            "Fill it, or declare a union with null.",
             column=name,
         )
     name, logical = _type_and_logical(declared)
-    if logical == "timestamp-millis":  # fastavro would cut
+    if logical == "timestamp-millis":  # fastavro would truncate
         try:
             column = column.cast(pa.timestamp("ms", tz="UTC"), safe=True)
         except pa.ArrowInvalid as error:
             raise SchemaMismatchError(
-                f"{what} holds microseconds, and its Avro schema milliseconds.",
+                f"{what} has microseconds, but its Avro type milliseconds.",
                 "Truncate it, or declare micros.",
                 column=name,
             ) from error
@@ -227,11 +227,11 @@ def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> li
         return [None if value is None else parse(value) for value in values]
     except (*CONVERSION_ERRORS, AttributeError) as error:
         form = "JSON of its Avro type" if is_json_column(declared) else "an ISO time"
-        raise SchemaMismatchError(f"{what} holds a text that is not {form}.", "Correct it.", column=name) from error
+        raise SchemaMismatchError(f"{what} has a text that is not {form}.", column=name) from error
 
 
 def _value_from_json(value: Any, declared: Any) -> Any:
-    """Return a nested value as fastavro takes it, from the JSON that `_json` makes of it."""
+    """Return a nested value as fastavro accepts it, from the JSON of `to_json_text`."""
     kind = _without_null(declared)
     name, logical = _type_and_logical(kind)
     if value is None or isinstance(kind, list):
@@ -250,7 +250,7 @@ def _value_from_json(value: Any, declared: Any) -> Any:
     return base64.b64decode(value, validate=True) if name in ("bytes", "fixed") else value
 
 
-# What bytes that are not of the schema raise in fastavro, whichever part of it stumbles over them.
+# The errors of fastavro for bytes that do not match the schema.
 _UNREADABLE = (
     ValueError, EOFError, LookupError, TypeError, ArithmeticError, MemoryError, AttributeError, OSError, RecursionError,
 )  # fmt: skip
@@ -261,9 +261,9 @@ class Avro:
     """An Avro record a message; `schema` is the reader's schema, as JSON text.
 
     Without a registry messages are bare Avro of exactly this schema. With one they begin with Confluent's five bytes,
-    and each is read as its writer's schema says, then resolved to this one: fields that it adds have their default.
-    Columns are the record's fields: nested ones and unions of several types are JSON text in a STRING. Writing looks
-    the schema up under `subject` (topic + "-value" or "-key" unless given), and registers it where it is not there.
+    and each is read by its writer's schema and resolved to this one, whose added fields have their defaults. Columns
+    are the record's fields; nested ones and unions of several types are JSON text in a STRING. Writing looks up the
+    schema under `subject` (default: topic + "-value" or "-key"), and registers it if it is missing.
     """
 
     schema: str
@@ -328,7 +328,7 @@ class Avro:
                 except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
                     raise SchemaMismatchError(
                         f"{what}: a record does not fit its Avro schema ({type(error).__name__}).",
-                        "Look at nested columns, which must hold JSON of the declared form, and at enums.",
+                        "Check nested columns, which must have JSON of the declared form, and enums.",
                         stream=what,
                     ) from error
                 made.append(out.getvalue())
@@ -343,7 +343,7 @@ class Avro:
 def _require_subject(subject: str, what: str) -> str:
     if not subject:
         raise ConfigurationError(
-            f"{what}: no subject is known for its Avro schema.", "Give it: Avro(subject=…).", argument="subject"
+            f"{what}: the subject of its Avro schema is not known.", "Give it: Avro(subject=…).", argument="subject"
         )
     return subject
 
@@ -357,7 +357,7 @@ def _record_reader(writer: Any, reader: Any) -> Callable[[bytes], dict[str, Any]
         try:
             record: Any = schemaless_reader(source, writer, reader)
         except SchemaResolutionError as error:
-            raise Unfit(f"its writer's schema does not go with the declared one: {str(error)[:100]}") from error
+            raise Unfit(f"its writer's schema can't be resolved to the declared one: {str(error)[:100]}") from error
         if rest := len(data) - source.tell():
             raise Unfit(f"not Avro of its schema: {rest} bytes are left over")
         return dict(record)
@@ -379,7 +379,7 @@ def _registry_reader(declared: str, registry: SchemaRegistry) -> Callable[[bytes
         try:
             writer = parse_avro_schema(registered.text, registered.references)
         except ConfigurationError as error:
-            raise Unfit(f"schema {number} of the registry is no Avro schema") from error
+            raise Unfit(f"schema {number} of the registry is not a valid Avro schema") from error
         same = json.loads(registered.text) == json.loads(declared)
         return _record_reader(writer, None if same else reader)
 

@@ -1,8 +1,8 @@
 """Reads exact ranges of a topic's partitions, by position.
 
-Offsets have holes: control records, aborted transactions and compaction leave them. So a range has been read when the
-position is at its end, or past it, whatever the number of records was. Nothing is ever committed or rebalanced: the
-consumer is told its partitions and offsets.
+Offsets have gaps, from control records, aborted transactions and compaction. So a range has been read when the position
+is at or past its end, whatever the number of records. Nothing is committed or rebalanced: the consumer's partitions and
+offsets are assigned.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ if TYPE_CHECKING:
 
 MAX_MESSAGES = 10_000
 _POLL_SECONDS = 0.1
-# What the user's own client settings may change.
+# Defaults that the user's client settings may override.
 _DEFAULTS: Mapping[str, Any] = {
     "queued.min.messages": 500_000,
     "queued.max.messages.kbytes": 32_768,
-    "log_level": 4,  # warnings; what matters is raised
-    # How long a broker thinks before it says that a partition ends here, which a range that ends in a hole waits for.
+    "log_level": 4,  # warnings; errors are raised
+    # How long a broker waits before it reports a partition's end, which a range that ends in a gap waits for.
     "fetch.wait.max.ms": 50,
-    # How long the client rests when its queue is full: shorter than it takes to empty it.
+    # How long the client pauses when its queue is full: shorter than emptying it takes.
     "fetch.queue.backoff.ms": 20,
 }
-# For a look at the first messages only.
+# For reading the first messages only.
 _SMALL_FETCH: Mapping[str, Any] = {"queued.min.messages": 1, "fetch.message.max.bytes": 262_144}
-# What Adjunct's promises rest on.
+# Settings that Adjunct's guarantees depend on.
 _FIXED: Mapping[str, Any] = {
-    "group.id": "adjunct-reads",  # the client asks for one; no group of this name ever forms
+    "group.id": "adjunct-reads",  # required by the client; no such group ever forms
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "auto.offset.reset": "error",
@@ -80,7 +80,7 @@ _FIXED: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class TopicRange:
-    """The offsets from `start` up to, but without, `end` of one partition of a topic, as it was when it had this id."""
+    """The offsets [start, end) of one partition of the topic with this id."""
 
     topic: str
     identity: str
@@ -100,9 +100,9 @@ PartitionMessages = tuple[TopicRange, list["Message"]]
 def read_ranges(settings: KafkaSettings, ranges: Sequence[TopicRange]) -> Iterator[PartitionMessages]:
     """Yield exactly the messages of ranges of one topic, in lists of up to BATCH, those of each partition in order.
 
-    Each range is of another partition. After the last message, makes sure that the topic still is the one that the
-    ranges are of. Raises OffsetOutOfRangeError for a range that the topic does not hold whole (any more), and
-    StreamUnavailableError where nothing comes for so long that the brokers must be in trouble.
+    Each range is of another partition. After the last message, validates the topic's identity. Raises
+    OffsetOutOfRangeError for a range that the topic does not contain entirely (any more), and StreamUnavailableError if
+    no messages arrive within `response_timeout`.
     """
     if any(wanted.start < wanted.end for wanted in ranges):
         yield from _RangeConsumer(settings, ranges).messages()
@@ -110,20 +110,19 @@ def read_ranges(settings: KafkaSettings, ranges: Sequence[TopicRange]) -> Iterat
 
 
 def count_topic_records(settings: KafkaSettings, ranges: Sequence[TopicRange]) -> int:
-    """Return how many records ranges of one topic hold; markers are none. Reads all of them."""
+    """Return the number of records in ranges of one topic, without markers, by reading all of them."""
     return sum(not is_marker(message.headers()) for _, got in read_ranges(settings, ranges) for message in got)
 
 
 def is_marker(headers: Any) -> bool:
-    """Whether a message with these headers ends a version of a dataset, and so is no record."""
+    """Return whether a message with these headers is an end-of-dataset marker."""
     return headers is not None and any(name == END_OF_DATASET for name, _ in headers)
 
 
 def find_offsets_at_time(settings: KafkaSettings, ranges: Sequence[TopicRange], timestamp_ms: int) -> dict[int, int]:
-    """Return by partition where in its range the first message at or after a time (ms) is; its end where none is.
+    """Return by partition the offset of the first message in its range at or after a time (ms), else the range's end.
 
-    A broker's own answer may be an entry that no reader sees, so this looks at the next that one does see. It reads a
-    little of all partitions at once.
+    Reads a few messages, since the entry that a broker finds by time may be invisible to readers.
     """
     offsets = {wanted.partition: wanted.end for wanted in ranges}
     if not ranges:
@@ -138,20 +137,20 @@ def find_offsets_at_time(settings: KafkaSettings, ranges: Sequence[TopicRange], 
 
 
 def check_topic_identity(settings: KafkaSettings, wanted: TopicRange) -> None:
-    """Raise OffsetOutOfRangeError if the topic is another one by now."""
+    """Raise OffsetOutOfRangeError if the topic was deleted or recreated."""
     topic = KafkaAdmin(settings).describe(wanted.topic)
     if topic is None or topic.identity != wanted.identity:
-        now = "gone" if topic is None else f"another one, {topic.identity}"
+        now = "missing" if topic is None else topic.identity
         raise OffsetOutOfRangeError(
-            f"{wanted.ssp}: topic {wanted.topic!r} was deleted and created again while it was read: its id was "
+            f"{wanted.ssp}: topic {wanted.topic!r} was deleted or recreated while it was read: its id was "
             f"{wanted.identity}, now it is {now}.",
-            "Offsets of the old topic mean nothing in the new one: set a startpoint (oldest) for its partitions.",
+            "Offsets of the old topic are invalid in a new one: set a startpoint (oldest) for its partitions.",
             partition=wanted.partition,
         )
 
 
 class _RangeConsumer:
-    """One consumer on ranges of different partitions."""
+    """A consumer of ranges of different partitions."""
 
     def __init__(
         self, settings: KafkaSettings, ranges: Sequence[TopicRange], own: Mapping[str, Any] | None = None
@@ -171,7 +170,7 @@ class _RangeConsumer:
             self._consumer.assign([TopicPartition(w.topic, w.partition, w.start) for w in self._left.values()])
             heard = time.monotonic()
             while self._left:
-                # No more than can be left: the call comes back as soon as it has so many.
+                # No more than can be left, since the call returns as soon as it has as many.
                 width = sum(wanted.end - self._positions[partition] for partition, wanted in self._left.items())
                 got, ended = self._consumer.consume(min(MAX_MESSAGES, width), _POLL_SECONDS), list[int]()
                 if any(message.error() for message in got):
@@ -187,7 +186,7 @@ class _RangeConsumer:
                         raise self._timeout_error(limit)
 
     def stop_partition(self, partition: int) -> None:
-        """Read no more of a partition."""
+        """Stop reading a partition."""
         from confluent_kafka import TopicPartition
 
         left = self._left.pop(partition, None)
@@ -195,7 +194,7 @@ class _RangeConsumer:
             self._consumer.pause([TopicPartition(left.topic, partition)])
 
     def _group_by_partition(self, got: list[Message]) -> Iterator[PartitionMessages]:
-        """Yield what came by partition, within the ranges, and move the positions."""
+        """Yield the messages within the ranges by partition, and advance the positions."""
         by_partition: dict[Any, list[Message]] = {}
         if len(self._positions) == 1:
             by_partition = dict.fromkeys(self._left, got)
@@ -215,7 +214,7 @@ class _RangeConsumer:
                 yield wanted, inside
 
     def _handle_errors(self, got: list[Message]) -> tuple[list[Message], list[int]]:
-        """Return the messages among what came, and the partitions that have ended; raise what else it means."""
+        """Return the messages without errors, and the partitions that have ended; raise other errors."""
         ended = []
         for message in got:
             error, wanted = message.error(), self._left.get(message.partition())  # type: ignore[arg-type]
@@ -228,7 +227,7 @@ class _RangeConsumer:
             if wanted is not None and message.offset() >= wanted.end:  # type: ignore[operator]
                 ended.append(wanted.partition)
             elif wanted is not None:
-                # A replica lags, or the topic was created again and has less.
+                # A replica lags, or the topic was recreated and is shorter.
                 check_topic_identity(self._settings, wanted)
         return [message for message in got if message.error() is None], ended
 
@@ -261,7 +260,7 @@ _GREATEST_MS = MICROS[1] // 1000  # of the year 9999
 
 @dataclass(frozen=True, slots=True)
 class KafkaReadPlan:
-    """What is to be read of the stream `stream` ("kafka.flights"), and how its messages are understood."""
+    """The ranges to read of the stream `stream` ("kafka.flights"), and its topic's formats."""
 
     settings: KafkaSettings
     topic: KafkaTopic
@@ -274,7 +273,7 @@ class KafkaReadPlan:
 
 @dataclass
 class _TaskRanges(InputPartition):
-    """What one task reads: part of a long range, or several short ones."""
+    """The ranges that one task reads: part of a long range, or several short ones."""
 
     ranges: tuple[TopicRange, ...]
 
@@ -282,8 +281,8 @@ class _TaskRanges(InputPartition):
 def records_frame(spark: SparkSession, plan: KafkaReadPlan) -> DataFrame:
     """Return the records of these ranges, without markers, with the topic's columns and those of RECORD_META.
 
-    A long range is read by several tasks, short ones together by one. What is read is decided here: reading the frame
-    again gives the same.
+    A long range is read by several tasks, several short ones by one. The ranges are fixed, so reading the frame again
+    returns the same records.
     """
     if spark not in _registered:
         spark.dataSource.register(KafkaSource)
@@ -293,7 +292,7 @@ def records_frame(spark: SparkSession, plan: KafkaReadPlan) -> DataFrame:
 
 
 class KafkaSource(DataSource):
-    """What Spark asks; see `records_frame`, which is how it is used."""
+    """The Spark data source behind `records_frame`."""
 
     @classmethod
     def name(cls) -> str:
@@ -311,7 +310,7 @@ class _TopicReader(DataSourceReader):
         self.plan = plan
 
     def partitions(self) -> Sequence[InputPartition]:
-        # Spark would give a plan without partitions one of its own.
+        # Without partitions, Spark would add one of its own.
         return [_TaskRanges(ranges) for ranges in split_into_tasks(self.plan.ranges)] or [_TaskRanges(())]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -320,10 +319,10 @@ class _TopicReader(DataSourceReader):
 
 
 def split_into_tasks(ranges: Sequence[TopicRange]) -> list[tuple[TopicRange, ...]]:
-    """Return what each task is to read: a range, in several parts of up to `SPLIT` offsets where it is longer.
+    """Return the ranges for each task: a longer range is split into parts of up to `MAX_TASK_OFFSETS` offsets.
 
-    Ranges that follow each other go together as long as they have no more than `LEAST` offsets in all: a consumer
-    takes longer to start than to read so few. Empty ranges are left out.
+    Neighbouring ranges with at most `MIN_TASK_OFFSETS` offsets in total share a task, since starting a consumer takes
+    longer than reading so few. Empty ranges are left out.
     """
     shares: list[tuple[TopicRange, ...]] = []
     few: list[TopicRange] = []
@@ -354,7 +353,7 @@ def read_record_batches(plan: KafkaReadPlan, ranges: Sequence[TopicRange]) -> It
 
 
 def _create_decoder(plan: KafkaReadPlan) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-    """Return what makes records of messages, with the very schema that Spark was told, down to what may be null."""
+    """Return a function from messages to records with exactly Spark's schema, including nullability."""
     import pyarrow as pa
 
     raw = plan.topic.key is None and plan.topic.headers is None and isinstance(plan.topic.value, Raw)
@@ -372,14 +371,14 @@ def _create_decoder(plan: KafkaReadPlan) -> Callable[[pa.RecordBatch], pa.Record
 
 
 def _raw_records(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return raw records without a look at their bytes."""
+    """Return records of a raw topic without decoding."""
     columns = {"key": batch.column(KEY), "value": batch.column(VALUE), TOMBSTONE: batch.column(VALUE).is_null()}
     columns |= {name: batch.column(name) for name in (PARTITION, OFFSET, TIMESTAMP, EPOCH)}
     return batch.from_arrays(list(columns.values()), names=list(columns))
 
 
 def _batch_from_messages(got: list[Message], headers: list[Any], partition: int, with_headers: bool) -> pa.RecordBatch:
-    """Return messages as `decoder` takes them; their headers only where somebody wants them."""
+    """Return messages as a batch for the decoder; headers only if a column needs them."""
     import numpy as np
     import pyarrow as pa
 
@@ -401,7 +400,7 @@ def _batch_from_messages(got: list[Message], headers: list[Any], partition: int,
 
 
 def _timestamps(ms: list[int]) -> pa.Array:
-    """Return times in microseconds; null where the producer gave none, or one after the year 9999."""
+    """Return times in microseconds; null if the producer gave none, or one after the year 9999."""
     import numpy as np
     import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""Python values as Arrow columns of declared types: exactly, or with the reason why not."""
+"""The formats of Kafka messages: JSON, text, raw bytes and text keys, and exact conversion to declared types."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Converter = Callable[[Any], Any]
-"""Takes a value that is not None; returns what Arrow takes for the column, or raises one of UNFIT."""
+"""Converts a value other than None to one that Arrow accepts, or raises one of CONVERSION_ERRORS."""
 
 RowProblems = dict[int, str]
-"""Why a row can't be read, by its number in the batch."""
+"""The reasons why rows can't be read, by their number in the batch."""
 
 MAX_SHOWN = 60
 CONVERSION_ERRORS = (
@@ -39,7 +39,7 @@ _INTEGER = re.compile(r"[+-]?\d{1,40}")
 _DECIMAL = re.compile(r"[+-]?\d{1,80}(\.\d{1,80})?")
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-# What Arrow itself turns into the column, checking the range.
+# Python types that Arrow converts itself, checking the range.
 _ARROW_TYPES: Mapping[str, frozenset[type]] = {
     **dict.fromkeys(_INTEGERS, frozenset({int})),
     "double": frozenset({float}),
@@ -52,9 +52,9 @@ _ARROW_TYPES: Mapping[str, frozenset[type]] = {
 def parse_rows(
     data: Sequence[bytes | None], problems: RowProblems, parse: Callable[[bytes], dict[str, Any]]
 ) -> list[dict[str, Any] | None]:
-    """Return what `parse` makes of each message, None where there are no bytes.
+    """Return the result of `parse` for each message, None for one that is None.
 
-    Where it raises Unfit the row is None, and `problems` gets the error's text.
+    If it raises Unfit the row is None, and `problems` gets the error's text.
     """
     rows: list[dict[str, Any] | None] = []
     for row, datum in enumerate(data):
@@ -71,10 +71,10 @@ def parse_rows(
 def build_columns(
     rows: Sequence[Mapping[str, Any] | None], schema: Schema, converts: Mapping[str, Converter], problems: RowProblems
 ) -> list[pa.Array]:
-    """Return one array a column. What does not fit is null, and `problems` gets the reason.
+    """Return one array a column. A value that does not fit becomes null, and `problems` gets the reason.
 
-    A row that is None is null throughout. `converts` has a function for every column that is to take more than Arrow's
-    own: whole numbers, floating ones, texts, booleans and bytes as they are.
+    A row that is None is null in every column. `converts` has a function for each column that accepts more than Arrow
+    does: integers, floats, texts, booleans and bytes.
     """
     given: list[Mapping[str, Any]] = [row or {} for row in rows]
     return [
@@ -84,7 +84,7 @@ def build_columns(
 
 
 def build_column(values: list[Any], field: Field, convert: Converter | None, problems: RowProblems) -> pa.Array:
-    """Return one column; see `columns_of`."""
+    """Return one column; see `build_columns`."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -117,11 +117,11 @@ def build_column(values: list[Any], field: Field, convert: Converter | None, pro
 
 
 class Unfit(ValueError):
-    """A value that is none of the declared type; its text goes behind the reason."""
+    """A value that does not fit the declared type; its text is appended to the reason."""
 
 
 def describe_value(value: object) -> str:
-    """Return what kind of value this is, and at most SHOWN characters of it, never all of a longer text."""
+    """Return a description of a value, with at most MAX_SHOWN characters of it, never all of a longer text."""
     if isinstance(value, bool) or value is None:
         return "null" if value is None else str(value).lower()
     if isinstance(value, int | float | Decimal):
@@ -144,11 +144,8 @@ def shorten_text(text: str) -> str:
     return shown.encode("utf-8", "backslashreplace").decode() + "…"  # a lone surrogate can't be printed
 
 
-# -- from JSON and from texts
-
-
 def json_converter(field: Field, timestamps: str | None) -> Converter:
-    """Return how a JSON value becomes one of the column."""
+    """Return the converter of JSON values for a column."""
     kind = field.type
     if kind in ("float", "double"):
         return _float_converter(kind)
@@ -163,7 +160,7 @@ def json_converter(field: Field, timestamps: str | None) -> Converter:
 
 
 def text_converter(field: Field) -> Converter:
-    """Return how a text, such as a message's key, becomes a value of the column."""
+    """Return the converter of texts, such as message keys, for a column."""
     kind = field.type
     if kind in _INTEGERS:
         return _integer_text
@@ -192,9 +189,9 @@ def _text(value: Any) -> str:
 
 
 def _json_text(value: Any) -> str:
-    """A text as it is; objects and lists as JSON text."""
+    """Return a text as it is, objects and lists as JSON text."""
     if isinstance(value, str):
-        value.encode()  # a lone surrogate is no text
+        value.encode()  # raises for a lone surrogate
         return value
     if isinstance(value, dict | list):
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=float)
@@ -209,7 +206,7 @@ def _float_converter(kind: str) -> Converter:
             raise Unfit("")
         with np.errstate(over="ignore"):
             near = float(np.float32(value)) if kind == "float" else float(value)
-        if math.isinf(near):  # JSON has no infinity: a number that is too large
+        if math.isinf(near):  # JSON has no infinity: the number is too large
             raise Unfit(": too large")
         return near
 
@@ -263,11 +260,8 @@ def _boolean_text(value: str) -> bool:
     return value == "true"
 
 
-# -- to texts
-
-
 def format_texts(column: pa.Array, kind: str) -> list[str | None]:
-    """Return the values of a column as texts, each of which `from_text` reads as the same value."""
+    """Return the values of a column as texts that `text_converter` reads as the same values."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -290,10 +284,10 @@ FAIL = "fail"
 
 class FormatReader(Protocol):
     def __call__(self, data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
-        """Return one array a column of the format's schema; null throughout where the bytes are None.
+        """Return one array a column of the format's schema; all null for a row whose bytes are None.
 
-        Where bytes can't be read all is null and `problems` says why, by row. Raises TransientError where something
-        that is needed is out of reach.
+        If bytes can't be read all columns are null, and `problems` gets the reason by row. Raises TransientError if
+        a schema registry is not available.
         """
         ...
 
@@ -306,7 +300,7 @@ class FormatWriter(Protocol):
 
 @runtime_checkable
 class Format(Protocol):
-    """How bytes hold columns. `malformed` is "fail", or the BINARY column that gets bytes which can't be read."""
+    """An encoding of columns as bytes. `malformed` is "fail", or the BINARY column for bytes that can't be read."""
 
     @property
     def malformed(self) -> str: ...
@@ -316,13 +310,13 @@ class Format(Protocol):
         ...
 
     def reader(self) -> FormatReader:
-        """Return what reads, for one process."""
+        """Return a reader, for one process."""
         ...
 
     def writer(self, what: str, subject: str) -> FormatWriter:
-        """Return what writes; `what` names the stream in errors.
+        """Return a writer; `what` names the stream in errors.
 
-        `subject` is where a registry keeps the schema unless the format names another.
+        `subject` is the registry's subject of the schema, unless the format names another.
         """
         ...
 
@@ -332,7 +326,7 @@ class Format(Protocol):
 
 
 def check_malformed(declared: str, schema: Schema, what: str) -> None:
-    """Refuse a column for malformed bytes that is one of the format's own."""
+    """Raise ConfigurationError if the column for malformed bytes is empty or one of the format's own."""
     if not declared:
         raise ConfigurationError(
             f"{what}: malformed is empty.",
@@ -344,7 +338,7 @@ def check_malformed(declared: str, schema: Schema, what: str) -> None:
 
 
 def schema_from_declaration(given: Schema | str, what: str) -> Schema:
-    """Return a schema that was given as one, or as DDL."""
+    """Return a schema that is given as a Schema or as DDL. Raises SchemaMismatchError."""
     schema = Schema.from_ddl(given, what) if isinstance(given, str) else given
     if not isinstance(schema, Schema) or not schema.fields:
         raise SchemaMismatchError(
@@ -353,25 +347,20 @@ def schema_from_declaration(given: Schema | str, what: str) -> Schema:
     return schema
 
 
-# JSON messages read a batch at once by Arrow's own parser: three times as fast as one by one.
-#
-# Only where both give the same. What Arrow refuses, and what it would take and JSON does not have, is left to the exact
-# reader, which also knows the reason.
-
-
 FastJsonReader = Callable[[Sequence[bytes | None]], "list[pa.Array] | None"]
-# Types of which Arrow takes exactly the JSON values that belong there.
+# Types for which Arrow accepts exactly the valid JSON values.
 _FAST_TYPES = frozenset({"string", "boolean", "tinyint", "smallint", "int", "bigint", "double"})
-# Arrow takes these for numbers. In a text they look the same, which costs time but no more.
+# Arrow accepts these as numbers. A match inside a text only costs time.
 _INVALID_NUMBER = re.compile(rb"[:\[,]\s*-?(?:NaN|Inf(?:inity)?)\s*[,}\]]")
 _MOST_BYTES = 1 << 30
 _MAX_FAILURES = 3
 
 
 def fast_json_reader(schema: Schema, names: Mapping[str, str]) -> FastJsonReader:
-    """Return what reads a batch of messages as columns of `schema`, or returns None for a batch that it can't.
+    """Return a function that reads a batch of messages by Arrow's parser, three times as fast, or returns None.
 
-    `names` has the fields of columns that are called otherwise. After three batches in vain it gives up for good.
+    It returns None if the exact reader, which knows the reasons, may give another result; after three such batches,
+    always. `names` are the field names of columns whose names differ.
     """
     if any(field.type not in _FAST_TYPES for field in schema.fields):
         return lambda data: None
@@ -394,8 +383,8 @@ def _read_fast(data: Sequence[bytes | None], schema: Schema, names: Mapping[str,
     from pyarrow import json
 
     messages = [b"{}" if message is None else message for message in data]
-    # As many objects as messages, each of which begins and ends as one does: then each message is one object. Without
-    # that, a message of two objects could make up for an empty one, and a lone null ends the process.
+    # Each message must begin and end like an object, and there must be as many objects as messages. Otherwise a message
+    # of two objects could compensate for an empty one, and a lone null would crash Arrow.
     if not all(message[:1] == b"{" and message[-1:] == b"}" for message in messages):
         return None
     text = b"\n".join(messages)
@@ -416,7 +405,7 @@ def _read_fast(data: Sequence[bytes | None], schema: Schema, names: Mapping[str,
     if table.num_rows != len(messages):
         return None
     columns = [column.combine_chunks() for column in table.columns]
-    # A number just above the greatest double comes out as an infinity; greater ones are refused.
+    # Arrow reads a number just above the greatest double as infinity; it rejects larger ones.
     if any(pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py() for column in columns):
         return None
     return columns
@@ -424,13 +413,13 @@ def _read_fast(data: Sequence[bytes | None], schema: Schema, names: Mapping[str,
 
 @dataclass(frozen=True, slots=True)
 class Json:
-    """A JSON object a message; `schema` declares the fields that are read, as a Schema or as DDL.
+    """A JSON object a message; `schema` declares its fields, as a Schema or as DDL.
 
-    A field that is missing or null is null, one that is not declared is left out. A value that is not of its column's
-    type makes the message malformed: nothing is taken for another type, rounded (but into FLOAT and DOUBLE) or cut.
-    STRING columns take texts, and objects and lists as JSON text. DECIMAL takes numbers and texts, exactly. DATE and
-    TIMESTAMP are ISO 8601 texts, timestamps with a zone; or whole numbers where `timestamps` says what they count.
-    BINARY is base64. `names` has the field's name for columns that are called otherwise: {"deleted": "__deleted"}.
+    Missing fields are null, undeclared ones are ignored. A value that does not fit its column's type makes the message
+    malformed: values are not cast, truncated or, except for FLOAT and DOUBLE, rounded. STRING columns accept texts, and
+    objects and lists as JSON text. DECIMAL accepts numbers and texts, exactly. DATE and TIMESTAMP are ISO 8601 texts,
+    timestamps with a zone, or integers in the unit of `timestamps`. BINARY is base64. `names` are the field names of
+    columns whose names differ: {"deleted": "__deleted"}.
     """
 
     schema: Schema | str
@@ -443,14 +432,13 @@ class Json:
         if self.timestamps not in (None, "millis", "micros"):
             raise ConfigurationError(
                 f"a JSON format has timestamps={self.timestamps!r}: expected 'millis', 'micros' or None.",
-                "Choose one.",
                 argument="timestamps",
             )
         self.columns().select(self.names, "a JSON format")
         fields = [self.names.get(name, name) for name in self.columns().names]
         if twice := {name for name in fields if fields.count(name) > 1}:
             raise ConfigurationError(
-                f"a JSON format has two columns of the field {min(twice)!r}.", "Leave one out.", argument="names"
+                f"a JSON format has two columns for the field {min(twice)!r}.", "Remove one.", argument="names"
             )
         check_malformed(self.malformed, self.columns(), "a JSON format")
 
@@ -506,14 +494,14 @@ class Json:
 
 
 def _reject_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no number in JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 _quote: Callable[[str], str] = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def _json_texts(column: pa.Array, field: Field, what: str, timestamps: str | None) -> list[str]:
-    """Return the values of a column as JSON."""
+    """Return the values of a column as JSON texts."""
     import pyarrow as pa
 
     kind = field.type
@@ -521,8 +509,8 @@ def _json_texts(column: pa.Array, field: Field, what: str, timestamps: str | Non
         values = column.to_pylist()
         if any(value is not None and not math.isfinite(value) for value in values):
             raise SchemaMismatchError(
-                f"{what} holds NaN or an infinity, which JSON has no form for.",
-                "Write null there, or declare Avro.",
+                f"{what} has NaN or an infinity, which JSON can't represent.",
+                "Replace it by null, or use Avro.",
                 column=field.name,
             )
         return ["null" if value is None else repr(value) for value in values]
@@ -541,7 +529,7 @@ def _json_texts(column: pa.Array, field: Field, what: str, timestamps: str | Non
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """The bytes as they are: `key BINARY, value BINARY`, or `value` alone where the topic declares a key format."""
+    """The bytes as they are: `key BINARY, value BINARY`, or only `value` if the topic declares a key format."""
 
     malformed: str = FAIL
 
@@ -564,7 +552,7 @@ class Raw:
 
 @dataclass(frozen=True, slots=True)
 class RawKey(Raw):
-    """The key of a raw message as it is, in the column `key`."""
+    """The bytes of a raw message's key, in the column `key`."""
 
     def columns(self) -> Schema:
         return Schema.of(key="binary")
@@ -582,7 +570,7 @@ def _raw_write(columns: Sequence[pa.Array]) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The whole message as text, in one STRING column: what is in it, a Debezium envelope for example, is for later."""
+    """The whole message as text in one STRING column, to be parsed later, as a Debezium envelope for example."""
 
     column: str = "value"
     malformed: str = FAIL
@@ -611,9 +599,9 @@ class Text:
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
             if columns[0].null_count:
                 raise SchemaMismatchError(
-                    f"{what}: column {self.column!r} is null in {columns[0].null_count} records, and a message without "
+                    f"{what}: column {self.column!r} is null in {columns[0].null_count} records, but a message without "
                     "a value is a tombstone.",
-                    "Mark them by __tombstone, or leave them out.",
+                    "Set __tombstone for them, or leave them out.",
                     column=self.column,
                 )
             return [text.encode() for text in columns[0].to_pylist()]
@@ -626,7 +614,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class KeyText:
-    """A message key that is text: that of one column, or a JSON array of the texts of several.
+    """A message key as text: that of one column, or a JSON array of the texts of several.
 
     `KeyText("tailnum")`, `KeyText("id BIGINT")`, `KeyText("origin STRING, time_hour TIMESTAMP")`. Dates and timestamps
     are ISO 8601 in UTC, binary values base64. One column that is null is a message without a key.
@@ -639,8 +627,8 @@ class KeyText:
         for column in self.columns().fields:
             if column.type in ("float", "double"):
                 raise ConfigurationError(
-                    f"key column {column.name!r} is {column.type}, which has no single text.",
-                    "Declare it DECIMAL.",
+                    f"key column {column.name!r} is {column.type}, whose values have several text forms.",
+                    "Declare it as DECIMAL.",
                     argument="key",
                     column=column.name,
                 )

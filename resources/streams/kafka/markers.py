@@ -1,8 +1,8 @@
-"""End-of-dataset markers in Kafka: records without key and value that only say, in a header, which version ends.
+"""End-of-dataset markers in Kafka: records without key and value, with a header that names the version that ends.
 
-Anyone may write one: a header `adjunct-end-of-dataset` that holds JSON, as in `{"version": "v7", "rows": 1200}`, with
-`rows` (of that partition), `checksum`, `valid_from` (a time with its zone) and `partitions` (how many the topic has) as
-they are known. Kafka keeps no index of headers, so finding markers reads the records: some 100,000 a second.
+Any producer may write one: a header `adjunct-end-of-dataset` with JSON, as in `{"version": "v7", "rows": 1200}`.
+Optional are `rows` (of that partition), `checksum`, `valid_from` (a time with its zone) and `partitions` (of the topic).
+Kafka has no index of headers, so finding markers reads all records, about 100,000 a second.
 """
 
 from __future__ import annotations
@@ -42,23 +42,22 @@ def marker_header(
     checksum: str | None = None,
     valid_from: datetime | None = None,
 ) -> bytes:
-    """Return what the header of a marker says in a topic that has so many partitions."""
+    """Return the header of a marker in a topic with this number of partitions."""
     header = _MarkerHeader(version=version, rows=rows, checksum=checksum, valid_from=valid_from, partitions=partitions)
     return header.model_dump_json(exclude_none=True).encode()
 
 
 def marker_from_message(message: Message, ssp: SystemStreamPartition) -> Marker:
-    """Return the marker that a message is. Raises MalformedDocumentError for one that can't be read."""
+    """Return the marker in a message. Raises MalformedDocumentError if it can't be read."""
     headers: list[tuple[str, bytes | None]] = message.headers() or []  # type: ignore[assignment]
     header = next((value for name, value in headers if name == END_OF_DATASET), None)
     try:
         body = _MarkerHeader.model_validate_json(header or b"")
     except ValidationError as error:
         raise MalformedDocumentError(
-            f"{ssp}: the end-of-dataset marker at offset {message.offset()} says {(header or b'')[:200]!r}: "
+            f"{ssp}: the end-of-dataset marker at offset {message.offset()} is {(header or b'')[:200]!r}: "
             f"{first_validation_problem(error)}.",
-            'Write markers as {"version": "v7"}, and with "rows", "checksum", "valid_from" and "partitions" as they '
-            "are known.",
+            'Write markers as {"version": "v7"}, optionally with "rows", "checksum", "valid_from" and "partitions".',
             stream=ssp.qualified_stream,
         ) from error
     return Marker(
@@ -77,7 +76,7 @@ def read_markers(
 ) -> list[Marker]:
     """Return the markers at or after these offsets (of all partitions when None), in order.
 
-    Reads all records from there on, but keeps none of them. An offset that retention has passed counts as the oldest.
+    Reads all records from there on. An offset that retention has passed counts as the oldest.
     """
     facts = system.topic(stream)
     name = f"{system.name}.{stream}"

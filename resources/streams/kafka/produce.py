@@ -1,8 +1,16 @@
-"""Appends to Kafka: records are encoded and grouped by key in Spark, and each task hands its share to the broker.
+"""Appends to Kafka: Spark encodes records and groups them by key, and each task sends its share to the broker.
 
-Without transactions an append is at least once: what is repeated, a batch or a failed task, is written again, and
-consumers can tell it by the headers `adjunct-producer` and `adjunct-sequence`. With `transactional=True` on the topic
-the whole append goes through one task, in one transaction, and is exactly once; see kafka_transactions.py.
+Without transactions an append is at least once: a repeated batch or task is written again, and consumers can detect
+that by the headers `adjunct-producer` and `adjunct-sequence`. With `transactional=True` on the topic the whole append
+is sent by one task in one transaction, and is exactly once.
+
+The transaction contains records, markers, consumed offsets, and a mark by which a repeated append adds nothing. Kafka
+stores the mark as committed offsets of the group `adjunct:PRODUCER` on the output topic: partition 0 has the last
+sequence, and each partition with records has their offsets. The broker deletes it `offsets.retention.minutes` (7 days)
+after the producer's last append; a batch that is repeated later is written again.
+
+A crash leaves an open transaction, which readers do not see. The producer's next append ends it before it reads the
+mark; a process that still writes under the producer's name then fails with CommitConflictError.
 """
 
 from __future__ import annotations
@@ -27,9 +35,8 @@ from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.streams.kafka.client import BrokerRefusals, new_client
 from dagster_adjunct.resources.streams.kafka.formats import Raw
 from dagster_adjunct.resources.streams.kafka.markers import marker_header
-from dagster_adjunct.resources.streams.kafka.record_formats import encode_frame, encode_table, topic_schema
+from dagster_adjunct.resources.streams.kafka.record_formats import KEY, encode_frame, encode_table, topic_schema
 from dagster_adjunct.resources.streams.kafka.task_producer import (
-    KEY,
     OutgoingRecord,
     Sender,
     SentSpan,
@@ -57,18 +64,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams, TopicFacts
     from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
-# Appends as one Kafka transaction: records, markers, consumed offsets and the mark that all are in; or nothing.
-#
-# The mark is what makes a repeated append add nothing. Kafka keeps it as committed offsets of the group
-# `adjunct:PRODUCER` on the output topic: partition 0 always says which sequence was the last, and each partition that
-# got records where they lie. The broker forgets it `offsets.retention.minutes` (7 days) after the producer's last
-# append; a batch that is repeated later than that is written again.
-#
-# A crash leaves an open transaction, of which readers see nothing. The next append of the same producer ends it before
-# it looks at the mark, and whoever still writes under the name then fails with CommitConflictError.
-
-
-_MARKS = "adjunct:"  # names of applications have no colon, so no group of theirs is this
+_MARKS = "adjunct:"  # application names have no colon, so their groups differ
 _SECONDS = 60.0
 _OPEN_SECONDS = 2.0
 _ABORT_SECONDS = 10.0
@@ -77,7 +73,7 @@ _BITS = 128
 
 
 class TransactionMark(StoredDocument):
-    """What the mark of one partition says: of the append `sequence`, `rows` records begin at `first`."""
+    """The mark of one partition: `rows` records of the append `sequence` begin at `first`."""
 
     format: Literal[1] = 1
     topic: str
@@ -87,16 +83,16 @@ class TransactionMark(StoredDocument):
     rows: int = 0
 
 
-# By partition, and with the offset after the producer's records.
+# By partition, with the offset after the producer's records.
 ProducerMarks = Mapping[int, tuple[TransactionMark, int]]
 
 
 def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> tuple[list[SentSpan], bool]:
-    """Append the batches in one transaction; return where they lie, and whether they were in already.
+    """Append the batches in one transaction; return their offsets, and whether they were appended before.
 
-    Raises ProducerConflictError for other records under a sequence that is in and for one below the last,
-    CommitConflictError where another producer took the name over, and StreamUnavailableError, after which the same call
-    may be repeated.
+    Raises ProducerConflictError for other records under the last sequence and for an earlier sequence,
+    CommitConflictError if another process took over the producer's name, and StreamUnavailableError, after which the
+    same call may be repeated.
     """
     sender = Sender(append.target, f"{append.producer}/{append.target.topic}")
     _retry_step(sender, sender.producer.init_transactions)
@@ -120,7 +116,7 @@ def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -
         _commit_offsets(sender, append, spans, mark, marks[0][1] if 0 in marks else 0)
         _retry_step(sender, sender.producer.commit_transaction)
     except BaseException:
-        # Where this fails, too, the broker ends the transaction, at the latest after its time-out.
+        # If this fails too, the broker ends the transaction after its time-out.
         with suppress(Exception):
             sender.producer.abort_transaction(_ABORT_SECONDS)
         raise
@@ -128,10 +124,10 @@ def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -
 
 
 def read_marks(target: Target, producer: str) -> ProducerMarks:
-    """Return the marks that this producer left on the topic.
+    """Return this producer's marks on the topic.
 
-    Where a transaction of the producer is open, as after a crash, those from before it. Marks on a topic of the same
-    name that was deleted do not count. Raises MalformedDocumentError for a mark that can't be read.
+    If a transaction of the producer is open, as after a crash, returns the marks from before it. Ignores marks of a
+    deleted topic of this name. Raises MalformedDocumentError for a mark that can't be read.
     """
     from confluent_kafka import KafkaException
 
@@ -153,7 +149,7 @@ def _read_marks_or_raise(target: Target, producer: str, isolation: str = "read_c
 
 
 def _read_marks(target: Target, producer: str, isolation: str, seconds: float) -> ProducerMarks:
-    """Return the marks; as `read_committed` this waits until no transaction of the producer is open."""
+    """Return the marks; with `read_committed` this waits until no transaction of the producer is open."""
     from confluent_kafka import KafkaException, TopicPartition
 
     refusals = BrokerRefusals(target.settings)
@@ -170,7 +166,7 @@ def _read_marks(target: Target, producer: str, isolation: str, seconds: float) -
                 moving = (cause.NOT_COORDINATOR, cause.COORDINATOR_NOT_AVAILABLE, cause.COORDINATOR_LOAD_IN_PROGRESS)
                 if cause.code() not in moving or time.monotonic() > deadline:
                     raise
-                time.sleep(_PAUSE_SECONDS)  # the group's coordinator starts, or moves to another broker
+                time.sleep(_PAUSE_SECONDS)  # the group's coordinator is starting or moving
     marks = {
         position.partition: (_parse_mark(position.metadata, target), position.offset)
         for position in committed
@@ -180,7 +176,7 @@ def _read_marks(target: Target, producer: str, isolation: str, seconds: float) -
 
 
 def spans_from_marks(marks: ProducerMarks, sequence: int) -> list[SentSpan]:
-    """Return where the records of this sequence lie; nothing where a later one has been written over it."""
+    """Return the offsets of this sequence's records; none in partitions where a later one replaced its mark."""
     return [
         SentSpan(partition, mark.first, after, mark.rows)
         for partition, (mark, after) in sorted(marks.items())
@@ -191,7 +187,7 @@ def spans_from_marks(marks: ProducerMarks, sequence: int) -> list[SentSpan]:
 def _commit_offsets(
     sender: Sender, append: TaskAppend, spans: list[SentSpan], mark: TransactionMark, before: int
 ) -> None:
-    """Put the marks and the consumed offsets into the transaction; `before` is where partition 0 stood."""
+    """Add the marks and the consumed offsets to the transaction; `before` is the offset of partition 0's mark."""
     from confluent_kafka import TopicPartition
 
     target = append.target
@@ -208,14 +204,14 @@ def _commit_offsets(
     ]
     for group, offsets in ((_MARKS + append.producer, list(marks.values())), (append.producer, consumed)):
         if offsets:
-            # Nobody joins these groups: committing in a transaction needs no more than their names.
+            # These groups have no members: committing in a transaction only needs their names.
             with closing(_group_consumer(target, group, BrokerRefusals(target.settings), "read_committed")) as member:
                 send = partial(sender.producer.send_offsets_to_transaction, offsets, member.consumer_group_metadata())
                 _retry_step(sender, send)
 
 
 def _retry_step(sender: Sender, step: Callable[[float], object]) -> None:
-    """Call one step of a transaction, again where Kafka says that this may help; raise what it means otherwise."""
+    """Run one step of a transaction, retrying retriable errors; translate others."""
     from confluent_kafka import KafkaException
 
     deadline = time.monotonic() + _SECONDS
@@ -237,7 +233,7 @@ class _Digest:
         self._count = 0
 
     def count_through(self, records: Iterable[OutgoingRecord]) -> Iterator[OutgoingRecord]:
-        """Yield the records, counted in."""
+        """Yield the records, adding each to the digest."""
         for record in records:
             digest = hashlib.blake2b(repr(record).encode(), digest_size=_BITS // 8).digest()
             self._sum += int.from_bytes(digest, "big")
@@ -249,7 +245,7 @@ class _Digest:
             pass
 
     def of(self, append: TaskAppend) -> str:
-        """Return the digest of what was counted in and of the append's markers."""
+        """Return the digest of the added records and of the append's markers."""
         whole = [self._count, self._sum % 2**_BITS, append.markers]
         return hashlib.blake2b(repr(whole).encode(), digest_size=_BITS // 8).hexdigest()
 
@@ -257,7 +253,7 @@ class _Digest:
 def _check_same_digest(append: TaskAppend, last: TransactionMark, digest: str) -> None:
     if last.digest != digest:
         raise ProducerConflictError(
-            f"sequence {append.sequence} of producer {append.producer!r} in {append.target} is in already with other "
+            f"sequence {append.sequence} of producer {append.producer!r} in {append.target} was appended with other "
             f"contents (digest {last.digest[:12]}, now {digest[:12]}).",
             "Nothing was added. Retry with the same records, or give new records the next sequence.",
             sequence=append.sequence,
@@ -272,9 +268,9 @@ def _parse_mark(text: str, target: Target) -> TransactionMark:
         return TransactionMark.model_validate_json(text)
     except ValidationError as error:
         raise MalformedDocumentError(
-            f"{target}: the mark of its producer reads {text[:200]!r}, which is none of this release of Adjunct "
+            f"{target}: the mark of its producer is {text[:200]!r}, which this release of Adjunct can't read "
             f"({first_validation_problem(error)}).",
-            "Append with the version that wrote it, or a newer one; or reset the offsets of that group.",
+            "Append with the version that wrote it, or a newer one; or reset the offsets of the producer's group.",
             stream=str(target),
         ) from error
 
@@ -286,7 +282,7 @@ def _group_consumer(target: Target, group: str, refusals: BrokerRefusals, isolat
 
 
 _TASKS = 32
-_DEFAULT_LIMIT = 1_000_000  # where the cluster does not tell the topic's settings
+_DEFAULT_LIMIT = 1_000_000  # if the topic's settings can't be read
 _VISIBLE_SECONDS = 10.0
 _LOOK_SECONDS = 0.02
 _SPANS = "`partition` INT, `first` BIGINT, `next` BIGINT, `rows` BIGINT, `duplicate` BOOLEAN"
@@ -308,21 +304,21 @@ def append(
     consumed: Mapping[SystemStreamPartition, str] | None = None,
     valid_from: datetime | None = None,
 ) -> AppendResult:
-    """Add records to a topic, from a Spark frame by its tasks, from anything else by this process and in its order.
+    """Append records to a topic: a Spark frame by its tasks, anything else by this process, in its order.
 
-    `data` has the stream's columns and may have `__tombstone`, `__timestamp` (kept in ms; null is now) and `__epoch`.
-    Records of one key go out by one task, in the order of `order_by` (columns that only serve the order are left
-    out), to the partition that Kafka's Java client gives the key; records without key go to any. `partitioned` spares
-    nothing here: several tasks may have read what comes from one partition of Kafka's. `end_of_dataset` ends a version:
-    a marker follows in every partition; `valid_from` (with its zone) is since when that version is valid.
+    `data` has the stream's columns and may have `__tombstone`, `__timestamp` (stored in ms; null is now) and `__epoch`.
+    One task sends the records of a key, ordered by `order_by` (columns that only serve the order are dropped), to the
+    partition that Kafka's Java client chooses for the key; records without key go to any. `partitioned` has no effect,
+    since several tasks may have read one partition. `end_of_dataset` ends a version: every partition gets a marker;
+    `valid_from` (with its zone) is when the version becomes valid.
 
-    Without transactions this is at least once. With them it is exactly once per producer and sequence, and `consumed`,
-    the next offsets of input from the same cluster, is committed with the records, for the consumer group
-    `producer`. The sequences of a producer rise: one below its last is refused.
+    Without transactions this is at least once. With transactions it is exactly once per producer and sequence, and
+    `consumed`, the next offsets of input from the same cluster, is committed with the records for the consumer group
+    `producer`. Sequences of a producer must increase.
 
-    Where the result's offsets begin and end, records of other producers may lie in between. Raises
-    SchemaMismatchError, PermanentError for a record that Kafka refuses, ProducerConflictError, CommitConflictError, and
-    StreamUnavailableError, after which the same call may be repeated.
+    The result's ranges of offsets may include records of other producers. Raises SchemaMismatchError, PermanentError
+    for a record that Kafka rejects, ProducerConflictError, CommitConflictError, and StreamUnavailableError, after which
+    the same call may be repeated.
     """
     check_producer(producer, sequence)
     micros_from_valid_from(end_of_dataset, valid_from)
@@ -337,8 +333,8 @@ def append(
     if not hasattr(data, "mapInArrow"):
         if order_by or partitioned:
             raise ConfigurationError(
-                f"{what.target}: order_by and partitioned are for Spark frames; a table keeps its own order.",
-                "Sort the table before, and leave both out.",
+                f"{what.target}: order_by and partitioned are only for Spark frames; a table keeps its order.",
+                "Sort the table first, and leave both out.",
                 argument="order_by",
             )
         table = to_arrow_table(data, str(what.target), topic_schema(facts.declared))
@@ -363,10 +359,10 @@ def append_markers(
     checksum: str | None = None,
     valid_from: datetime | None = None,
 ) -> AppendResult:
-    """Add an end-of-dataset marker to these partitions (default: all) and nothing else.
+    """Append only an end-of-dataset marker to these partitions (default: all).
 
-    `rows` tells the records of the version by partition, for the reader to check; `valid_from` (with its zone) is
-    since when it is valid.
+    `rows` are the version's numbers of records by partition, for validation; `valid_from` (with its zone) is when it
+    becomes valid.
     """
     check_producer(producer, sequence)
     check_name("version", version)
@@ -376,9 +372,9 @@ def append_markers(
     unfit = [p for p in chosen if not 0 <= p < facts.partitions or (rows is not None and p not in rows)]
     if unfit or not chosen:
         raise ConfigurationError(
-            f"marker {version!r}: partitions {unfit} are none of {stream!r}, which has {facts.partitions}, or have no "
-            "row count.",
-            "Name partitions that the stream has, with a count for each of them or none at all.",
+            f"marker {version!r}: partitions {unfit} are not partitions of {stream!r}, which has {facts.partitions}, "
+            "or have no row count.",
+            "Give existing partitions, with a count for each of them or no counts.",
             argument="partitions",
             stream=f"{system.name}.{stream}",
         )
@@ -390,10 +386,10 @@ def append_markers(
 
 
 def find_append(system: KafkaStreams, stream: str, producer: str, sequence: int) -> AppendResult | None:
-    """Return the result of an append that is in already; always None for a topic without transactions.
+    """Return the result of an earlier append, or None; always None for a topic without transactions.
 
-    Of a transaction that a crash left open nothing is in yet; the next append of the producer settles it. Raises
-    ProducerConflictError for a sequence below the last.
+    A transaction that a crash left open does not count; the producer's next append aborts it. Raises
+    ProducerConflictError for a sequence before the last.
     """
     check_producer(producer, sequence)
     facts = system.topic(stream)
@@ -408,7 +404,7 @@ def find_append(system: KafkaStreams, stream: str, producer: str, sequence: int)
 
 
 def send_without_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> SendResult:
-    """Send the batches, then the markers, without a transaction; return where they lie, and False."""
+    """Send the batches, then the markers, without a transaction; return their offsets, and False."""
     sender = Sender(append.target)
     try:
         for batch in batches:
@@ -425,7 +421,7 @@ def _send_function(facts: TopicFacts) -> Callable[[TaskAppend, Iterable[pa.Recor
 
 
 def _send_frame(frame: DataFrame, facts: TopicFacts, append: TaskAppend, ordered_by: int) -> SendResult:
-    """Send an encoded frame from Spark's tasks: from one in a transaction, else with each key in one task."""
+    """Send an encoded frame by Spark's tasks: by one in a transaction, else by one for each key."""
     keyed = facts.declared.key is not None or isinstance(facts.declared.value, Raw)
     if facts.declared.transactional:
         frame = frame.repartition(1)
@@ -435,7 +431,7 @@ def _send_frame(frame: DataFrame, facts: TopicFacts, append: TaskAppend, ordered
         frame = frame.sortWithinPartitions(*[f"{_ORDER}{i}" for i in range(ordered_by)])
     frame = frame.select(*[name for name in frame.columns if not name.startswith(_ORDER)])
     if facts.declared.transactional:
-        # Spark runs no task at all for a frame that it knows to be empty: the transaction is made here then.
+        # Spark runs no task for a frame that it knows to be empty: then this process runs the transaction.
         return _run_tasks(frame, append, send_in_transaction) or send_in_transaction(append, [])
     spans, _ = _run_tasks(frame, replace(append, markers=()), send_without_transaction) or ([], False)
     return ([*spans, *send_without_transaction(append, [])[0]] if append.markers else spans), False
@@ -444,7 +440,7 @@ def _send_frame(frame: DataFrame, facts: TopicFacts, append: TaskAppend, ordered
 def _run_tasks(
     frame: DataFrame, append: TaskAppend, send: Callable[[TaskAppend, Iterable[pa.RecordBatch]], SendResult]
 ) -> SendResult | None:
-    """Send a frame from its tasks; return what they tell, None where there was no task."""
+    """Send a frame by its tasks; return their results, None without tasks."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -469,7 +465,7 @@ def _run_tasks(
 
 
 def _select_columns(frame: DataFrame, facts: TopicFacts, order_by: Sequence[str]) -> DataFrame:
-    """Return the frame with the stream's columns, the marks that it has, and the columns of its order by number."""
+    """Return the frame with the stream's columns, its mark columns, and numbered columns of its order."""
     from pyspark.sql import functions as F
 
     schema = topic_schema(facts.declared)
@@ -492,7 +488,7 @@ def _build_append(
     if markers and "compact" in facts.config.get("cleanup.policy", ""):
         raise ConfigurationError(
             f"{system.name}.{facts.stream} can't have end-of-dataset markers: topic {facts.topic!r} is compacted "
-            "(cleanup.policy), which takes no record without a key and would drop them.",
+            "(cleanup.policy), which only accepts records with a key.",
             "Deliver versions through a topic that is not compacted.",
             stream=f"{system.name}.{facts.stream}",
             topic=facts.topic,
@@ -508,16 +504,16 @@ def _build_append(
 
 def _target(system: KafkaStreams, facts: TopicFacts) -> Target:
     limit = int(facts.config.get("max.message.bytes", _DEFAULT_LIMIT))
-    settings = replace(system.settings, topics={})  # formats are for who encodes, and may be long
+    settings = replace(system.settings, topics={})  # the producer needs no formats, which may be large
     return Target(settings, facts.stream, facts.topic, facts.identity, facts.partitions, limit)
 
 
 def _await_result(
     system: KafkaStreams, append: TaskAppend, sent: SendResult, before: Mapping[int, int]
 ) -> AppendResult:
-    """Return what an append did, once readers see it; a partition without records is told as empty there.
+    """Return the result of an append, once readers see it; partitions without records have empty ranges.
 
-    `before` is where the partitions ended before, for what a broker did not tell.
+    `before` are the partitions' previous ends, for offsets that a broker did not return.
     """
     spans, duplicate = sent
     if duplicate:
@@ -525,7 +521,7 @@ def _await_result(
     target, deadline = append.target, time.monotonic() + _VISIBLE_SECONDS
     ends = {p: max((s.next or 0 for s in spans if s.partition == p), default=0) for p in range(target.partitions)}
     after = system.admin.upcoming(target.topic, range(target.partitions))
-    # Another producer's open transaction may hide our records for longer: they are in all the same.
+    # Another producer's open transaction may hide our records for longer.
     while any(after[p] < end for p, end in ends.items()) and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
         after = system.admin.upcoming(target.topic, range(target.partitions))

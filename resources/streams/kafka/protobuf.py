@@ -1,4 +1,4 @@
-"""Protobuf's message types as columns, and values of both."""
+"""The Protobuf format: its message types as columns, and reading and writing of messages."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ _WRAPPERS = {
 
 @lru_cache(maxsize=64)
 def message_class(descriptor_set: bytes, name: str) -> Any:
-    """Return the class of a message. Raises ConfigurationError where there is none."""
+    """Return the class of a message type. Raises ConfigurationError if it can't be built."""
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
         from google.protobuf.message import DecodeError
     except ImportError as error:
         raise ConfigurationError(
-            f"a Kafka stream is in Protobuf, and protobuf is not installed ({error}).",
+            f"a Kafka stream is in Protobuf, but protobuf is not installed ({error}).",
             'Install it wherever tasks run: pip install "dagster-adjunct[kafka]".',
             package="protobuf",
         ) from error
@@ -64,14 +64,14 @@ def message_class(descriptor_set: bytes, name: str) -> Any:
         return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
     except (DecodeError, TypeError, KeyError) as error:
         raise ConfigurationError(
-            f"the Protobuf descriptor set has no message {name!r} that can be used: {str(error)[:200]}.",
-            "Make it with protoc --include_imports --descriptor_set_out=FILE, and give the message's full name.",
+            f"the Protobuf descriptor set has no usable message {name!r}: {str(error)[:200]}.",
+            "Create it with protoc --include_imports --descriptor_set_out=FILE, and give the message's full name.",
             argument="message",
         ) from error
 
 
 def _add_files(pool: Any, files: Iterable[Any], by_name: dict[str, Any], added: set[str]) -> None:
-    """Add files to the pool, each behind those that it imports."""
+    """Add files to the pool, each after those that it imports."""
     for file in files:
         if file.name not in added:
             added.add(file.name)
@@ -80,7 +80,7 @@ def _add_files(pool: Any, files: Iterable[Any], by_name: dict[str, Any], added: 
 
 
 def message_indexes(descriptor: Any) -> tuple[int, ...]:
-    """Return where a message type stands in its file: its number there, or those of the types around it first."""
+    """Return the message indexes of a type: its index in its file, after those of the types that contain it."""
     outer = descriptor.containing_type
     siblings = list(outer.nested_types if outer is not None else descriptor.file.message_types_by_name.values())
     return (
@@ -90,7 +90,7 @@ def message_indexes(descriptor: Any) -> tuple[int, ...]:
 
 
 def protobuf_column_type(field: Any) -> str:
-    """Return the type of the column that a field becomes."""
+    """Return the column type of a field."""
     if is_nested(field):
         return "string"
     if field.message_type is not None:
@@ -104,7 +104,7 @@ def protobuf_column_type(field: Any) -> str:
 
 
 def is_nested(field: Any) -> bool:
-    """Whether a field is JSON text in its column: a list, a map, or a message without a column type of its own."""
+    """Return whether the column has JSON text: for a list, a map, or a message other than timestamps and wrappers."""
     if _is_repeated(field):
         return True
     full = field.message_type.full_name if field.message_type is not None else _TIMESTAMP
@@ -112,12 +112,12 @@ def is_nested(field: Any) -> bool:
 
 
 def _is_repeated(field: Any) -> bool:
-    # Protobuf 6.31 has the one, and a later one will not have the other any more.
+    # `is_repeated` exists since Protobuf 6.31; later releases will drop `label`.
     return bool(field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED)
 
 
 def field_getter(field: Any) -> Callable[[Any], Any]:
-    """Return what gets a field's value from a message, as the column has it."""
+    """Return a function from a message to a field's value in its column."""
     name, value = field.name, _plain_getter(field)
     if not field.has_presence or field.has_default_value:
         return value
@@ -145,7 +145,7 @@ def _to_datetime(value: Any) -> dt.datetime:
 
 
 def nested_json(message: Any, nested: Sequence[Any], others: Iterable[str]) -> dict[str, str | None]:
-    """Return fields as the JSON that Protobuf defines, with the names of the .proto file."""
+    """Return fields as Protobuf's JSON, with the names of the .proto file."""
     from google.protobuf import json_format
 
     only = type(message)()
@@ -155,7 +155,7 @@ def nested_json(message: Any, nested: Sequence[Any], others: Iterable[str]) -> d
     try:
         values = json_format.MessageToDict(only, preserving_proto_field_name=True)
     except (json_format.Error, TypeError) as error:  # an Any whose type is not in the descriptor set
-        raise Unfit(f"nested fields have no form in JSON ({type(error).__name__})") from error
+        raise Unfit(f"nested fields can't be converted to JSON ({type(error).__name__})") from error
     texts: dict[str, str | None] = {}
     for field in nested:
         if field.name in values:
@@ -167,7 +167,7 @@ def nested_json(message: Any, nested: Sequence[Any], others: Iterable[str]) -> d
 
 
 def set_field(message: Any, field: Any, value: Any, what: str) -> None:
-    """Set a field from a column's value. Raises SchemaMismatchError for one that it can't hold."""
+    """Set a field to a column's value. Raises SchemaMismatchError for a value that does not fit."""
     from google.protobuf import json_format
 
     try:
@@ -185,21 +185,21 @@ def set_field(message: Any, field: Any, value: Any, what: str) -> None:
             setattr(message, field.name, int(value) if field.cpp_type == field.CPPTYPE_UINT64 else value)
     except (json_format.ParseError, ValueError, TypeError, LookupError) as error:
         raise SchemaMismatchError(
-            f"{what}: column {field.name!r} holds a value that its Protobuf field can't ({type(error).__name__}).",
-            "Correct it; nested columns hold JSON of the declared form, enums the names of their values.",
+            f"{what}: column {field.name!r} has a value that does not fit its Protobuf field ({type(error).__name__}).",
+            "Nested columns need JSON of the declared form, enums the names of their values.",
             column=field.name,
         ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Protobuf:
-    """A Protobuf message of the type `message` (its full name) a Kafka message.
+    """A Protobuf message of the type `message` (its full name) in each Kafka message.
 
-    `descriptor_set` is a FileDescriptorSet with all imports, its bytes or the path of its file, which is read now.
+    `descriptor_set` is a FileDescriptorSet with all imports: its bytes, or the path of its file, which is read at once.
     Columns are the message's fields. Unsigned 64-bit numbers are DECIMAL(20,0), enums their names, Timestamps TIMESTAMP
-    (cut to microseconds), wrappers their values; other messages, lists and maps are JSON text in a STRING. A field that
-    tells whether it is set is null where it is not. With a registry messages begin with Confluent's bytes; writing
-    needs the schema there, under `subject` (topic + "-value" or "-key" unless given).
+    (truncated to microseconds), wrappers their values; other messages, lists and maps are JSON text in a STRING. A
+    field with presence is null if it is not set. With a registry messages begin with Confluent's bytes; writing needs
+    the schema in the registry, under `subject` (default: topic + "-value" or "-key").
     """
 
     descriptor_set: bytes | str | Path
@@ -216,7 +216,7 @@ class Protobuf:
             except OSError as error:
                 raise ConfigurationError(
                     f"the Protobuf descriptor set {path} can't be read ({type(error).__name__}).",
-                    "Make it: protoc --include_imports --descriptor_set_out=FILE.",
+                    "Create it: protoc --include_imports --descriptor_set_out=FILE.",
                     argument="descriptor_set",
                 ) from error
         check_malformed(self.malformed, self.columns(), "a Protobuf format")
@@ -249,7 +249,7 @@ class Protobuf:
                 for unknown in UnknownFieldSet(made):
                     if unknown.field_number in numbers:
                         raise Unfit(
-                            f"not {self.message}: field {numbers[unknown.field_number]!r} came as another type "
+                            f"not {self.message}: field {numbers[unknown.field_number]!r} has another type "
                             f"(wire type {unknown.wire_type})"
                         )
                 record = {name: value(made) for name, value in get.items()}
@@ -287,7 +287,7 @@ class Protobuf:
     def _head(self, registry: SchemaRegistry, subject: str, descriptor: Any, what: str) -> bytes:
         if not subject:
             raise ConfigurationError(
-                f"{what}: no subject is known for its Protobuf schema.",
+                f"{what}: the subject of its Protobuf schema is not known.",
                 "Give it: Protobuf(subject=…).",
                 argument="subject",
             )
@@ -295,7 +295,7 @@ class Protobuf:
         if registered.kind != "PROTOBUF":
             raise SchemaMismatchError(
                 f"{what}: the registry's subject {subject!r} is {registered.kind}, not Protobuf.",
-                "Name the right subject.",
+                "Correct the subject.",
                 url=registry.url,
             )
         return encode_schema_id(registered.id) + encode_message_indexes(message_indexes(descriptor))
@@ -320,7 +320,7 @@ def _frame_parser(registry: SchemaRegistry, declared: tuple[int, ...]) -> Callab
             raise Unfit(f"schema {number} of the registry is {kinds[number]}, not Protobuf")
         indexes, at = parse_message_indexes(data, HEADER_BYTES)
         if indexes != declared:
-            raise Unfit(f"another message of its file: indexes {list(indexes)[:10]}, declared {list(declared)}")
+            raise Unfit(f"another message type of its file: indexes {list(indexes)[:10]}, declared {list(declared)}")
         return data[at:]
 
     return bare

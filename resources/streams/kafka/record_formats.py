@@ -1,8 +1,6 @@
-"""From Kafka's messages to records with typed columns; records.py has the way back.
+"""Decodes Kafka messages to records with typed columns, and encodes records, in Arrow batches.
 
-    __key, __value, __headers -> key format, value format -> the record's columns, RECORD_META
-
-All of it works on Arrow batches, in the task that reads them.
+__key, __value, __headers <-> the record's columns, RECORD_META
 """
 
 from __future__ import annotations
@@ -41,9 +39,9 @@ BatchFunction = Callable[["pa.RecordBatch"], "pa.RecordBatch"]
 
 
 def topic_schema(topic: KafkaTopic) -> Schema:
-    """Return the columns of a topic's records: of the key what is not also in the value, the value, the headers.
+    """Return the columns of a topic's records: those only in the key, those of the value, then the headers.
 
-    Raises ConfigurationError where the declared formats contradict each other.
+    Raises ConfigurationError if the key's and the value's formats declare a column with different types.
     """
     key, value = key_format(topic), topic.value
     shared = set(key.columns().names) & set(value.columns().names) if key else set()
@@ -55,7 +53,7 @@ def topic_schema(topic: KafkaTopic) -> Schema:
             raise ConfigurationError(
                 f"Kafka column {name!r} is {here} in the key ({key.describe()}) and {there} in the value "
                 f"({value.describe()}).",
-                "Declare it alike in both, or under two names.",
+                "Declare the same type in both, or use two names.",
                 column=name,
             )
     fields += value.columns().fields
@@ -67,18 +65,18 @@ def topic_schema(topic: KafkaTopic) -> Schema:
 
 
 def key_format(topic: KafkaTopic) -> Format | None:
-    """Return the format of keys: a raw value comes with its raw key, other values with none."""
+    """Return the format of keys; without one, raw values have a raw key, others none."""
     if topic.key is not None or not isinstance(topic.value, Raw):
         return topic.key
     return RawKey()
 
 
 def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
-    """Return what makes records of a batch of messages, with the columns of `schema_of(topic)` and RECORD_META.
+    """Return a function from a batch of messages to records, with columns of `topic_schema(topic)` and RECORD_META.
 
-    It takes `__key`, `__value`, `__headers` where a column is made of them, and RECORD_META without `__tombstone`. It
-    raises SchemaMismatchError at a message that can't be read, unless its format names a column for such. `stream`
-    ("kafka.flights") is for errors. Make one in each task.
+    Its input has `__key`, `__value`, `__headers` if a column needs them, and RECORD_META without `__tombstone`. It
+    raises SchemaMismatchError for a message that can't be read, unless its format has a column for malformed bytes.
+    `stream` ("kafka.flights") is for errors. Create one in each task.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -140,14 +138,14 @@ def _unreadable_error(
     return SchemaMismatchError(
         f"{stream}.{partition}: the {which} of the message at offset {offset} can't be read as {form.describe()}: "
         f"{bad[row]}. It is {_describe_bytes(data[row] or b'')}.{more}",
-        "Correct the producer, and go on behind the message by a startpoint; or declare malformed=COLUMN in the format "
-        f"of the {which}, which keeps the bytes of such messages in that column.",
+        "Correct the producer, and skip the message with a startpoint; or declare malformed=COLUMN in the format "
+        f"of the {which}, to store the bytes of such messages in that column.",
         stream=stream,
     )
 
 
 def _describe_bytes(data: bytes) -> str:
-    """Return the beginning of a message, never all of it: at most SHOWN characters."""
+    """Return the size and the beginning of a message for errors, never all of it."""
     text = data[: MAX_SHOWN * 4].decode("utf-8", "replace").rstrip("\ufffd")  # a character may be cut
     readable = text and text.isprintable() and "\ufffd" not in text
     return (
@@ -174,11 +172,11 @@ BATCH_ROWS = 10_000
 
 
 def encode_frame(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
-    """Return messages for records: `__key` and `__value`, `__headers` where the topic declares them, then the frame's
-    own columns that begin with `__`.
+    """Return messages for records: `__key` and `__value`, `__headers` if the topic declares them, then the frame's
+    columns that begin with `__`.
 
-    `stream` ("kafka.flights") is for errors. Where the frame has `__tombstone` and it is true, the value is null.
-    Raises SchemaMismatchError for columns that are not the topic's, and ConfigurationError where a format can't write.
+    `stream` ("kafka.flights") is for errors. The value is null if `__tombstone` is true. Raises SchemaMismatchError if
+    the columns differ from the topic's, and ConfigurationError if a format can't write.
     """
     from pyspark.sql import functions as F
 
@@ -203,7 +201,7 @@ def encode_frame(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
 
 
 def encode_table(table: pa.Table, topic: KafkaTopic, stream: str) -> pa.Table:
-    """Return the same of an Arrow table, in its order."""
+    """Return the messages for the records of an Arrow table, in its order."""
     import pyarrow as pa
 
     encoded = create_encoder(topic, stream)
@@ -212,7 +210,7 @@ def encode_table(table: pa.Table, topic: KafkaTopic, stream: str) -> pa.Table:
 
 
 def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
-    """Return what makes messages of a batch of records, as `encode` does. Make one for each task."""
+    """Return a function from a batch of records to messages; see `encode_frame`. Create one in each task."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -261,7 +259,7 @@ def _single_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _written_schema(topic: KafkaTopic) -> Schema:
-    """Return the columns that are written: all but those that keep what could not be read."""
+    """Return the columns that are written: all except those for malformed bytes."""
     kept = {side.malformed for side in (topic.key, topic.value) if side is not None}
     return Schema(tuple(field for field in topic_schema(topic).fields if field.name not in kept))
 
@@ -272,14 +270,14 @@ def _check_columns(given: Schema, written: Schema, stream: str) -> None:
     )
     if not fits:
         raise SchemaMismatchError(
-            f"{stream}: the records to append do not have its columns: {written.difference(given)}.",
+            f"{stream}: the records do not have its columns: {written.difference(given)}.",
             f"Select exactly {written.ddl()}.",
             stream=stream,
         )
 
 
 def _headers_from_json(texts: pa.Array, name: str, stream: str) -> pa.Array:
-    """Return the headers that JSON texts name; the opposite of `_headers_json`."""
+    """Return the headers in JSON texts; the inverse of `_headers_json`."""
     import pyarrow as pa
 
     kind = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
@@ -292,7 +290,7 @@ def _headers_from_json(texts: pa.Array, name: str, stream: str) -> pa.Array:
             )
         except (ValueError, TypeError) as error:
             raise SchemaMismatchError(
-                f"{stream}: column {name!r} holds a text that is no list of headers.",
+                f"{stream}: column {name!r} has a text that is not a list of headers.",
                 'Write it like [["name","base64"]].',
                 column=name,
                 stream=stream,

@@ -1,7 +1,7 @@
-"""A schema registry: the REST interface that Confluent's, Karapace and Apicurio (as ccompat) speak.
+"""A client of schema registries with Confluent's REST interface (Confluent, Karapace, Apicurio's ccompat).
 
-Confluent's own client asks for packages that are only there for OAuth and would come to every executor; the four
-requests that are needed are here, over `requests`, which Dagster brings.
+Confluent's own client requires packages that only OAuth needs, on every executor. The four requests that are needed
+use `requests`, which Dagster installs.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ HEADER_BYTES = _HEADER.size
 
 
 def parse_schema_id(data: bytes) -> int | None:
-    """Return the schema id that a message begins with, None where it does not begin like that."""
+    """Return the schema id that a message begins with, or None without one."""
     if len(data) < HEADER_BYTES or data[0] != 0:
         return None
     return int(_HEADER.unpack_from(data)[1])
 
 
 def encode_schema_id(number: int) -> bytes:
-    """Return what a message of the schema begins with."""
+    """Return the bytes that a message of this schema begins with."""
     return _HEADER.pack(0, number)
 
 
 def parse_message_indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
-    """Return the message indexes that stand here, and where they end; a lone zero is short for (0,)."""
+    """Return the message indexes at this position, and the position after them; a single zero means (0,)."""
     count, at = _zigzag(data, at)
     if count == 0:
         return (0,), at
@@ -60,7 +60,7 @@ def _zigzag(data: bytes, at: int) -> tuple[int, int]:
 
 
 def encode_message_indexes(indexes: tuple[int, ...]) -> bytes:
-    """Return message indexes as they stand in a message."""
+    """Return message indexes as bytes of a message."""
     if indexes == (0,):
         return b"\0"
     out = bytearray()
@@ -81,7 +81,7 @@ _NOT_FOUND_CODES = (40401, 40402, 40403)  # no such subject, version, schema
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSchema:
-    """A schema as a registry has it: its id, its kind (AVRO, PROTOBUF, JSON), its text, and the texts it builds on."""
+    """A registered schema: id, kind (AVRO, PROTOBUF, JSON), text, and the texts that it refers to."""
 
     id: int
     kind: str
@@ -91,9 +91,9 @@ class RegisteredSchema:
 
 @dataclass(frozen=True, slots=True)
 class SchemaRegistry:
-    """Where the schemas are that messages name by id.
+    """A schema registry, which has the schemas that messages name by id.
 
-    `login` ("user:password") and `token` (a bearer token) are secrets: "env:NAME", looked up in each process.
+    `login` ("user:password") and `token` (a bearer token) are secrets: "env:NAME", read in each process.
     `ca_location` is a file of certificates to trust instead of the system's.
     """
 
@@ -106,7 +106,7 @@ class SchemaRegistry:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
             raise ConfigurationError(
-                "the URL of a schema registry is no http or https address, or holds a password.",
+                "the URL of a schema registry is not an http or https URL, or contains a password.",
                 'Write it like "https://registry.example.com:8081", and the password as login="env:NAME".',
                 argument="url",
             )
@@ -121,10 +121,10 @@ class SchemaRegistry:
                 )
 
     def schema(self, number: int) -> RegisteredSchema:
-        """Return the schema with this id; asked for once a process.
+        """Return the schema with this id; requested once a process.
 
-        Raises SchemaMismatchError where the registry has none, StreamUnavailableError where it does not answer, and
-        ConfigurationError where it refuses us.
+        Raises SchemaMismatchError if the registry does not have it, StreamUnavailableError if it does not answer, and
+        ConfigurationError if it rejects us.
         """
         return _fetch_schema(self, number)
 
@@ -134,15 +134,15 @@ class SchemaRegistry:
         if body is None:
             raise SchemaMismatchError(
                 f"schema registry {self.url} has no subject {subject!r}.",
-                "Register its schema there, or name the right subject.",
+                "Register its schema, or correct the subject.",
                 url=self.url,
             )
         return _schema_from_response(self, int(body["id"]), body)
 
     def register(self, subject: str, text: str) -> int:
-        """Return the id of this Avro schema under the subject; register it where the subject does not have it.
+        """Return the id of this Avro schema under the subject; register it if the subject does not have it.
 
-        Raises SchemaMismatchError where the registry refuses it, as incompatible with the versions before.
+        Raises SchemaMismatchError if the registry rejects it as incompatible with earlier versions.
         """
         return _register_schema(self, subject, text)
 
@@ -166,7 +166,7 @@ def _register_schema(registry: SchemaRegistry, subject: str, text: str) -> int:
     body = _request(registry, "POST", path, request) or _request(registry, "POST", f"{path}/versions", request)
     if body is None:
         raise ConfigurationError(
-            f"schema registry {registry.url} takes no schemas at {path}/versions.",
+            f"schema registry {registry.url} does not accept schemas at {path}/versions.",
             "Check the registry's URL.",
             url=registry.url,
         )
@@ -180,9 +180,9 @@ def _schema_from_response(registry: SchemaRegistry, number: int, body: Mapping[s
         under = _request(registry, "GET", path)
         if under is None:
             raise SchemaMismatchError(
-                f"schema {number} of {registry.url} builds on {reference['subject']!r}, version "
-                f"{reference['version']}, which is not there.",
-                "Register it again.",
+                f"schema {number} of {registry.url} refers to {reference['subject']!r}, version "
+                f"{reference['version']}, which does not exist.",
+                "Register that version again.",
                 url=registry.url,
             )
         below = _schema_from_response(registry, int(under["id"]), under)
@@ -191,7 +191,7 @@ def _schema_from_response(registry: SchemaRegistry, number: int, body: Mapping[s
 
 
 def _request(registry: SchemaRegistry, method: str, path: str, body: Mapping[str, str] | None = None) -> Any:
-    """Return the registry's answer, None where it knows no such thing. Short troubles are waited out."""
+    """Return the registry's answer, or None if the resource does not exist. Retries transient errors."""
     import requests
 
     what = f"schema registry {registry.url}"
@@ -211,7 +211,7 @@ def _request(registry: SchemaRegistry, method: str, path: str, body: Mapping[str
         except requests.exceptions.SSLError as error:
             raise ConfigurationError(
                 f"{what}: its certificate is not trusted ({type(error).__name__}).",
-                "Give the authority's: ca_location.",
+                "Give its authority's certificate: ca_location.",
                 url=registry.url,
                 argument="ca_location",
             ) from error
@@ -224,7 +224,7 @@ def _request(registry: SchemaRegistry, method: str, path: str, body: Mapping[str
         if pause is not None:
             time.sleep(pause)
     raise StreamUnavailableError(
-        f"{what} does not answer ({trouble}).", "See whether it is up; then repeat.", url=registry.url
+        f"{what} does not answer ({trouble}).", "Check whether it is up, then retry.", url=registry.url
     )
 
 
@@ -242,12 +242,14 @@ def _parse_response(answer: Any, registry: SchemaRegistry, path: str) -> Any:
     reason = str(body.get("message", ""))[:300] if isinstance(body, dict) else ""
     if answer.status_code in (409, 422):
         raise SchemaMismatchError(
-            f"{what} refuses the schema for {path}: {reason or answer.status_code}.",
-            "Make it compatible with the versions before, or relax the subject's compatibility.",
+            f"{what} rejects the schema for {path}: {reason or answer.status_code}.",
+            "Make it compatible with earlier versions, or relax the subject's compatibility.",
             url=registry.url,
         )
     step = (
-        "Check the login or token." if answer.status_code in (401, 403) else "Check its URL and that it is a registry."
+        "Check the login or token."
+        if answer.status_code in (401, 403)
+        else "Check whether its URL is that of a registry."
     )
     raise ConfigurationError(
         f"{what} answers {path} with HTTP {answer.status_code}. {reason}".rstrip(), step, url=registry.url

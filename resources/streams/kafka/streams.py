@@ -99,7 +99,7 @@ class KafkaTopic:
                 )
 
     def schema(self) -> Schema:
-        """Return the columns of a record: those of the key that are not in the value, those of the value, the headers."""
+        """Return the columns of a record: those only in the key, those of the value, then the headers."""
         from dagster_adjunct.resources.streams.kafka.record_formats import topic_schema
 
         return topic_schema(self)

@@ -1,4 +1,4 @@
-"""A task's Kafka producer: hands records over, and accounts for every one of them."""
+"""The Kafka producer of a task: sends records, and tracks the delivery of each."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.streams.kafka.client import BrokerRefusals, new_client
+from dagster_adjunct.resources.streams.kafka.record_formats import HEADERS, KEY, VALUE
 from dagster_adjunct.resources.streams.system import EPOCH, SOURCE, SOURCE_OFFSET, TIMESTAMP
 
 if TYPE_CHECKING:
@@ -32,35 +33,35 @@ _MAX_KEY_SHOWN = 60
 def translate_produce_error(
     error: KafkaError, target: Target, key: bytes | None = None, size: int | None = None
 ) -> AdjunctError:
-    """Return the error of ours that says what Kafka's means here."""
+    """Return the Adjunct error for a Kafka error of an append."""
     code, reason = error.code(), error.str()
     if code in (error._FENCED, error.PRODUCER_FENCED, error.INVALID_PRODUCER_EPOCH):
         return CommitConflictError(
-            f"{target}: another producer with the same name took over while this one was appending, or the append took "
-            f"longer than transaction.timeout.ms ({reason}).",
-            "Nothing of this append is visible. Run one application of a name at a time, then append again: what is "
-            "in already adds nothing.",
+            f"{target}: another producer of the same name took over during the append, or the append took longer than "
+            f"transaction.timeout.ms ({reason}).",
+            "Nothing of this append is visible. Run only one application of a name at a time, then append again; a "
+            "repeated append adds nothing.",
             stream=str(target),
         )
     if code == error.MSG_SIZE_TOO_LARGE:
         its_size = "" if size is None else f" has {size:,} bytes and"
         return PermanentError(
-            f"{target}: the record with the key {_describe_key(key)}{its_size} is larger than the topic takes "
+            f"{target}: the record with the key {_describe_key(key)}{its_size} is larger than the topic allows "
             f"({target.max_bytes:,} bytes).",
             f"Raise max.message.bytes of topic {target.topic!r} (and message.max.bytes in client=, if that is set), or "
             "make the record smaller.",
         )
     if code in _transient_codes(error):
         return StreamUnavailableError(
-            f"{target}: Kafka did not take the records ({error.name()}: {reason}).",
-            "See whether the brokers are up, then append again.",
+            f"{target}: Kafka did not accept the records ({error.name()}: {reason}).",
+            "Check whether the brokers are up, then append again.",
             system=target.settings.name,
             stream=str(target),
         )
     record = "" if key is None else f" the record with the key {_describe_key(key)}"
     return PermanentError(
-        f"{target}: Kafka refused{record or ' the records'} ({error.name()}: {reason}).",
-        f"See the settings and the access rules of topic {target.topic!r}, then append again.",
+        f"{target}: Kafka rejected{record or ' the records'} ({error.name()}: {reason}).",
+        f"Check the settings and the access rules of topic {target.topic!r}, then append again.",
     )
 
 
@@ -79,7 +80,7 @@ def _transient_codes(error: KafkaError) -> frozenset[int]:
 
 
 def _describe_key(key: bytes | None) -> str:
-    """Return a key as an error may show it: its text, or its bytes in hex; at most 60 characters."""
+    """Return a key for an error: its text, or its bytes in hex; at most 60 characters."""
     if key is None:
         return "null"
     text = key.decode("utf-8", "replace")
@@ -87,31 +88,30 @@ def _describe_key(key: bytes | None) -> str:
     return repr(text if len(text) <= _MAX_KEY_SHOWN else text[: _MAX_KEY_SHOWN - 1] + "…")
 
 
-KEY, VALUE, HEADERS = "__key", "__value", "__headers"
-# Headers of Adjunct's own: nobody's record carries them on to another topic.
+# The prefix of Adjunct's own headers, which are not copied to other topics.
 RESERVED = "adjunct-"
 END_OF_DATASET = f"{RESERVED}end-of-dataset"
 _GRACE = 10.0
-_LEAST_LIMIT = 1000  # librdkafka takes no smaller one
+_LEAST_LIMIT = 1000  # librdkafka's minimum
 
 Header = tuple[str, str | bytes | None]
-# A record as it goes out: key, value (None: a tombstone), ms since the epoch (0: now), headers.
+# Key, value (None: a tombstone), ms since the epoch (0: now), headers.
 OutgoingRecord = tuple[bytes | None, bytes | None, int, list[Header]]
 
-# What the user's own client settings may change. Several tasks share a machine, so their queues are small.
+# Defaults that the user's client settings may override. Queues are small, as several tasks share a machine.
 _DEFAULTS = {
     "linger.ms": 20,
     "message.timeout.ms": 60_000,
     "queue.buffering.max.kbytes": 131_072,
     "transaction.timeout.ms": 300_000,
 }
-# What Adjunct's promises rest on.
+# Settings that Adjunct's guarantees depend on.
 _FIXED = {"enable.idempotence": True, "acks": "all", "partitioner": "murmur2_random"}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The topic that records go to; picklable. `max_bytes` is the largest record that it takes."""
+    """The topic to append to; picklable. `max_bytes` is the size of the largest record that it accepts."""
 
     settings: KafkaSettings
     stream: str
@@ -126,9 +126,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class TaskAppend:
-    """One append, but for its records; picklable.
+    """An append without its records; picklable.
 
-    `markers` have the partition and what the marker says. `consumed` are next offsets of input, by topic and partition.
+    `markers` are (partition, header). `consumed` are the next offsets of the input, by topic and partition.
     """
 
     target: Target
@@ -138,13 +138,13 @@ class TaskAppend:
     consumed: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     def headers(self) -> list[Header]:
-        """Return what every record carries, so that consumers can tell one that was written twice."""
+        """Return the headers of every record, by which consumers can detect duplicates."""
         return [(f"{RESERVED}producer", self.producer.encode()), (f"{RESERVED}sequence", str(self.sequence).encode())]
 
 
 @dataclass(frozen=True, slots=True)
 class SentSpan:
-    """Where one producer's records lie in a partition: from `first` up to `next`, None if the broker did not tell."""
+    """The offsets [first, next) of a producer's records in a partition, None if the broker did not return them."""
 
     partition: int
     first: int | None
@@ -153,7 +153,7 @@ class SentSpan:
 
 
 class Sender:
-    """One idempotent producer, whose records of one partition keep their order."""
+    """An idempotent producer, which keeps the order of records in each partition."""
 
     def __init__(self, target: Target, transactional_id: str | None = None) -> None:
         given = target.settings.client
@@ -174,9 +174,9 @@ class Sender:
         )
 
     def send(self, records: Iterable[OutgoingRecord], partition: int = -1) -> None:
-        """Queue records, into the partitions of their keys (or all into this one); wait while the queue is full.
+        """Queue records for the partitions of their keys (or for this one), waiting while the queue is full.
 
-        Raises what `refused` gives for a record that was not taken, of this call or an earlier one.
+        Raises the error of a record that was not delivered, of this call or an earlier one.
         """
         from confluent_kafka import KafkaException
 
@@ -194,20 +194,20 @@ class Sender:
         self._poll(lambda: self.producer.poll(0))
 
     def mark(self, append: TaskAppend) -> None:
-        """Queue the append's markers; they do not count as records."""
+        """Queue the append's markers, which do not count as records."""
         for partition, marker in append.markers:
             self._rows[partition] = self._rows.get(partition, 0) - 1
             self.send([(None, None, 0, [*append.headers(), (END_OF_DATASET, marker)])], partition)
 
     def finish(self) -> list[SentSpan]:
-        """Wait until the broker has every record; return where they lie. Raises for the first that it refused."""
+        """Wait until every record is delivered; return their offsets. Raises the first error of a delivery."""
         deadline = time.monotonic() + self._seconds + _GRACE
         while (left := self._poll(lambda: self.producer.flush(1.0))) and time.monotonic() < deadline:
             pass
         if left:
             raise StreamUnavailableError(
                 f"{self._target}: {left} records were not delivered within {self._seconds + _GRACE:.0f} s.",
-                "See whether the brokers are up, then append again.",
+                "Check whether the brokers are up, then append again.",
                 system=self._target.settings.name,
                 stream=str(self._target),
             )
@@ -217,12 +217,12 @@ class Sender:
         ]
 
     def drop(self) -> None:
-        """Forget what was not sent yet."""
+        """Discard the records that were not sent yet."""
         self.producer.purge()
         self.producer.flush(1)
 
     def translate_error(self, error: KafkaError, key: bytes | None = None, size: int | None = None) -> AdjunctError:
-        """Return what this error of the client means for the append."""
+        """Return the Adjunct error for this error of the client."""
         try:
             self._refusals.check()
         except AdjunctError as login:
@@ -232,7 +232,7 @@ class Sender:
         return translate_produce_error(error, self._target, key, size)
 
     def _poll(self, wait: Callable[[], int]) -> int:
-        """Let the client tell what it has to; raise the first thing that failed."""
+        """Let the client run its callbacks, by `wait`; raise the first error."""
         from confluent_kafka import KafkaException
 
         try:
@@ -240,10 +240,10 @@ class Sender:
         except KafkaException as error:
             raise self.translate_error(error.args[0]) from error
         except SystemError as error:
-            # The client can do no more, and raised so while it called `_delivered`: the reason is lost there.
+            # The client failed fatally while it called `_delivered`, which loses the reason.
             raise self._fatal_error() from error
         except:  # noqa: E722
-            # A client with a logger that can do no more raises its KafkaError bare, which is no exception to Python.
+            # After a fatal error, a client with a logger raises its bare KafkaError, which is not a BaseException.
             if isinstance(sys.exc_info()[1], BaseException):
                 raise
             raise self._fatal_error() from None
@@ -253,16 +253,16 @@ class Sender:
         return left
 
     def _fatal_error(self) -> AdjunctError:
-        """Return why the client can do no more."""
+        """Return the error that ended the client."""
         from confluent_kafka import KafkaException
 
         try:
-            self.producer.begin_transaction()  # out of place, so that it does nothing but fail
+            self.producer.begin_transaction()  # invalid here, so it only fails
         except KafkaException as error:
             if error.args[0].fatal():
                 return translate_produce_error(error.args[0], self._target)
         return StreamUnavailableError(
-            f"{self._target}: the producer ended in an error of its own.",
+            f"{self._target}: the producer failed fatally.",
             "Append again.",
             system=self._target.settings.name,
             stream=str(self._target),
@@ -274,7 +274,7 @@ class Sender:
                 self._failure = self.translate_error(error, message.key())
             return
         partition, offset = message.partition(), message.offset()
-        # A broker that had a batch already, from a try whose answer was lost, does not tell its offsets.
+        # The broker does not return offsets of a batch that it already had, from a try whose answer was lost.
         known = offset if offset is not None and offset >= 0 else None
         self._first.setdefault(partition, known)  # type: ignore[arg-type]
         self._last[partition] = known  # type: ignore[index]
@@ -282,10 +282,10 @@ class Sender:
 
 
 def records_from_batch(batch: pa.RecordBatch, append: TaskAppend) -> Iterator[OutgoingRecord]:
-    """Return the records of a batch that has `__key` `__value` and, as it may, `__timestamp`, `__epoch`, `__headers`
-    and the columns of POSITION.
+    """Return the records of a batch with `__key`, `__value` and, optionally, `__timestamp`, `__epoch`, `__headers` and
+    the columns of POSITION.
 
-    Kafka keeps times in ms. Raises SchemaMismatchError for a time that it can't keep.
+    Kafka stores times in ms. Raises SchemaMismatchError for a time that it can't store.
     """
     return zip(
         batch.column(KEY).to_pylist(),
@@ -304,14 +304,14 @@ def _record_times(batch: pa.RecordBatch, what: Target) -> Iterable[int]:
         return repeat(0, batch.num_rows)
     stated = batch.column(TIMESTAMP)
     found = first_unreadable(batch, [TIMESTAMP])
-    # Finer than microseconds is no loss here: Kafka keeps milliseconds.
+    # Truncating to microseconds loses nothing: Kafka stores milliseconds.
     given = pa.nulls(0, pa.int64()) if found else stated.cast(pa.timestamp("us", tz="UTC"), safe=False).cast(pa.int64())
     least = pc.min(given).as_py()
     if found is not None or (least is not None and least < 1000):
         which = found.text if found is not None else readable_value(pc.min(stated))
         raise SchemaMismatchError(
-            f"{what}: a record has the time {which}, and Kafka keeps times from 1970-01-01 to 9999-12-31 only.",
-            "Leave __timestamp null there: the record then has the time of the append.",
+            f"{what}: a record has the time {which}, but Kafka only stores times from 1970-01-01 to 9999-12-31.",
+            "Leave its __timestamp null: the record then has the time of the append.",
             stream=str(what),
         )
     times: list[int] = pc.fill_null(pc.divide(given, 1000), 0).to_pylist()

@@ -270,7 +270,7 @@ def _find_replaced_upstream(
     if any(above.oldest):
         raise _ambiguous_error(
             stream,
-            f"lake.{upstream} was replayed, and retention has dropped records that are needed to find the replaced ones",
+            f"lake.{upstream} was replayed, but retention has dropped records that are needed to find replaced ones",
             f"Keep lake.{upstream} longer than its replays reach back, and replay its reader from its oldest record.",
         )
     import pyarrow.compute as pc
@@ -322,8 +322,8 @@ def _repartitioned_error(stream: str, reader: str, name: str) -> ConfigurationEr
         stream,
         f"{name} was repartitioned after {application!r} had read it, and then partly replayed: which earlier "
         "results were replaced is not known",
-        f"Let {application!r} read all of {name} again, which replaces all its results: adjunct startpoint set MODULE:APP "
-        f"{name} --oldest --reason …, and a run. Or compare the records by __epoch.",
+        f"Let {application!r} read all of {name} again, which replaces all its results: adjunct startpoint set "
+        f"MODULE:APP {name} --oldest --reason …, and a run. Or compare the records by __epoch.",
     )
 
 

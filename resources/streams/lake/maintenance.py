@@ -101,7 +101,7 @@ def list_retained_attempts(lake: Lake, stream: str) -> dict[str, list[str]]:
             attempts_of.setdefault(body["holder"], set()).update(body["attempts"])
         except (ValueError, KeyError, TypeError) as error:
             raise MalformedDocumentError(
-                f"the hold {item.key!r} in {lake.url} can't be read ({error!r}), so the files that it keeps are not known.",
+                f"the hold {item.key!r} in {lake.url} can't be read ({error!r}), so its files are not known.",
                 "Restore it, or delete it and register the stream again with its holder.",
                 document=item.key,
             ) from error

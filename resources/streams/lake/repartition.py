@@ -1,8 +1,8 @@
 """Repartitions a stream in one commit: every record once, each key's records in their order.
 
 Records stay between the same two end-of-dataset markers, so that versions stay complete. Offsets start again, and the
-stream gets a new identity. Its manifest stores where the old partitions ended and where the new ones continue, so that a
-reader that was at the end can continue.
+stream gets a new identity. Its manifest stores where the old partitions ended and where the new ones continue, so that
+a reader that was at the end can continue.
 """
 
 from __future__ import annotations
