@@ -230,7 +230,7 @@ def resolve_startpoint_to_offset(system: StreamSystem, ssp: SystemStreamPartitio
     if startpoint.kind in unsupported:
         able = [kind for kind in KINDS if kind not in unsupported]
         raise ConfigurationError(
-            f"{ssp}: stream system {system.name!r} has no startpoints of kind {startpoint.kind!r}; supported kinds: "
+            f"{ssp}: stream system {system.name!r} can't start at a startpoint of kind {startpoint.kind!r}; supported: "
             f"{', '.join(able) or 'none'}.",
             "Use a startpoint of a supported kind.",
             system=system.name,

@@ -249,7 +249,7 @@ def micros_from_valid_from(version: str | None, valid_from: datetime | None) -> 
     if not isinstance(valid_from, datetime) or valid_from.tzinfo is None or version is None:
         what = "without end_of_dataset" if version is None else f"of version {version!r}"
         raise ConfigurationError(
-            f"valid_from={valid_from!r} {what}: expected the version that ends, and a time with its zone.",
+            f"valid_from={valid_from!r} {what}: expected a version that ends, and a time with its zone.",
             "Give end_of_dataset, and a datetime with tzinfo=UTC.",
             argument="valid_from",
         )

@@ -170,7 +170,7 @@ def test_an_append_that_began_before_the_deletion_does_not_come_back_as_the_new_
             return super()._commit(seen, append)
 
     sent(LakeStreams(lake), 1)
-    with pytest.raises(CommitConflictError, match="made anew while its records were written"):
+    with pytest.raises(CommitConflictError, match="recreated while its records were written"):
         Slow(lake).append("s", pa.table({"k": ["a"], "v": [9]}), producer="p", sequence=2)
     assert values(LakeStreams(lake)) == []
 

@@ -65,7 +65,7 @@ def test_a_declaration_that_can_not_work_says_why(streams: LakeStreams) -> None:
         streams.create("s", schema=SCHEMA, key=["k"], partitions=0)
     with pytest.raises(SchemaMismatchError, match="key column 'x' is double"):
         streams.create("s", schema=Schema.of(x="double"), key=["x"], partitions=2)
-    with pytest.raises(SchemaMismatchError, match="column 'v' is bigint, and the record's time"):
+    with pytest.raises(SchemaMismatchError, match="column 'v' is bigint, but the record's time"):
         streams.create("s", schema=SCHEMA, key=["k"], partitions=2, timestamp="v")
     with pytest.raises(InvalidNameError, match=r"stream name 'a b' is not safe") as refused:
         streams.create("a b", schema=SCHEMA, partitions=1)

@@ -90,7 +90,7 @@ def test_markers_alone_are_told_their_counts(streams: LakeStreams) -> None:
         streams.append_markers("m", "v1", partitions=[1], rows={1: 6}, checksum="abc", producer="p", sequence=0)
     streams.append_markers("m", "v2", producer="p", sequence=1)
     assert [(m.version, m.rows, m.checksum) for m in streams.markers("m")][:2] == [("v1", 5, "abc"), ("v2", 0, None)]
-    with pytest.raises(ConfigurationError, match=r"partitions \[3\] are not all"):
+    with pytest.raises(ConfigurationError, match=r"partitions \[3\] are not partitions"):
         streams.append_markers("m", "v3", partitions=[3], producer="p", sequence=2)
     with pytest.raises(ConfigurationError, match="no row count for partition 0"):
         streams.append_markers("m", "v3", rows={1: 1}, producer="p", sequence=2)

@@ -210,7 +210,7 @@ def test_what_retention_took_is_not_forgotten(streams: LakeStreams, clock: Clock
 def test_markers_that_are_uneven_or_promise_checksums_are_refused(streams: LakeStreams, clock: Clock) -> None:
     filled(streams.lake, clock)
     streams.append_markers("s", "v2", producer="m", sequence=1, partitions=[1])
-    with pytest.raises(ConfigurationError, match="partition 0 has the markers of v1, partition 1 those of v1, v2"):
+    with pytest.raises(ConfigurationError, match="partition 0 has the markers of v1, but partition 1 those of v1, v2"):
         rewrite(streams, 3)
     streams.append_markers("s", "v2", producer="m", sequence=2, partitions=[0])
     rewrite(streams, 3)
@@ -234,7 +234,7 @@ def test_markers_of_different_times_are_refused_and_one_time_is_that_of_all(stre
         streams.append_markers("s", "v3", producer="m", sequence=3 + partition, partitions=[partition], valid_from=time)
     with pytest.raises(
         ConfigurationError,
-        match=r"version 'v3' say different times .* \(2026-01-03 00:00:00\+00:00 in partition 0, 2026-01-04 00:00:00",
+        match=r"version 'v3' have different valid_from times .* \(2026-01-03 00:00:00\+00:00 in partition 0, 2026-01-04 00:00:00",
     ):
         rewrite(streams, 2)
     assert streams.info("s").partitions == 3

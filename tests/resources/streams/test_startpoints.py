@@ -243,7 +243,7 @@ def test_a_system_that_lacks_a_kind_says_so(streams: LakeStreams, clock: Clock) 
     fill(streams, clock, 1)
     timeless = Timeless(streams.lake)
     with pytest.raises(
-        ConfigurationError, match=r"'lake' has no .* kind 'timestamp'; supported kinds: oldest, upcoming, spec"
+        ConfigurationError, match=r"'lake' can't .* kind 'timestamp'; supported: oldest, upcoming, spec"
     ):
         resolve_startpoint_to_offset(timeless, SSP, at(0))
     assert resolve_startpoint_to_offset(timeless, SSP, StartpointOldest()) == "0"

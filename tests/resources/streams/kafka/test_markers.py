@@ -77,7 +77,7 @@ def test_markers_alone_tell_counts_and_checksums(system: KafkaStreams) -> None:
     zero, two = (SystemStreamPartition("kafka", "s", p) for p in (0, 2))
     assert system.markers("s") == [Marker(zero, "0", "v1", 5, "abc"), Marker(two, "0", "v1", 0, "abc")]
     assert {marker.partitions for marker in system.markers("s")} == {3}
-    with pytest.raises(ConfigurationError, match=r"partitions \[3\] are none of 's', which has 3"):
+    with pytest.raises(ConfigurationError, match=r"partitions \[3\] are not partitions of 's', which has 3"):
         system.append_markers("s", "v1", partitions=[3], producer="p", sequence=1)
     with pytest.raises(ConfigurationError, match=r"partitions \[1\] .* no row count"):
         system.append_markers("s", "v1", partitions=[0, 1], rows={0: 1}, producer="p", sequence=1)
@@ -115,7 +115,7 @@ def test_markers_of_other_producers_count_and_bad_ones_are_named(
     assert (marker.version, marker.rows, marker.ssp.partition) == ("2013-01-01", 2, 1)
     theirs.produce(topic, partition=1, headers={"adjunct-end-of-dataset": "v2"})
     theirs.flush()
-    with pytest.raises(MalformedDocumentError, match=r"kafka\.s\.1: the end-of-dataset marker at offset 1 says b'v2'"):
+    with pytest.raises(MalformedDocumentError, match=r"kafka\.s\.1: the end-of-dataset marker at offset 1 is b'v2'"):
         system.markers("s")
 
 

@@ -288,7 +288,7 @@ def test_a_registered_system_opens_by_name_and_the_same_call_may_come_again(lake
     opened = open_system(lake, "kafka-again")
     assert isinstance(opened, KafkaStreams)
     assert opened.settings.topics["s"].topic == "t"
-    with pytest.raises(ConfigurationError, match="registered already"):
+    with pytest.raises(ConfigurationError, match="already registered"):
         kafka_system("kafka-again", bootstrap_servers="elsewhere:9092")
 
 

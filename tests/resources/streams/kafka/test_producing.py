@@ -118,7 +118,7 @@ def test_a_record_carries_its_time_its_epoch_and_who_wrote_it(kafka: KafkaServer
     assert of_a_record.headers["adjunct-source"] == b"lake.in.3@17"
     assert "adjunct-source" not in of_none.headers
     ranges = ranges_of("s", system.append("s", raw(("c", "3")), producer="app", sequence=2))
-    with pytest.raises(ConfigurationError, match="a topic does not tell which ranges were read again"):
+    with pytest.raises(ConfigurationError, match="a topic does not store which ranges were read again"):
         system.read(None, ranges, epochs="latest")  # type: ignore[arg-type]
 
 
@@ -188,7 +188,7 @@ def test_a_record_that_is_too_large_is_named_by_its_key_and_the_limit(
 def test_a_broker_that_refuses_a_record_fails_the_append_by_its_reason(kafka: KafkaServer, tmp_path: Path) -> None:
     topic = kafka.new_topic(1, cleanup_policy="compact")
     system = system_with(kafka, tmp_path, s=KafkaTopic(topic))
-    with pytest.raises(PermanentError, match=r"kafka\.s: Kafka refused.*INVALID_RECORD"):
+    with pytest.raises(PermanentError, match=r"kafka\.s: Kafka rejected.*INVALID_RECORD"):
         system.append("s", raw((None, "no key")), producer="p", sequence=0)
 
 
@@ -207,6 +207,6 @@ def test_what_kafka_cannot_keep_is_refused(kafka: KafkaServer, tmp_path: Path) -
         system.append("s", before, producer="p", sequence=0)
     with pytest.raises(StreamNotFoundError):
         system.append("nowhere", raw(("a", "1")), producer="p", sequence=0)
-    with pytest.raises(ConfigurationError, match="order_by and partitioned are for Spark frames"):
+    with pytest.raises(ConfigurationError, match="order_by and partitioned are only for Spark frames"):
         system.append("s", raw(("a", "1")), producer="p", sequence=0, order_by=["key"])
     assert seen(kafka, topic) == []

@@ -253,7 +253,7 @@ def test_a_topic_that_was_created_again_fails_the_task_though_it_has_the_offsets
     kafka.delete_topic(log.name)
     _create_again(kafka, log)
     TopicLog(kafka, log.name).write(*(b"new %d" % i for i in range(9)))
-    with pytest.raises(OffsetOutOfRangeError, match="created again"):
+    with pytest.raises(OffsetOutOfRangeError, match="recreated"):
         _collect(frame)
     after = system.info(log.name)
     assert after.identity != before.identity
@@ -270,7 +270,7 @@ def test_a_topic_that_is_shorter_since_it_was_created_again_fails_at_once(
     _create_again(kafka, log)
     TopicLog(kafka, log.name).write(b"new")
     wanted = TopicRange(facts.topic, facts.identity, 0, 0, 5, f"kafka.{log.name}")
-    with pytest.raises(OffsetOutOfRangeError, match="created again"):
+    with pytest.raises(OffsetOutOfRangeError, match="recreated"):
         list(read_ranges(system.settings, [wanted]))
 
 

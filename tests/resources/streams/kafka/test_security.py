@@ -228,8 +228,8 @@ def test_settings_that_no_client_can_be_made_of_are_refused(client: Any, factory
     [
         ({"oauth_cb": print}, None, "'oauth_cb' is a builtin_function_or_method"),
         ({"debug": None}, None, "'debug' is a NoneType"),
-        ({}, "module.function", "expected a function's place"),
-        ({}, "module:", "expected a function's place"),
+        ({}, "module.function", "expected a function, as"),
+        ({}, "module:", "expected a function, as"),
     ],
 )
 def test_settings_that_can_not_travel_are_refused(client: Any, factory: str | None, message: str) -> None:

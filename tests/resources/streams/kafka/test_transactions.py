@@ -78,7 +78,7 @@ def test_a_frame_goes_in_whole_and_in_order_by_one_task(
         assert numbers == sorted(numbers)
     # The same records as a table are the same append.
     assert system.append("s", frame.drop("i").toArrow(), producer="p", sequence=1).duplicate
-    with pytest.raises(ProducerConflictError, match=r"sequence 1 of producer 'p' in kafka\.s is in already"):
+    with pytest.raises(ProducerConflictError, match=r"sequence 1 of producer 'p' in kafka\.s was appended"):
         system.append("s", frame.where("i > 0"), producer="p", sequence=1, order_by=["i"])
     # What Spark knows to be empty has no task, but is a batch all the same.
     assert system.append("s", frame.where("false"), producer="p", sequence=2, order_by=["i"]).rows == 0
@@ -89,7 +89,7 @@ def test_a_frame_goes_in_whole_and_in_order_by_one_task(
 def test_an_append_that_fails_leaves_nothing_and_may_be_repeated(
     kafka: KafkaServer, system: KafkaStreams, topic: str
 ) -> None:
-    with pytest.raises(PermanentError, match="larger than the topic takes"):
+    with pytest.raises(PermanentError, match="larger than the topic allows"):
         system.append("s", pa.concat_tables([RECORDS, raw(("big", "x" * 2_000_000))]), producer="p", sequence=0)
     assert seen(kafka, topic) == []
     # It is ended, not left open: what others write behind it is seen at once.
@@ -158,7 +158,7 @@ def test_a_second_producer_of_the_name_fences_the_first(kafka: KafkaServer, topi
         assert (sum(span.rows for span in spans), duplicate) == (20, False)
         yield _encoded(10, 10)
 
-    with pytest.raises(CommitConflictError, match=r"kafka\.s: another producer with the same name took over"):
+    with pytest.raises(CommitConflictError, match=r"kafka\.s: another producer of the same name took over"):
         send_in_transaction(append, zombie())
     assert keys(kafka, topic) == ALL
     assert send_in_transaction(append, [_encoded(0, 20)])[1]
