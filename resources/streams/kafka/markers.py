@@ -1,7 +1,7 @@
 """End-of-dataset markers in Kafka: records without key and value, with a header that names the version that ends.
 
 Any producer may write one: a header `adjunct-end-of-dataset` with JSON, as in `{"version": "v7", "rows": 1200}`.
-Optional are `rows` (of that partition), `checksum`, `valid_from` (a time with its zone) and `partitions` (their number).
+Optional are `rows` (of that partition), `checksum`, `valid_from` (a time with its zone) and `partitions` (their count).
 Kafka has no index of headers, so finding markers reads all records, about 100,000 a second.
 """
 

@@ -234,7 +234,7 @@ def test_markers_of_different_times_are_refused_and_one_time_is_that_of_all(stre
         streams.append_markers("s", "v3", producer="m", sequence=3 + partition, partitions=[partition], valid_from=time)
     with pytest.raises(
         ConfigurationError,
-        match=r"version 'v3' have different valid_from times .* \(2026-01-03 00:00:00\+00:00 in partition 0, 2026-01-04 00:00:00",
+        match=r"version 'v3' have different valid_from times \(2026-01-03 .* in partition 0, 2026-01-04",
     ):
         rewrite(streams, 2)
     assert streams.info("s").partitions == 3
