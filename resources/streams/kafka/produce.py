@@ -445,7 +445,7 @@ def _run_tasks(
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        def told() -> Iterator[pa.RecordBatch]:
+        def results() -> Iterator[pa.RecordBatch]:
             spans, duplicate = send(append, batches)
             rows: list[tuple[Any, ...]] = [(s.partition, s.first, s.next, s.rows, duplicate) for s in spans]
             columns = zip(*(rows or [(None, None, None, 0, duplicate)]), strict=True)
@@ -454,7 +454,7 @@ def _run_tasks(
             arrays = [pa.array(list(values), kind) for values, kind in zip(columns, kinds, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, names)
 
-        yield from encode_task_errors(told())
+        yield from encode_task_errors(results())
 
     with translate_spark_errors():
         rows = map_in_arrow(frame, task, _SPANS).collect()
@@ -530,9 +530,9 @@ def _await_result(
         SentSpan(s.partition, before[s.partition], after[s.partition], s.rows) if s.partition in untold else s
         for s in spans
     ]
-    told = _result_from_spans(known, duplicate=False)
-    empty = {p: str(offset) for p, offset in after.items() if p not in told.first}
-    return replace(told, first={**told.first, **empty}, next={**told.next, **empty})
+    result = _result_from_spans(known, duplicate=False)
+    empty = {p: str(offset) for p, offset in after.items() if p not in result.first}
+    return replace(result, first={**result.first, **empty}, next={**result.next, **empty})
 
 
 def _result_from_spans(spans: Sequence[SentSpan], *, duplicate: bool) -> AppendResult:

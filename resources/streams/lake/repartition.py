@@ -103,10 +103,10 @@ def plan_rewrite(stream: str, segments: Sequence[Segment], partitions: int) -> l
                 result.append(RewriteStep(segment, ranges))
         if not last:
             markers = [in_partition[epoch][0] for in_partition in marked]
-            told = [marker.rows for marker in markers]
-            astray = sum(abs(rows - count) for rows, count in zip(told, counts, strict=True) if rows is not None)
+            given = [marker.rows for marker in markers]
+            astray = sum(abs(rows - count) for rows, count in zip(given, counts, strict=True) if rows is not None)
             appended = max(in_partition[epoch][1] for in_partition in marked)
-            first, wrong = markers[0], None if None in told else astray
+            first, wrong = markers[0], None if None in given else astray
             valid_from = next((marker.valid_from for marker in markers if marker.valid_from is not None), None)
             result.append(MarkerBarrier(first.version, first.checksum, wrong, appended, valid_from))
             starts = [end + 1 for end in ends]
@@ -305,9 +305,9 @@ def _build_state(
         else:
             if step.astray is not None:
                 counted[0] += step.astray  # an incomplete version stays incomplete
-            told = counted if step.astray is not None else [None] * n
+            row_counts = counted if step.astray is not None else [None] * n
             facts = (step.checksum, False, step.valid_from)
-            markers = tuple(MarkerEntry(p, base[p], step.version, told[p], *facts) for p in range(n))
+            markers = tuple(MarkerEntry(p, base[p], step.version, row_counts[p], *facts) for p in range(n))
             at = marked = tuple(offset + 1 for offset in base)
             counted = [0] * n
             attempt = f"{streams.now_ms():013d}"
